@@ -1,0 +1,72 @@
+"""What a component's ``prepare`` works with while a model is being built."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from llmserve.modelconfig import ModelConfig
+from llmserve.options import Value
+from llmserve.sources import ModelSource, resolve
+
+
+@dataclass
+class BuildContext:
+    """One model under construction.
+
+    ``folder`` is its version folder, ``config`` its configuration so far, ``exchange`` how a
+    client will talk to it, ``report`` a place to say what takes long.
+    """
+
+    name: str
+    model: str
+    options: Mapping[str, Value]
+    folder: Path
+    config: ModelConfig
+    report: Callable[[str], None]
+    exchange: str = "unary"
+    referenced: list[Path] = field(default_factory=list)
+
+    @cached_property
+    def source(self) -> ModelSource:
+        """The model that ``--model`` names, found when it is first asked for."""
+        return resolve(
+            self.model,
+            revision=str(self.options["revision"]),
+            pickle=bool(self.options["pickle"]),
+            report=self.report,
+        )
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether files go into the repository: local ones do, the hub's stay in its cache."""
+        asked = self.options["weights"]
+        return asked == "copy" or (asked == "auto" and self.source.repo_id is None)
+
+    def place(self, files: Iterable[Path], folder: str) -> dict[str, Value]:
+        """Put the source's files where the runtime finds them, and say where that is.
+
+        Returns the settings ``llmserve.runtime.located`` reads: a folder within
+        the repository, or the hub's id and commit, or a path outside.
+        """
+        settings: dict[str, Value] = {}
+        if self.options["trust_remote_code"]:
+            settings["trust_remote_code"] = True
+        if self.copies_weights:
+            target = self.folder / folder
+            target.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                if file.suffix == ".py" and not self.options["trust_remote_code"]:
+                    continue
+                if file.stat().st_size > 1 << 28:
+                    self.report(f"copying {file.name}")
+                shutil.copyfile(file, target / file.name)
+            return {**settings, "path": folder}
+        if self.source.repo_id and self.source.revision:
+            return {**settings, "id": self.source.repo_id, "revision": self.source.revision}
+        if self.source.path not in self.referenced:
+            self.referenced.append(self.source.path)
+        return {**settings, "path": str(self.source.path)}

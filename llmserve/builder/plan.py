@@ -1,0 +1,111 @@
+"""From a spec to a plan: components chosen, options checked, what cannot work refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from llmserve.builder.common import REQUEST_OPTIONS, SOURCE_OPTIONS
+from llmserve.builder.spec import BuildSpec
+from llmserve.errors import IncompatibleError, PluginError
+from llmserve.options import Option, Value, resolve
+from llmserve.plugins import Registry
+from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
+from llmserve.runtime.contract import TEXT_INPUT, Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before the first file is written."""
+
+    recipe: Recipe
+    origin: str
+    tokenizer: Tokenizer
+    generator: Generator
+    batching: Batching
+    formatter: Formatter
+    options: Mapping[str, Value]
+
+    def components(self) -> Iterator[tuple[str, Component]]:
+        """Go through the four roles in the order in which a request meets them."""
+        yield "tokenizer", self.tokenizer
+        yield "generator", self.generator
+        yield "batching", self.batching
+        yield "formatter", self.formatter
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The model's inputs: the text, and what each component reads beside it."""
+        tensors = {TEXT_INPUT.name: TEXT_INPUT}
+        for role, component in self.components():
+            for tensor in component.inputs:
+                if tensors.setdefault(tensor.name, tensor) != tensor:
+                    raise IncompatibleError(
+                        f"{role} {component.name!r} declares {tensor.name} otherwise than "
+                        "another component does"
+                    )
+        # Where messages can take its place, the text need not be sent.
+        if "messages" in tensors:
+            tensors[TEXT_INPUT.name] = replace(TEXT_INPUT, optional=True)
+        return list(tensors.values())
+
+
+def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
+    """Choose the components, resolve every option and refuse what cannot work together."""
+    recipe = registry.recipe(spec.plugin)
+    generator = registry.generator(recipe.generator)
+    batching = registry.batching(spec.batching or recipe.batching)
+    _check_mode(generator, batching, registry)
+    tokenizer = registry.tokenizer(spec.tokenizer or recipe.tokenizer)
+    formatter = registry.formatter(spec.formatter or recipe.formatter)
+    plugin = registry.plugin_of(recipe)
+    options = _options(recipe, (tokenizer, generator, batching, formatter))
+    return Plan(
+        recipe,
+        plugin.origin,
+        tokenizer,
+        generator,
+        batching,
+        formatter,
+        resolve(options, spec.options),
+    )
+
+
+def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
+    """Return the options of a recipe as it stands, for help."""
+    return _options(
+        recipe,
+        (
+            registry.tokenizer(recipe.tokenizer),
+            registry.generator(recipe.generator),
+            registry.batching(recipe.batching),
+            registry.formatter(recipe.formatter),
+        ),
+    )
+
+
+def _options(recipe: Recipe, components: tuple[Component, ...]) -> list[Option]:
+    """All options, each with the default that the recipe gives it."""
+    options = {option.name: option for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS)}
+    for component in components:
+        for option in component.options:
+            if options.setdefault(option.name, option) != option:
+                raise PluginError(
+                    f"{component.name!r} declares the option {option.name} otherwise than "
+                    "another component does"
+                )
+    for name, value in recipe.defaults.items():
+        if name not in options:
+            raise PluginError(f"recipe {recipe.name!r} has a default for no option: {name}")
+        options[name] = replace(options[name], default=options[name].check(value))
+    return list(options.values())
+
+
+def _check_mode(generator: Generator, batching: Batching, registry: Registry) -> None:
+    if batching.mode in generator.modes:
+        return
+    fits = sorted(other.name for other in registry.all(Batching) if other.mode in generator.modes)
+    raise IncompatibleError(
+        f"generator {generator.name!r} cannot be driven by batching {batching.name!r}",
+        mend=f"choose one of {', '.join(fits)}" if fits else "choose another --plugin",
+    )

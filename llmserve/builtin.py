@@ -1,0 +1,98 @@
+"""The core's own plugin: what several recipes share. It registers like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmserve.errors import OptionError
+from llmserve.hookspecs import hookimpl
+from llmserve.options import Option
+from llmserve.roles import Batching, Formatter, Tokenizer
+from llmserve.runtime import contract
+
+if TYPE_CHECKING:
+    from llmserve.builder.context import BuildContext
+
+
+@hookimpl
+def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
+    """Register the tokenizer that most models come with."""
+    return [
+        Tokenizer(
+            name="transformers",
+            summary="The model's own tokenizer, as AutoTokenizer loads it",
+            runtime="llmserve.runtime.hf_tokenizer:TransformersTokenizer",
+            prepare=_prepare_tokenizer,
+            inputs=(contract.MESSAGES,),
+            requires=("transformers",),
+        )
+    ]
+
+
+@hookimpl
+def llmserve_register_batchings() -> Sequence[Batching]:
+    """Register Triton's dynamic batcher."""
+    return [
+        Batching(
+            name="dynamic",
+            summary="Requests that wait together run together, each with its own parameters",
+            runtime="llmserve.runtime.batch:BatchDriver",
+            prepare=_prepare_dynamic,
+            inputs=(contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS),
+            options=(
+                Option(
+                    "max_batch_size",
+                    8,
+                    "Most prompts in one batch; 0 makes a model without a batch dimension.",
+                    minimum=0,
+                ),
+                Option(
+                    "queue_delay_us",
+                    0,
+                    "How long a request may wait for company, in microseconds.",
+                    minimum=0,
+                ),
+                Option(
+                    "decoupled",
+                    False,
+                    "Send pieces as they are made, over gRPC streams and /generate_stream; "
+                    "Triton's /infer then refuses the model.",
+                ),
+            ),
+        )
+    ]
+
+
+@hookimpl
+def llmserve_register_formatters() -> Sequence[Formatter]:
+    """Register the formatter that speaks the common tensor contract."""
+    return [
+        Formatter(
+            name="text",
+            summary="text_output with its finish reason and token counts",
+            runtime="llmserve.runtime.text_formatter:TextFormatter",
+            inputs=contract.TEXT_FORMAT_INPUTS,
+            outputs=(contract.TEXT_OUTPUT, contract.FINISH_REASON, *contract.USAGE),
+        )
+    ]
+
+
+def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:
+    from llmserve.sources.files import has_chat_template, tokenizer_files
+
+    if context.options["chat"] and not has_chat_template(context.source):
+        raise OptionError(
+            f"{context.model} has no chat template", mend="leave out --chat, or use a chat model"
+        )
+    return context.place(tokenizer_files(context.source), "tokenizer")
+
+
+def _prepare_dynamic(context: BuildContext) -> Mapping[str, Any]:
+    if context.config.max_batch_size:
+        delay = int(context.options["queue_delay_us"])
+        context.config.dynamic_batching.max_queue_delay_microseconds = delay
+    if context.options["decoupled"]:
+        context.config.model_transaction_policy.decoupled = True
+        context.exchange = "stream"
+    return {}

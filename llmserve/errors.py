@@ -1,0 +1,118 @@
+"""Every error llmserve raises on purpose, in one tree.
+
+::
+
+    LLMServeError                 the root: catch this one         exit code 1
+    ├── UsageError                an argument that cannot be meant           2
+    │   └── OptionError           an unknown or ill-typed option             2
+    ├── PluginError               a plugin is missing, broken or clashes     3
+    ├── ConfigError               a repository or a config that is wrong     3
+    │   ├── ModelSourceError      --model names nothing that can be served   3
+    │   ├── IncompatibleError     components that cannot work together       3
+    │   └── OutputError           the output holds something else            3
+    ├── ServerError               a Triton that could not be started         1
+    │   └── PortInUseError        somebody else listens there                1
+    └── ClientError               a request that did not come through        1
+        ├── UnreachableError      no server at the URL                       4
+        ├── ModelNotReadyError    the server has no such model, or not yet   5
+        ├── RequestTimeoutError   the time that was given is over            6
+        ├── RequestRejectedError  the server refused the request             7
+        └── RequestCancelledError the request was cancelled                130
+
+An error is one line that says what is wrong, and ``mend``, where there is one,
+says what to do about it. The command line prints both and exits with
+``exit_code``; a traceback always means a bug.
+"""
+
+from __future__ import annotations
+
+
+class LLMServeError(Exception):
+    """The root of the tree.
+
+    >>> str(LLMServeError("no folder at ./gpt3", mend="check --model"))
+    'no folder at ./gpt3: check --model'
+    """
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, mend: str | None = None) -> None:
+        self.problem = problem
+        self.mend = mend
+        super().__init__(f"{problem}: {mend}" if mend else problem)
+
+
+class UsageError(LLMServeError):
+    """An argument that cannot be meant."""
+
+    exit_code = 2
+
+
+class OptionError(UsageError):
+    """An option that no component knows, or a value of the wrong type or range."""
+
+
+class PluginError(LLMServeError):
+    """A plugin that is missing, broken, blocked or clashes with another."""
+
+    exit_code = 3
+
+
+class ConfigError(LLMServeError):
+    """A repository, a manifest or a ``config.pbtxt`` that is wrong."""
+
+    exit_code = 3
+
+
+class ModelSourceError(ConfigError):
+    """``--model`` names nothing that can be served."""
+
+
+class IncompatibleError(ConfigError):
+    """Components that cannot work together; the mend names those that can."""
+
+
+class OutputError(ConfigError):
+    """The output folder holds something that a build must not touch."""
+
+
+class ServerError(LLMServeError):
+    """A Triton that could not be found, started or kept alive."""
+
+
+class PortInUseError(ServerError):
+    """Somebody else listens on a port that was asked for."""
+
+
+class ClientError(LLMServeError):
+    """A request that did not come through."""
+
+
+class UnreachableError(ClientError):
+    """No server answers at the URL."""
+
+    exit_code = 4
+
+
+class ModelNotReadyError(ClientError):
+    """The server does not have the model, or has not loaded it yet."""
+
+    exit_code = 5
+
+
+class RequestTimeoutError(ClientError):
+    """The time that was given is over."""
+
+    exit_code = 6
+
+
+class RequestRejectedError(ClientError):
+    """The server refused the request and said why."""
+
+    exit_code = 7
+
+
+class RequestCancelledError(ClientError):
+    """The request was cancelled before it was complete."""
+
+    exit_code = 130

@@ -1,0 +1,68 @@
+"""The hooks, typed. Their docstrings are their documentation.
+
+A plugin is a module with some of these functions, each marked ``@llmserve.hookimpl``, named
+by an entry point in the group ``llmserve``::
+
+    [project.entry-points.llmserve]
+    acme = "acme_llmserve"
+
+Hooks run when something is built or listed, never for a token: they return components, and
+what serves a request is the runtime class that a component names. A hook may return an empty
+list and must not import torch, transformers or other heavy packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    import click
+
+    from llmserve.roles import Batching, Formatter, Generator, Recipe, Tokenizer
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+PROJECT = "llmserve"
+hookspec = pluggy.HookspecMarker(PROJECT)
+_marker = pluggy.HookimplMarker(PROJECT)
+
+
+def hookimpl(function: F) -> F:
+    """Mark a function as the implementation of the hook whose name it has."""
+    return cast("F", _marker(function))
+
+
+@hookspec
+def llmserve_register_tokenizers() -> Sequence[Tokenizer]:  # type: ignore[empty-body]
+    """Return tokenizers: text to ids and back, incrementally, inside Triton."""
+
+
+@hookspec
+def llmserve_register_generators() -> Sequence[Generator]:  # type: ignore[empty-body]
+    """Return generators: ids to more ids on the device, token by token or in batches."""
+
+
+@hookspec
+def llmserve_register_batchings() -> Sequence[Batching]:  # type: ignore[empty-body]
+    """Return batching strategies: how requests share the device."""
+
+
+@hookspec
+def llmserve_register_formatters() -> Sequence[Formatter]:  # type: ignore[empty-body]
+    """Return formatters: answers to response tensors."""
+
+
+@hookspec
+def llmserve_register_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
+    """Return recipes: one choice per role under a name that ``build --plugin`` takes."""
+
+
+@hookspec
+def llmserve_register_commands(cli: click.Group) -> None:
+    """Add subcommands to ``llmserve`` with ``cli.add_command`` or ``@cli.command``."""

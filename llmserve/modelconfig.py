@@ -1,0 +1,85 @@
+"""``config.pbtxt`` as the protobuf it is: built by field, written, parsed back, no template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from llmserve.errors import ConfigError
+from llmserve.runtime.contract import Tensor
+
+ModelConfig: TypeAlias = Any
+"""Triton's ``ModelConfig`` message; its generated module has no types of its own."""
+
+FILE = "config.pbtxt"
+
+
+def new_config(name: str, *, backend: str, max_batch_size: int) -> ModelConfig:
+    """Return the beginning of a model's configuration."""
+    return pb.ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
+
+
+def add_inputs(config: ModelConfig, tensors: Iterable[Tensor]) -> None:
+    """Declare inputs; without a batch dimension the prompts lie in ``text_input`` itself."""
+    for tensor in tensors:
+        field = config.input.add(
+            name=tensor.name,
+            data_type=pb.DataType.Value(tensor.data_type),
+            dims=_dims(tensor, config, per_prompt=tensor.name in ("text_input", "messages")),
+        )
+        if tensor.optional:
+            field.optional = True
+        if tensor.ragged and config.max_batch_size:
+            # Lists of different lengths must not keep requests out of a common batch.
+            field.allow_ragged_batch = True
+
+
+def add_outputs(config: ModelConfig, tensors: Iterable[Tensor]) -> None:
+    """Declare outputs; each has one element per prompt."""
+    for tensor in tensors:
+        config.output.add(
+            name=tensor.name,
+            data_type=pb.DataType.Value(tensor.data_type),
+            dims=_dims(tensor, config, per_prompt=True),
+        )
+
+
+def set_parameters(config: ModelConfig, values: dict[str, str]) -> None:
+    """Set string parameters, which clients can read from a running server."""
+    for key, value in values.items():
+        config.parameters[key].string_value = value
+
+
+def to_text(config: ModelConfig) -> str:
+    """Serialise, and prove that what was written is what was meant."""
+    text = str(text_format.MessageToString(config))
+    if parse(text, where=config.name) != config:
+        raise ConfigError(f"the configuration of {config.name} does not survive being written")
+    return text
+
+
+def parse(text: str, *, where: str) -> ModelConfig:
+    """Parse a ``config.pbtxt``; an error names the line."""
+    config = pb.ModelConfig()
+    try:
+        text_format.Parse(text, config)
+    except text_format.ParseError as error:
+        raise ConfigError(f"{where} is not a Triton configuration: {error}") from None
+    return config
+
+
+def read(folder: Path) -> ModelConfig:
+    """Read a model folder's configuration."""
+    path = folder / FILE
+    try:
+        return parse(path.read_text(encoding="utf-8"), where=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _dims(tensor: Tensor, config: ModelConfig, *, per_prompt: bool) -> list[int]:
+    return [-1] if per_prompt and not config.max_batch_size else list(tensor.dims)

@@ -1,0 +1,110 @@
+"""Typed options: what a component can be told with ``--set key=value``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from llmserve.errors import OptionError
+from llmserve.naming import near
+
+Value = bool | int | float | str
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing a component can be told at build time.
+
+    The type is that of the default, so an option always has one.
+
+    >>> Option("max_batch_size", 8, "Most requests in one batch.", minimum=0).parse("16")
+    16
+    """
+
+    name: str
+    default: Value
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def parse(self, text: str) -> Value:
+        """Read a value from the command line; refuse what is not of the option's type."""
+        kind = type(self.default)
+        if kind is bool:
+            if text not in ("true", "false"):
+                raise self._wrong(text)
+            return text == "true"
+        try:
+            return self.check(kind(text))
+        except ValueError:
+            raise self._wrong(text) from None
+
+    def check(self, value: object) -> Value:
+        """Refuse a value of the wrong type or out of range; whole numbers pass for numbers."""
+        kind = type(self.default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind or not isinstance(value, (bool, int, float, str)):
+            raise self._wrong(value)
+        if self.choices and value not in self.choices:
+            raise OptionError(
+                f"{self.name} cannot be {value!r}", mend=f"choose one of {', '.join(self.choices)}"
+            )
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            self._check_range(value)
+        return value
+
+    def _check_range(self, value: float) -> None:
+        # Written so that nan, which compares false with everything, is refused too.
+        low = self.minimum is None or value >= self.minimum
+        high = self.maximum is None or value <= self.maximum
+        if not (low and high):
+            ends = [
+                text
+                for text, end in (
+                    (f"at least {self.minimum:g}" if self.minimum is not None else "", low),
+                    (f"at most {self.maximum:g}" if self.maximum is not None else "", high),
+                )
+                if text and not end
+            ]
+            raise OptionError(f"{self.name} must be {' and '.join(ends)}, not {value}")
+
+    def _wrong(self, value: object) -> OptionError:
+        return OptionError(f"{self.name} takes {_WORDS[type(self.default)]}, not {value!r}")
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """Split ``key=value`` arguments.
+
+    >>> parse_assignments(["dtype=bfloat16"])
+    {'dtype': 'bfloat16'}
+    """
+    pairs: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise OptionError(f"--set takes key=value, not {assignment!r}")
+        if key in pairs:
+            raise OptionError(f"--set gives {key} twice")
+        pairs[key] = value
+    return pairs
+
+
+def resolve(options: Iterable[Option], given: Mapping[str, object]) -> dict[str, Value]:
+    """Give every option its value: the one that was given, else the default.
+
+    Text is parsed, because the command line has nothing else; other values are checked.
+    """
+    known = {option.name: option for option in options}
+    for name in given:
+        if name not in known:
+            raise OptionError(f"no option {name!r} here", mend=near(name, known))
+    values: dict[str, Value] = {}
+    for name, option in known.items():
+        value = given.get(name, option.default)
+        is_text = isinstance(value, str) and not isinstance(option.default, str)
+        values[name] = option.parse(str(value)) if is_text else option.check(value)
+    return values

@@ -1,0 +1,62 @@
+"""The tensor contract: the names every model speaks, those of TensorRT-LLM's ensemble.
+
+``build`` writes them into ``config.pbtxt`` and the runtime reads them from requests,
+so both take them from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as ``config.pbtxt`` declares it, without the batch dimension."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+    ragged: bool = False
+
+
+TEXT_INPUT = Tensor("text_input", "TYPE_STRING", optional=False)
+MESSAGES = Tensor("messages", "TYPE_STRING")
+MAX_TOKENS = Tensor("max_tokens", "TYPE_INT32")
+STREAM = Tensor("stream", "TYPE_BOOL")
+
+SAMPLING = (
+    Tensor("temperature", "TYPE_FP32"),
+    Tensor("top_k", "TYPE_INT32"),
+    Tensor("top_p", "TYPE_FP32"),
+    Tensor("min_p", "TYPE_FP32"),
+    Tensor("repetition_penalty", "TYPE_FP32"),
+    Tensor("presence_penalty", "TYPE_FP32"),
+    Tensor("frequency_penalty", "TYPE_FP32"),
+    Tensor("seed", "TYPE_UINT64"),
+    Tensor("random_seed", "TYPE_UINT64"),
+    Tensor("min_tokens", "TYPE_INT32"),
+    Tensor("ignore_eos", "TYPE_BOOL"),
+    Tensor("end_id", "TYPE_INT32"),
+    Tensor("bad_words", "TYPE_STRING", dims=(-1,), ragged=True),
+)
+"""What a generator that samples by ``llmserve.runtime.sampling`` honours."""
+
+STOP_WORDS = Tensor("stop_words", "TYPE_STRING", dims=(-1,), ragged=True)
+
+TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", optional=False)
+FINISH_REASON = Tensor("finish_reason", "TYPE_STRING", optional=False)
+USAGE = (
+    Tensor("num_input_tokens", "TYPE_INT32", optional=False),
+    Tensor("num_output_tokens", "TYPE_INT32", optional=False),
+)
+
+TEXT_FORMAT_INPUTS = (
+    Tensor("exclude_input_in_output", "TYPE_BOOL"),
+    # Usage is always sent; these are declared because Triton's OpenAI frontend sends them.
+    Tensor("return_num_input_tokens", "TYPE_BOOL"),
+    Tensor("return_num_output_tokens", "TYPE_BOOL"),
+)
+
+ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}
+"""Second names of the same thing: TensorRT-LLM has renamed some over its versions."""

@@ -1,0 +1,100 @@
+"""One prompt on its way to an answer. Generators push tokens into it; it knows when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from llmserve.runtime.params import Params
+from llmserve.runtime.text import IncrementalDecoder, StopScanner
+
+STOP = "stop"
+LENGTH = "length"
+CANCELLED = "cancelled"
+
+
+class Generation:
+    """The state of one answer, from its prompt's ids to its text and finish reason.
+
+    A generator reads ``prompt_ids``, ``params`` and ``max_tokens``, calls :meth:`push` with
+    each token it makes and leaves off when :attr:`done`.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        params: Params,
+        *,
+        max_tokens: int,
+        eos_ids: frozenset[int],
+        decode: Callable[[Sequence[int]], str],
+        prompt: str = "",
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.prompt = prompt
+        self.prompt_ids = list(prompt_ids)
+        self.params = params
+        self.max_tokens = max_tokens
+        self.eos_ids = eos_ids
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.on_text: Callable[[], None] | None = None
+        self.untold = True
+        self._is_cancelled = is_cancelled
+        self._decoder = IncrementalDecoder(decode, prompt_ids)
+        self._scanner = StopScanner(params.stop_words)
+        self._pieces: list[str] = []
+        self._taken = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether no more tokens are wanted."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces)
+
+    def push(self, token_id: int) -> None:
+        """Take the next token. After the end, tokens of a batch that goes on are ignored."""
+        if self.done:
+            return
+        if self._is_cancelled():
+            self._finish(CANCELLED)
+            return
+        self.token_ids.append(token_id)
+        early = len(self.token_ids) < self.params.min_tokens
+        if token_id in self.eos_ids and not self.params.ignore_eos and not early:
+            self._finish(STOP)
+            return
+        piece = self._decoder.push(token_id)
+        self._tell(piece if early else self._scanner.push(piece))
+        if self._scanner.hit:
+            self._finish(STOP)
+        elif len(self.token_ids) >= self.max_tokens:
+            self._finish(LENGTH)
+        elif self.on_text:
+            self.on_text()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is text that :meth:`take` has not returned."""
+        return self._taken < len(self._pieces)
+
+    def take(self) -> str:
+        """Return the text that came since the last time."""
+        piece = "".join(self._pieces[self._taken :])
+        self._taken = len(self._pieces)
+        self.untold = False
+        return piece
+
+    def _finish(self, reason: str) -> None:
+        rest = self._scanner.push(self._decoder.flush())
+        self._tell(rest if self._scanner.hit else rest + self._scanner.flush())
+        self.finish_reason = STOP if self._scanner.hit else reason
+        if self.on_text:
+            self.on_text()
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)

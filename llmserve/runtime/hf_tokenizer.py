@@ -1,0 +1,50 @@
+"""The tokenizer ``transformers``: whatever AutoTokenizer loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.located import located
+
+
+class TransformersTokenizer:
+    """A Hugging Face tokenizer, read from the repository or from the hub's cache."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        where, options = located(settings, folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        eos = self._tokenizer.eos_token_id
+        self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of a text."""
+        ids = self._tokenizer.encode(text, add_special_tokens=special)
+        return [int(i) for i in ids]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the ids of a conversation, by the model's own chat template."""
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False
+            )
+        except ValueError:
+            raise RequestError(
+                "this model has no chat template: send text_input instead of messages"
+            ) from None
+        except Exception as error:  # a template refuses in Jinja's own way
+            raise RequestError(f"the chat template refuses these messages: {error}") from None
+        # The template has written the special tokens already; a second BOS would mislead.
+        return self.encode(text, special=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, leaving out special tokens."""
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )

@@ -1,0 +1,57 @@
+"""What every emitted ``1/model.py`` imports: makes the parts, hands requests to the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from llmserve.runtime.protocols import Driver, Parts
+
+MANIFEST = "llmserve.json"
+
+
+class TritonPythonModel:
+    """A fused model: tokenizer, generator, formatter and driver in one process of Triton."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Make the parts that the manifest names; Triton calls this once."""
+        import triton_python_backend_utils as pb_utils
+
+        home = Path(args["model_repository"])
+        folder = home / args["model_version"]
+        manifest = json.loads((home / MANIFEST).read_text(encoding="utf-8"))
+        config = json.loads(args["model_config"])
+        components = manifest["components"]
+        contract = manifest["contract"]
+        self._driver: Driver = _make(components["batching"], folder)
+        self._driver.start(
+            Parts(
+                tokenizer=_make(components["tokenizer"], folder),
+                generator=_make(components["generator"], folder),
+                formatter=_make(components["formatter"], folder),
+                inputs=frozenset(tensor["name"] for tensor in config["input"]),
+                extras=frozenset(contract["extras"]),
+                batched=config["max_batch_size"] > 0,
+                decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled")),
+                defaults=contract["defaults"],
+                pb_utils=pb_utils,
+            )
+        )
+
+    def execute(self, requests: Sequence[Any]) -> Sequence[Any] | None:
+        """Answer requests; Triton calls this for every batch."""
+        return self._driver.execute(requests)
+
+    def finalize(self) -> None:
+        """Let go of everything; Triton calls this once."""
+        driver = getattr(self, "_driver", None)
+        if driver is not None:
+            driver.finalize()
+
+
+def _make(component: Mapping[str, Any], folder: Path) -> Any:
+    module, _, name = component["runtime"].partition(":")
+    return getattr(import_module(module), name)(component["settings"], folder)

@@ -1,0 +1,155 @@
+"""What one request asks for beside its text, checked once when it arrives."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmserve.runtime.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Params:
+    """How one prompt is to be answered. A field that was not asked for has its default.
+
+    Without a temperature the answer is greedy, unless top_k, top_p or min_p ask for a
+    choice; then the temperature is 1.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    end_id: int | None = None
+    stop_words: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    stream: bool | None = None
+    exclude_input_in_output: bool | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def heat(self) -> float:
+        """The temperature in force: 0 means greedy."""
+        if self.temperature is not None:
+            return self.temperature
+        return 1.0 if self.top_k > 1 or self.top_p < 1 or self.min_p > 0 else 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token is the answer, with nothing to add or forbid."""
+        return (
+            (self.heat == 0 or self.top_k == 1)
+            and self.min_tokens == 0
+            and self.repetition_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+            and not self.bad_words
+        )
+
+
+Read = Callable[[str, Any], Any]
+
+
+def _whole(low: int, high: int) -> Read:
+    def read(name: str, value: Any) -> int:
+        # A bool is an int to Python, and a float with a fraction is nobody's count.
+        if not isinstance(value, bool):
+            try:
+                number = int(value) if not isinstance(value, float) or value.is_integer() else None
+            except (TypeError, ValueError):
+                number = None
+            if number is not None:
+                if low <= number <= high:
+                    return number
+                raise RequestError(f"{name} must be from {low} to {high}, not {number}")
+        raise RequestError(f"{name} takes a whole number, not {value!r}")
+
+    return read
+
+
+def _number(low: float, high: float, *, open_low: bool = False) -> Read:
+    def read(name: str, value: Any) -> float:
+        try:
+            number = float(value) if not isinstance(value, bool) else math.nan
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isnan(number):
+            raise RequestError(f"{name} takes a number, not {value!r}")
+        if not low <= number <= high or (open_low and number == low):
+            above = "above" if open_low else "from"
+            raise RequestError(f"{name} must be {above} {low:g} to {high:g}, not {number:g}")
+        return number
+
+    return read
+
+
+def _truth(name: str, value: Any) -> bool:
+    if value in (True, False, "true", "false"):
+        return value in (True, "true")
+    raise RequestError(f"{name} takes true or false, not {value!r}")
+
+
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    """A list of words; as a request parameter, which has no lists, a JSON array or one word."""
+    if isinstance(value, str):
+        if value.startswith("["):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError:
+                value = [value]
+        else:
+            value = [value]
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise RequestError(f"{name} takes a list of words, not {value!r}")
+    return tuple(word for word in value if word)
+
+
+_INT32 = 2**31 - 1
+
+READERS: dict[str, Read] = {
+    "max_tokens": _whole(1, _INT32),
+    "min_tokens": _whole(0, _INT32),
+    "temperature": _number(0, 100),
+    "top_k": _whole(-1, _INT32),
+    "top_p": _number(0, 1, open_low=True),
+    "min_p": _number(0, 1),
+    "repetition_penalty": _number(0, 100, open_low=True),
+    "presence_penalty": _number(-100, 100),
+    "frequency_penalty": _number(-100, 100),
+    "seed": _whole(0, 2**64 - 1),
+    "ignore_eos": _truth,
+    "end_id": _whole(-1, _INT32),
+    "stop_words": _words,
+    "bad_words": _words,
+    "stream": _truth,
+    "exclude_input_in_output": _truth,
+}
+
+
+def read_params(values: Mapping[str, Any], *, extras: frozenset[str] = frozenset()) -> Params:
+    """Read what was asked for; ``extras`` are names that a plugin's generator reads itself.
+
+    A name that nobody knows is left alone, for Triton's tools send their own, unless it is so
+    near to one of ours that it was surely meant.
+    """
+    known: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in READERS:
+            known[name] = READERS[name](name, value)
+        elif name in extras:
+            extra[name] = value
+        elif close := difflib.get_close_matches(name, READERS, n=1, cutoff=0.8):
+            raise RequestError(f"no parameter {name!r}: did you mean {close[0]!r}?")
+    return Params(**known, extra=extra)

@@ -1,0 +1,93 @@
+"""What a role's runtime class must offer. A class that has these methods fits; none inherits.
+
+Each is made once, when Triton loads the model, as ``Class(settings, folder)``: the settings
+that its component's ``prepare`` returned at build time and the version folder of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmserve.runtime.generation import Generation
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of a text, with the model's own beginning where ``special``."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the ids of a conversation up to where the answer begins."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, leaving out special tokens."""
+
+
+class Generator(Protocol):
+    """Ids to more ids, in the mode ``"batch"``."""
+
+    context_length: int | None
+    eos_ids: frozenset[int]
+
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        """Push tokens into every generation until all are done."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a formatter sees of one prompt: a new piece of its answer, or the whole of it."""
+
+    text: str
+    prompt: str
+    finish_reason: str | None
+    input_tokens: int
+    output_tokens: int
+    echo: bool
+
+
+class Formatter(Protocol):
+    """Answers to response tensors."""
+
+    def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
+        """Return each output tensor, one element per answer."""
+
+
+class Driver(Protocol):
+    """How requests reach the generator: the runtime of a batching strategy."""
+
+    def start(self, parts: Parts) -> None:
+        """Take the model's other parts; called once, before the first request."""
+
+    def execute(self, requests: Sequence[Any]) -> Sequence[Any] | None:
+        """Answer Triton's requests, as ``TritonPythonModel.execute`` does."""
+
+    def finalize(self) -> None:
+        """Let go of everything; the model is being unloaded."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a model as they were made from its manifest."""
+
+    tokenizer: Tokenizer
+    generator: Generator
+    formatter: Formatter
+    inputs: frozenset[str]
+    extras: frozenset[str]
+    batched: bool
+    decoupled: bool
+    defaults: Mapping[str, Any]
+    pb_utils: Any
+
+
+def strings(values: Sequence[str]) -> npt.NDArray[Any]:
+    """Return texts as a tensor of Triton's BYTES."""
+    return np.array([value.encode() for value in values], dtype=np.object_)

@@ -1,0 +1,128 @@
+"""A Triton request read into prompts: tensors first, then request parameters of the same names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.runtime.contract import ALIASES
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.params import READERS, Params, read_params
+from llmserve.runtime.protocols import Parts
+
+_LISTS = frozenset({"stop_words", "bad_words"})
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a request and what is asked for it."""
+
+    text: str
+    ids: list[int]
+    params: Params
+
+
+def read_prompts(raw: Any, parts: Parts) -> list[Prompt]:
+    """Read every prompt of a request, or refuse the request with what is wrong in it."""
+    tensors = {tensor.name(): tensor.as_numpy() for tensor in raw.inputs()}
+    shared = _parameters(raw, parts)
+    texts, chats = tensors.pop("text_input", None), tensors.pop("messages", None)
+    chat = shared.pop("messages", None)
+    source = chats if chats is not None else texts
+    count = 1 if source is None else (source.shape[0] if source.ndim else 1)
+    if not count:
+        raise RequestError("text_input holds no prompt: send at least one")
+    prompts = []
+    for row in range(count):
+        values = dict(shared)
+        for name, tensor in tensors.items():
+            values[ALIASES.get(name, name)] = _of_row(name, tensor, row, count, parts.batched)
+        params = read_params(values, extras=parts.extras)
+        text = "" if texts is None else _text(texts.reshape(-1)[row], "text_input")
+        talk = chat if chats is None else _text(chats.reshape(-1)[row], "messages")
+        prompts.append(_prompt(text, talk, params, parts))
+    return prompts
+
+
+def room_for(prompt: Prompt, context_length: int | None, default: int) -> int:
+    """Return how many tokens the answer may have; refuse what the context cannot hold."""
+    wanted, used = prompt.params.max_tokens, len(prompt.ids)
+    if context_length is None:
+        return wanted or default
+    room = context_length - used
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {used} tokens and the model's context {context_length}: shorten the "
+            f"prompt to at most {context_length - 1} tokens"
+        )
+    if wanted is not None and wanted > room:
+        raise RequestError(
+            f"max_tokens {wanted} and the prompt's {used} tokens are over the model's context of "
+            f"{context_length}: ask for at most {room}"
+        )
+    return wanted if wanted is not None else min(default, room)
+
+
+def _prompt(text: str, talk: Any, params: Params, parts: Parts) -> Prompt:
+    if talk:
+        ids = parts.tokenizer.encode_chat(_messages(talk))
+    elif not text:
+        raise RequestError("text_input is empty: send at least one character")
+    elif parts.defaults.get("chat"):
+        ids = parts.tokenizer.encode_chat([{"role": "user", "content": text}])
+    else:
+        ids = parts.tokenizer.encode(text)
+    if not ids:
+        raise RequestError("text_input has no tokens: send at least one character")
+    return Prompt(text, ids, params)
+
+
+def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
+    given: Mapping[str, Any] = json.loads(raw.parameters() or "{}")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = ALIASES.get(name, name)
+        if ours in READERS and name not in parts.inputs and ours not in parts.inputs:
+            raise RequestError(f"this model does not take {name}")
+        values[ours] = value
+    return values
+
+
+def _of_row(name: str, tensor: Any, row: int, count: int, batched: bool) -> Any:
+    """Return a row's own value: a scalar, or a list; one value stands for all rows."""
+    if name in _LISTS:
+        words = tensor[row] if batched else tensor
+        return [_text(word, name) for word in words.reshape(-1)]
+    flat = tensor.reshape(-1)
+    if not flat.size:
+        raise RequestError(f"{name} is empty: leave it out or send a value")
+    value = flat[row] if flat.size == count else flat[0]
+    return _text(value, name) if isinstance(value, bytes) else value.item()
+
+
+def _text(value: Any, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return str(bytes(value).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise RequestError(
+            f"{name} is not UTF-8: byte 0x{byte:02x} at position {error.start}"
+        ) from None
+
+
+def _messages(talk: Any) -> list[dict[str, str]]:
+    try:
+        messages = json.loads(talk) if isinstance(talk, str) else talk
+    except json.JSONDecodeError as error:
+        raise RequestError(f"messages is not JSON: {error}") from None
+    fits = isinstance(messages, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in messages
+    )
+    if not messages or not fits:
+        raise RequestError('messages takes a JSON list of {"role": …, "content": …}')
+    return list(messages)

@@ -1,0 +1,103 @@
+"""From tokens to text as they come: whole characters, and never a stop word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"
+_CONTEXT = 6
+# A character has at most four bytes, so a longer run of undecodable ones will stay undecodable.
+_LONGEST_CHARACTER = 4
+_LONGEST_WAIT = 16
+
+
+class IncrementalDecoder:
+    """Decodes token by token so that the pieces join to exactly the whole text.
+
+    A token alone has no text: it may hold half a character, and its leading space may depend
+    on what stands before it. So each step decodes a window that begins with tokens already
+    told, and what is new is what the window gained. What ends in an unfinished character
+    waits for the next token.
+
+    >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))
+    >>> [decoder.push(byte) for byte in "é!".encode()]
+    ['', 'é', '!']
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
+        # The tail of the prompt is context enough for the first token's leading space.
+        self._decode = decode
+        self._window = list(context)[-_CONTEXT:]
+        self._told = len(self._decode(self._window)) if self._window else 0
+        self._borders = [0, len(self._window)]
+
+    def push(self, token_id: int) -> str:
+        """Take one token and return the text that is now certain."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        certain = text.rstrip(REPLACEMENT)
+        if len(text) - len(certain) > _LONGEST_WAIT:
+            certain = text[:-_LONGEST_CHARACTER]
+        piece = certain[self._told :]
+        self._told = max(self._told, len(certain))
+        if certain == text:
+            self._slide()
+        return piece
+
+    def flush(self) -> str:
+        """Return what was still waiting; nothing more will come."""
+        rest = self._decode(self._window)[self._told :]
+        self._told += len(rest)
+        return rest
+
+    def _slide(self) -> None:
+        """Everything is told: keep a few tokens as context, cut where characters are whole."""
+        self._borders.append(len(self._window))
+        far = [border for border in self._borders if len(self._window) - border >= _CONTEXT]
+        if far:
+            cut = far[-1]
+            self._window = self._window[cut:]
+            self._borders = [border - cut for border in self._borders if border >= cut]
+            self._told = len(self._decode(self._window))
+
+
+class StopScanner:
+    """Finds stop words across the borders of pieces and holds back what may become one.
+
+    >>> scanner = StopScanner(["END"])
+    >>> scanner.push("an E"), scanner.push("N"), scanner.push("D."), scanner.hit
+    ('an ', '', '', True)
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = [word for word in words if word]
+        self._held = ""
+        self.hit = False
+
+    def push(self, piece: str) -> str:
+        """Take new text and return what can be told."""
+        if self.hit:
+            return ""
+        if not self._words:
+            return piece
+        text = self._held + piece
+        found = [at for word in self._words if (at := text.find(word)) >= 0]
+        if found:
+            self.hit, self._held = True, ""
+            return text[: min(found)]
+        keep = max(_overlap(text, word) for word in self._words)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """Return what was held back; nothing more will come."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, word: str) -> int:
+    """How many characters at the end of the text are a beginning of the word."""
+    for length in range(min(len(word) - 1, len(text)), 0, -1):
+        if text.endswith(word[:length]):
+            return length
+    return 0
