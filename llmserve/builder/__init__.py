@@ -12,7 +12,7 @@ from llmserve.builder.fused import VERSION_FOLDER, write_model
 from llmserve.builder.plan import make_plan
 from llmserve.builder.publish import check_output, publish, staging
 from llmserve.builder.spec import DEFAULT_OUTPUT, BuildResult, BuildSpec
-from llmserve.plugins import Registry
+from llmserve.registry import Registry
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
 

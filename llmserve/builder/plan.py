@@ -9,7 +9,7 @@ from llmserve.builder.common import REQUEST_OPTIONS, SOURCE_OPTIONS
 from llmserve.builder.spec import BuildSpec
 from llmserve.errors import IncompatibleError, PluginError
 from llmserve.options import Option, Value, resolve
-from llmserve.plugins import Registry
+from llmserve.registry import Registry
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
 from llmserve.runtime.contract import TEXT_INPUT, Tensor
 

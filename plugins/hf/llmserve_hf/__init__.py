@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve import hookimpl
-from llmserve.builder.common import DEVICE_OPTION, INSTANCES_OPTION
+from llmserve.placement import DEVICE_OPTION, INSTANCES_OPTION
 from llmserve.roles import Generator, Option, Recipe
 from llmserve.runtime.contract import SAMPLING
 

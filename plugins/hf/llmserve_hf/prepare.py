@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmserve.builder.common import place_instances
 from llmserve.builder.context import BuildContext
 from llmserve.errors import ModelSourceError
+from llmserve.placement import place_instances
 from llmserve.sources import ModelSource
 from llmserve.sources.files import weight_files
 

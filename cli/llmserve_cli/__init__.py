@@ -1,0 +1,1 @@
+"""The command line of llmserve: one module per command."""

@@ -1,0 +1,34 @@
+"""``llmserve check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
+@click.option("--json", "as_json", is_flag=True, help="Print the problems as a list of objects.")
+def check(repository: Path, as_json: bool) -> int:
+    """Find what would not load in a model repository, without a server.
+
+    The exit code is 3 if something would not load.
+
+    \b
+    llmserve check model_repository
+    """
+    from llmserve.check import check_repository
+
+    problems = check_repository(repository)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        click.echo(json.dumps([asdict(problem) for problem in problems], indent=2))
+    else:
+        for problem in problems:
+            click.echo(f"{'' if problem.fatal else 'note: '}{problem}")
+        if not problems:
+            click.echo(f"{repository}: nothing found that would not load", err=True)
+    return 3 if any(problem.fatal for problem in problems) else 0

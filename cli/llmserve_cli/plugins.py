@@ -1,0 +1,92 @@
+"""``llmserve plugins``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmserve_cli.complete import recipe_names
+
+if TYPE_CHECKING:
+    from llmserve.registry import Registry
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=recipe_names)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def plugins(name: str | None, as_json: bool) -> None:
+    """List what plugins bring, or all that one way of serving can be told.
+
+    Plugins that cannot be used are listed with the reason.
+
+    \b
+    llmserve plugins
+    llmserve plugins hf
+    """
+    from llmserve.registry import Registry
+
+    registry = Registry.load()
+    if name:
+        _show_recipe(registry, name, as_json)
+    elif as_json:
+        _print_json({"components": _rows(registry), "problems": registry.problems()})
+    else:
+        rows = [["NAME", "ROLE", "FROM", "VERSION", "WHAT IT IS"]]
+        rows += [
+            [r["name"], r["role"], r["origin"], r["version"], r["summary"]] for r in _rows(registry)
+        ]
+        _print_table(rows)
+        for problem in registry.problems():
+            click.echo(f"! {problem}")
+
+
+def _rows(registry: Registry) -> list[dict[str, str]]:
+    # Recipes first: they are what one chooses from.
+    entries = sorted(registry.entries, key=lambda e: (e.role != "recipe", e.role))
+    return [
+        {
+            "name": e.component.name,
+            "role": e.role,
+            "origin": e.plugin.origin,
+            "version": e.plugin.version,
+            "plugin": e.plugin.name,
+            "summary": e.component.summary,
+        }
+        for e in entries
+    ]
+
+
+def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
+    from llmserve.builder.plan import known_options
+
+    recipe = registry.recipe(name)
+    options = known_options(recipe, registry)
+    if as_json:
+        from dataclasses import asdict
+
+        _print_json({"recipe": asdict(recipe), "options": [asdict(option) for option in options]})
+        return
+    click.echo(f"{recipe.name}: {recipe.summary}\n")
+    for role in ("tokenizer", "generator", "batching", "formatter"):
+        click.echo(f"  {role:<10} {getattr(recipe, role)}")
+    click.echo("\nOptions (--set KEY=VALUE):\n")
+    for option in options:
+        default = str(option.default)
+        default = default.lower() if isinstance(option.default, bool) else default
+        click.echo(f"  {option.name}={default}")
+        click.echo(click.wrap_text(option.help, 92, "      ", "      "))
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    """Print columns; a library for tables would cost more time than all the rest."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.echo("  ".join([*cells, row[-1]]))
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    import json
+
+    click.echo(json.dumps(content, indent=2, ensure_ascii=False))

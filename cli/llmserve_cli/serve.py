@@ -1,0 +1,98 @@
+"""``llmserve serve``."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+if TYPE_CHECKING:
+    from llmserve.server import Progress, Runtime, Server
+
+
+@click.command()
+@click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "embedded", "binary", "docker"]),
+    default="auto",
+    show_default=True,
+    help="Which Triton: the one from PyPI, one on PATH, or NVIDIA's container.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--http-port", type=int, default=8000, show_default=True, help="0 for a free one.")
+@click.option("--grpc-port", type=int, default=8001, show_default=True, help="0 for a free one.")
+@click.option("--metrics-port", type=int, default=8002, show_default=True, help="0 for a free one.")
+@click.option("--model", "models", multiple=True, help="Load only this; repeat for several.")
+@click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where Triton's log goes.")
+def serve(
+    repository: Path,
+    runtime: str,
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    models: tuple[str, ...],
+    log_file: Path | None,
+) -> None:
+    """Serve a model repository with a real Triton until Ctrl-C.
+
+    \b
+    llmserve serve
+    llmserve serve model_repository --model demo --http-port 9000
+    """
+    from llmserve.errors import ServerError
+    from llmserve.server import ServerSettings, start
+    from llmserve_cli.status import Status
+
+    settings = ServerSettings(
+        repository=repository,
+        runtime=cast("Runtime", runtime),
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        models=models,
+        log_file=log_file,
+    )
+    _end_on_sigterm()
+    with Status(f"starting Triton on {repository}") as status:
+        server = start(settings, on_progress=lambda p: status.say(_told(p)))
+    with server:
+        click.echo(_described(server), err=True)
+        try:
+            code = server.wait()
+        except KeyboardInterrupt:
+            click.echo("llmserve: stopping, requests in flight are finished first", err=True)
+            return
+        raise ServerError(
+            f"Triton ended by itself (exit code {code})", mend=f"see {server.log_file}"
+        )
+
+
+def _end_on_sigterm() -> None:
+    """A service manager's way of Ctrl-C."""
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _told(progress: Progress) -> str:
+    if progress.loading:
+        return f"loading {', '.join(progress.loading)}"
+    return "waiting until Triton is ready"
+
+
+def _described(server: Server) -> str:
+    models = sorted(name for name, state in server.models().items() if state == "READY")
+    return "\n".join(
+        [
+            f"{server.runtime}, log in {server.log_file}",
+            f"  http     {server.http_url}",
+            f"  grpc     {server.grpc_url}",
+            f"  metrics  {server.metrics_url}",
+            f"  models   {', '.join(models)}",
+            "Ctrl-C stops it.",
+        ]
+    )

@@ -1,0 +1,58 @@
+"""Progress on the error stream: a line that changes on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.status import Status as RichStatus
+
+
+class Status:
+    """Says what is going on while it takes long; nothing of it reaches stdout.
+
+    >>> with Status("building") as status:  # doctest: +SKIP
+    ...     status.say("copying weights")
+    """
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._live: RichStatus | None = None
+
+    def __enter__(self) -> Status:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._live = Console(stderr=True).status(self._message)
+            self._live.start()
+        return self
+
+    def say(self, message: str) -> None:
+        """Say what is going on now; a repetition is not printed again."""
+        if message == self._message:
+            return
+        self._message = message
+        if self._live:
+            from rich.markup import escape
+
+            self._live.update(escape(message))
+        else:
+            click.echo(f"llmserve: {message}", err=True)
+
+    def stop(self) -> None:
+        """Take the line away, so that other output can follow."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

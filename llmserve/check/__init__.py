@@ -1,0 +1,71 @@
+"""What would not load in a model repository, found without a server and said in plain words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmserve import modelconfig
+from llmserve.check.configs import check_config
+from llmserve.check.ensembles import check_ensemble
+from llmserve.check.papers import check_papers
+from llmserve.check.problem import Problem
+from llmserve.errors import ConfigError
+from llmserve.modelconfig import ModelConfig
+
+__all__ = ["Problem", "check_repository"]
+
+_PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
+
+
+def check_repository(repository: Path) -> list[Problem]:
+    """Return everything that is wrong with a repository, model by model.
+
+    >>> check_repository(Path("/nowhere"))[0].what
+    'there is no such folder'
+    """
+    if not repository.is_dir():
+        return [Problem(str(repository), "there is no such folder", "llmserve build makes one")]
+    folders = [path for path in sorted(repository.iterdir()) if path.is_dir()]
+    if not folders:
+        return [Problem(str(repository), "it holds no model", "llmserve build makes one")]
+    problems: list[Problem] = []
+    configs: dict[str, ModelConfig] = {}
+    for folder in folders:
+        config, found = _read(folder)
+        problems += found
+        if config is not None:
+            configs[folder.name] = config
+    for folder in folders:
+        if (config := configs.get(folder.name)) is not None:
+            problems += check_config(folder, config)
+            problems += check_ensemble(folder.name, config, configs, {f.name for f in folders})
+        problems += check_papers(folder)
+    return problems
+
+
+def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
+    path = folder / modelconfig.FILE
+    if not path.is_file():
+        versions = any(child.is_dir() and child.name.isdigit() for child in folder.iterdir())
+        what = f"it has no {modelconfig.FILE}" if versions else "it is no model"
+        mend = "build it again" if versions else "move the folder out: Triton stops over it"
+        return None, [Problem(folder.name, what, mend)]
+    unfilled = list(_unfilled(path.read_text(encoding="utf-8", errors="replace")))
+    if unfilled:
+        names = ", ".join(dict.fromkeys(unfilled))
+        return None, [
+            Problem(folder.name, f"placeholders are not filled in: {names}", "give each a value")
+        ]
+    try:
+        return modelconfig.read(folder), []
+    except ConfigError as error:
+        return None, [Problem(folder.name, error.problem, "write it as Triton's ModelConfig says")]
+
+
+def _unfilled(text: str) -> Iterator[str]:
+    """Find template placeholders outside of comments."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for match in _PLACEHOLDER.finditer(line.split("#", 1)[0]):
+            yield f"${{{match[1]}}} in line {number}"

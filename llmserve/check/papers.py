@@ -1,0 +1,51 @@
+"""What a model's manifest promises: its files, and the packages it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from llmserve.check.problem import Problem
+from llmserve.errors import ConfigError
+from llmserve.manifest import Manifest
+
+
+def check_papers(folder: Path) -> Iterator[Problem]:
+    """Check the files of a model that llmserve built, and what is installed here for it."""
+    try:
+        manifest = Manifest.read(folder)
+    except ConfigError as error:
+        yield Problem(folder.name, error.problem, error.mend or "build it again")
+        return
+    if manifest is None:
+        return
+    for difference in manifest.differences(folder):
+        missing = difference.endswith("is missing")
+        mend = "build it again" if missing else "build it again, if that was not meant"
+        yield Problem(folder.name, difference, mend, fatal=missing)
+    for package, wanted in manifest.packages.items():
+        try:
+            found = version(package).partition("+")[0]
+        except PackageNotFoundError:
+            yield Problem(
+                folder.name,
+                f"it needs {package}, which is not installed here",
+                f"pip install {package}=={wanted}, or serve it from its container",
+            )
+            continue
+        if found != wanted:
+            yield Problem(
+                folder.name,
+                f"it was built with {package} {wanted}, and {found} is installed here",
+                "build it again",
+                fatal=False,
+            )
+    for role, component in manifest.components.items():
+        path = component.get("settings", {}).get("path", "")
+        if path.startswith("/") and not Path(path).is_dir():
+            yield Problem(
+                folder.name,
+                f"its {role} is kept at {path}, and nothing is there",
+                "put it back, or build with --set weights=copy",
+            )

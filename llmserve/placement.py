@@ -1,0 +1,43 @@
+"""Where a model runs: on which device, in how many copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmserve.errors import OptionError
+from llmserve.options import Option
+
+if TYPE_CHECKING:
+    from llmserve.modelconfig import ModelConfig
+
+DEVICE_OPTION = Option(
+    "device",
+    "auto",
+    "cpu, cuda (the first GPU), cuda:N, balanced (one copy over all GPUs), or auto: a GPU where "
+    "there is one when the model is loaded.",
+)
+INSTANCES_OPTION = Option(
+    "instances", 1, "Copies of the model, each with its own memory.", minimum=1
+)
+
+
+def place_instances(config: ModelConfig, device: str, count: int) -> None:
+    """Say where Triton puts the model; never a copy per GPU unasked.
+
+    KIND_GPU without a list of GPUs means one copy on each of them, so the list is always
+    there; KIND_MODEL leaves the choice to the runtime.
+    """
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    group = config.instance_group.add(count=count)
+    if device == "cpu":
+        group.kind = pb.ModelInstanceGroup.KIND_CPU
+    elif device in ("auto", "balanced"):
+        group.kind = pb.ModelInstanceGroup.KIND_MODEL
+    elif device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit()):
+        group.kind = pb.ModelInstanceGroup.KIND_GPU
+        group.gpus.append(int(device[5:] or 0))
+    else:
+        raise OptionError(
+            f"device cannot be {device!r}", mend="choose auto, cpu, cuda, cuda:N or balanced"
+        )

@@ -1,0 +1,157 @@
+"""The registry: every component by role and name, with the plugin that brought it.
+
+Our own plugins register like anybody's and have no privilege. One that is broken stops only
+who selects it; a name that two plugins register stops whoever selects it, and names both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pluggy
+
+from llmserve import hookspecs
+from llmserve.errors import PluginError
+from llmserve.naming import near
+from llmserve.plugins import BLOCKED, Plugin, find_plugins, reason
+from llmserve.roles import ROLES, Batching, Component, Formatter, Generator, Recipe, Tokenizer
+
+C = TypeVar("C", bound="Component | Recipe")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A component, its role and the plugin that registered it."""
+
+    component: Component | Recipe
+    role: str
+    plugin: Plugin
+
+
+class Registry:
+    """All plugins and what they registered.
+
+    >>> Registry.load().tokenizer("transformers").requires
+    ('transformers',)
+    """
+
+    def __init__(self, plugins: Iterable[Plugin]) -> None:
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self.entries: list[Entry] = []
+        self.plugins = tuple(self._take(plugin) for plugin in plugins)
+
+    @classmethod
+    def load(cls) -> Registry:
+        """Find every installed plugin, but for those that the environment leaves out."""
+        return cls(find_plugins())
+
+    def tokenizer(self, name: str) -> Tokenizer:
+        """Return the tokenizer of that name."""
+        return self.get(Tokenizer, name)
+
+    def generator(self, name: str) -> Generator:
+        """Return the generator of that name."""
+        return self.get(Generator, name)
+
+    def batching(self, name: str) -> Batching:
+        """Return the batching strategy of that name."""
+        return self.get(Batching, name)
+
+    def formatter(self, name: str) -> Formatter:
+        """Return the formatter of that name."""
+        return self.get(Formatter, name)
+
+    def recipe(self, name: str) -> Recipe:
+        """Return the recipe that ``--plugin`` names."""
+        return self.get(Recipe, name)
+
+    def all(self, kind: type[C]) -> list[C]:
+        """Return every component of a role, in the order of discovery."""
+        return [e.component for e in self.entries if isinstance(e.component, kind)]
+
+    def plugin_of(self, component: Component | Recipe) -> Plugin:
+        """Return the plugin that registered a component."""
+        return next(entry.plugin for entry in self.entries if entry.component is component)
+
+    def get(self, kind: type[C], name: str) -> C:
+        """Return a component, or say which name was probably meant and what is broken."""
+        same = [e for e in self.entries if type(e.component) is kind and e.component.name == name]
+        if len(same) > 1:
+            raise PluginError(_clash(same), mend=f"uninstall one of them, or name it in {BLOCKED}")
+        if same and isinstance(component := same[0].component, kind):
+            return component
+        label = "plugin" if kind is Recipe else role_of(kind)
+        for plugin in self.plugins:
+            if plugin.problem and plugin.name == name:
+                raise PluginError(f"plugin {plugin} cannot be used: {plugin.problem}")
+        names = {c.name for c in self.all(kind)}
+        raise PluginError(f"no {label} is called {name!r}", mend=near(name, names))
+
+    def problems(self) -> list[str]:
+        """Say what is wrong with the installed plugins, a line each."""
+        broken = [f"plugin {p} cannot be used: {p.problem}" for p in self.plugins if p.problem]
+        by_name: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+        for entry in self.entries:
+            by_name[entry.role, entry.component.name].append(entry)
+        return broken + [_clash(same) for same in by_name.values() if len(same) > 1]
+
+    def implementations(self, hook: str) -> Iterator[tuple[Plugin, Any]]:
+        """Go through the plugins that implement a hook, with the function of each."""
+        by_module = {id(plugin.module): plugin for plugin in self.plugins if plugin.module}
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            if plugin := by_module.get(id(implementation.plugin)):
+                yield plugin, implementation.function
+
+    def _take(self, plugin: Plugin) -> Plugin:
+        """Register a plugin, all of it or nothing."""
+        if plugin.module is None:
+            return plugin
+        try:
+            self._manager.register(plugin.module, plugin.name)
+            _refuse_misspelt(plugin)
+            self.entries += list(self._components(plugin))
+        except Exception as error:
+            if self._manager.has_plugin(plugin.name):
+                self._manager.unregister(name=plugin.name)
+            told = str(error) if isinstance(error, PluginError) else reason(error)
+            return replace(plugin, problem=told, module=None)
+        return plugin
+
+    def _components(self, plugin: Plugin) -> Iterator[Entry]:
+        for role, kind in ROLES.items():
+            hook = f"llmserve_register_{role}s"
+            for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+                if implementation.plugin is not plugin.module:
+                    continue
+                for component in implementation.function():
+                    if type(component) is not kind:
+                        raise PluginError(
+                            f"{hook} returned a {type(component).__name__}, not a {kind.__name__}"
+                        )
+                    yield Entry(component, role, plugin)
+
+
+def role_of(kind: type[Any]) -> str:
+    """Return the role that a class of components fills."""
+    return next(role for role, known in ROLES.items() if known is kind)
+
+
+def _clash(same: list[Entry]) -> str:
+    owners = " and by ".join(str(entry.plugin) for entry in same)
+    return f"{same[0].role} {same[0].component.name!r} is registered by {owners}"
+
+
+def _refuse_misspelt(plugin: Plugin) -> None:
+    """A hook that no specification has, or without its mark, would never be called."""
+    known = {name for name in dir(hookspecs) if name.startswith("llmserve_register_")}
+    for name, value in vars(plugin.module).items():
+        if not name.startswith("llmserve_") or not callable(value):
+            continue
+        if name not in known:
+            raise PluginError(f"there is no hook {name}", mend=near(name, known))
+        if not hasattr(value, f"{hookspecs.PROJECT}_impl"):
+            raise PluginError(f"{name} is not marked", mend="put @llmserve.hookimpl above it")
