@@ -13,6 +13,7 @@ from llmserve import __version__
 GROUP = "llmserve"
 ONLY = "LLMSERVE_PLUGINS"
 BLOCKED = "LLMSERVE_BLOCK_PLUGINS"
+_LONGEST = 300
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ def find_plugins(environment: Mapping[str, str] = os.environ) -> Iterator[Plugin
 
 def reason(error: BaseException) -> str:
     """Say in one line what went wrong in somebody's code."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    told = " ".join(str(error).split())[:_LONGEST]
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__
 
 
 def _imported(point: EntryPoint) -> Plugin:

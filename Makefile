@@ -1,0 +1,40 @@
+# Two commands do all the set-up themselves: `make demo` and `make test`.
+
+# The embedded Triton needs Python 3.10 to 3.12; PYTHON=... overrides the search.
+PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
+	"$$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
+	2>/dev/null && command -v "$$name" && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+SOURCES := llmserve cli/llmserve_cli plugins tests
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	@$(BIN)/llmserve demo
+
+test: lint
+	@$(BIN)/pytest
+
+lint: $(READY)
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format puts that right"; exit 1; }
+	@$(BIN)/ruff check --quiet $(SOURCES)
+	@$(BIN)/mypy
+
+format: $(READY)
+	@$(BIN)/ruff format --quiet $(SOURCES)
+	@$(BIN)/ruff check --quiet --fix $(SOURCES)
+
+bench: $(READY)
+	@$(BIN)/python -m tests.bench
+
+$(READY): requirements-dev.txt constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml)
+	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 here: install one, or name it with PYTHON=..."; exit 1; }
+	@echo "Setting up .venv with $$($(PYTHON) --version); the first time takes minutes"
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+clean:
+	rm -rf .venv build dist

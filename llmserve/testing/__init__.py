@@ -1,0 +1,37 @@
+"""The kit for plugin authors: a live Triton, a fake one, and a conformance suite.
+
+In a plugin's ``pyproject.toml``::
+
+    [tool.pytest.ini_options]
+    addopts = "-p llmserve.testing"
+
+and in one of its tests::
+
+    from llmserve.testing import RecipeConformance
+
+    class TestAcme(RecipeConformance):
+        recipe = "acme"
+
+That builds the recipe, serves it with a real Triton and holds it to what every recipe
+promises. The fixture ``triton`` serves whatever else a test builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmserve.testing.conformance import RecipeConformance
+from llmserve.testing.live import LiveTriton
+
+__all__ = ["LiveTriton", "RecipeConformance", "triton"]
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
+    """Lend one embedded Triton to the whole session; it loads what tests build into it."""
+    folder: Path = tmp_path_factory.mktemp("triton")
+    with LiveTriton.start(folder / "model_repository") as live:
+        yield live

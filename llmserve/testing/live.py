@@ -1,0 +1,89 @@
+"""A real Triton for tests: build into its repository and ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmserve.builder import build
+
+if TYPE_CHECKING:
+    from llmserve.client import Client
+    from llmserve.server import Server
+
+
+class LiveTriton:
+    """A running server whose models come and go; made by the fixture ``triton``."""
+
+    def __init__(self, server: Server, client: Client, repository: Path) -> None:
+        self.server = server
+        self.client = client
+        self.repository = repository
+        self._built: dict[str, str] = {}
+
+    @classmethod
+    @contextmanager
+    def start(cls, repository: Path) -> Iterator[LiveTriton]:
+        """Start a server on an empty repository; it is gone when the block is left."""
+        from llmserve.client import connect
+        from llmserve.server import ServerSettings, start
+
+        repository.mkdir(parents=True, exist_ok=True)
+        settings = ServerSettings(
+            repository, http_port=0, grpc_port=0, metrics_port=0, explicit=True, runtime="embedded"
+        )
+        with start(settings) as server, connect(server.grpc_url, timeout=120) as client:
+            yield cls(server, client, repository)
+
+    def build(self, plugin: str, model: str = "demo", **asked: Any) -> str:
+        """Build and load a model, and return its name; the same twice is built once.
+
+        What ``llmserve.build`` takes can be asked for, options included.
+        """
+        key = json.dumps([plugin, model, asked], sort_keys=True, default=str)
+        if key not in self._built:
+            name = asked.pop("name", None) or f"{plugin}-{len(self._built)}"
+            build(plugin, model, name=name, output=self.repository, **asked)
+            self.server.load(name)
+            self._built[key] = name
+        return self._built[key]
+
+    def executions(self, model: str) -> int:
+        """Return how many batches Triton has run for a model, by its own count."""
+        return int(self._statistics(model).execution_count)
+
+    def requests(self, model: str) -> int:
+        """Return how many prompts Triton has answered for a model, by its own count."""
+        return int(self._statistics(model).inference_count)
+
+    def _statistics(self, model: str) -> Any:
+        import grpc
+        from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+        with grpc.insecure_channel(self.server.grpc_url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answer = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name=model))
+        return answer.model_stats[0]
+
+    def send_bytes(self, model: str, prompt: bytes, **options: Any) -> Any:
+        """Send a prompt that need not be text, past the client, which would refuse it.
+
+        Returns the server's error message, or None if there was none.
+        """
+        import grpc
+        from tritonclient.grpc import service_pb2_grpc
+
+        from llmserve.client.wire import build_request
+
+        request = build_request(self.client.model(model), ["x"], options)
+        request.raw_input_contents[0] = len(prompt).to_bytes(4, "little") + prompt
+        with grpc.insecure_channel(self.server.grpc_url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                messages = [m.error_message for m in stub.ModelStreamInfer(iter([request]))]
+            except grpc.RpcError as error:
+                return error.details()
+        return next((message for message in messages if message), None)

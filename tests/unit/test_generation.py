@@ -1,0 +1,105 @@
+"""When an answer ends, why, and what has been told by then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.params import Params
+
+EOS = 0
+
+
+def decode(ids: Sequence[int]) -> str:
+    return bytes(i for i in ids if i != EOS).decode("utf-8", errors="replace")
+
+
+def run(text: str, *, max_tokens: int = 100, end: bool = True, **asked: Any) -> Generation:
+    generation = Generation(
+        b"prompt",
+        Params(**asked),
+        max_tokens=max_tokens,
+        eos_ids=frozenset({EOS}),
+        decode=decode,
+    )
+    for token in [*text.encode(), *([EOS] if end else [])]:
+        generation.push(token)
+    return generation
+
+
+def test_the_end_token_ends_it_and_is_not_told() -> None:
+    done = run("hello")
+    assert (done.text, done.finish_reason, len(done.token_ids)) == ("hello", "stop", 6)
+
+
+def test_the_length_ends_it() -> None:
+    done = run("hello", max_tokens=3)
+    assert (done.text, done.finish_reason, len(done.token_ids)) == ("hel", "length", 3)
+
+
+def test_a_stop_word_ends_it_and_does_not_leak() -> None:
+    done = run("say STOP now", stop_words=("STOP",))
+    assert (done.text, done.finish_reason) == ("say ", "stop")
+
+
+def test_a_stop_word_that_does_not_come_is_told() -> None:
+    assert run("say STO", stop_words=("STOP",)).text == "say STO"
+
+
+def test_stop_words_wait_for_the_least_length() -> None:
+    done = run("a.b.c.", stop_words=(".",), min_tokens=4)
+    assert done.text == "a.b"
+
+
+def test_the_end_token_is_ignored_if_asked() -> None:
+    done = run("hi", ignore_eos=True)
+    assert (done.text, done.finish_reason) == ("hi", None)
+
+
+def test_half_a_character_at_the_end_is_told_as_such() -> None:
+    assert run("é", max_tokens=1).text == "\ufffd"
+
+
+def test_after_the_end_tokens_are_ignored() -> None:
+    done = run("hi")
+    done.push(ord("x"))
+    assert (done.text, len(done.token_ids)) == ("hi", 3)
+
+
+def test_cancellation_ends_it_at_the_next_token() -> None:
+    gone = False
+    generation = Generation(
+        b"p",
+        Params(),
+        max_tokens=9,
+        eos_ids=frozenset(),
+        decode=decode,
+        is_cancelled=lambda: gone,
+    )
+    generation.push(ord("a"))
+    gone = True
+    generation.push(ord("b"))
+    assert (generation.text, generation.finish_reason) == ("a", "cancelled")
+
+
+def test_take_gives_each_text_once() -> None:
+    generation = run("ab", end=False)
+    assert generation.has_news
+    assert generation.take() == "ab"
+    assert not generation.has_news
+    assert generation.take() == ""
+    generation.push(ord("c"))
+    assert generation.take() == "c"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_whoever_listens_hears_every_piece(count: int) -> None:
+    heard: list[str] = []
+    generation = Generation(b"p", Params(), max_tokens=count, eos_ids=frozenset(), decode=decode)
+    generation.on_text = lambda: heard.append(generation.take())
+    for token in b"xyz":
+        generation.push(token)
+    assert heard == list("xyz"[:count])

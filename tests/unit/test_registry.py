@@ -1,0 +1,140 @@
+"""Plugins: collisions, misspelt hooks, wrong returns and blocked ones, each told and contained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from llmserve import hookimpl, plugins
+from llmserve.errors import PluginError
+from llmserve.plugins import Plugin, find_plugins
+from llmserve.registry import Registry
+from llmserve.roles import Formatter, Recipe, Tokenizer
+
+
+def tokenizer(name: str) -> Tokenizer:
+    return Tokenizer(name=name, summary="", runtime="acme:Tokenizer")
+
+
+def module(**hooks: Callable[..., Any]) -> ModuleType:
+    made = ModuleType("acme_plugin")
+    for name, hook in hooks.items():
+        hook.__name__ = name
+        setattr(made, name, hookimpl(hook))
+    return made
+
+
+def registry(**modules: ModuleType) -> Registry:
+    return Registry(
+        Plugin(name, f"{name}-dist", "1.0", module=made) for name, made in modules.items()
+    )
+
+
+def problem_of(found: Registry, name: str) -> str:
+    plugin = next(plugin for plugin in found.plugins if plugin.name == name)
+    assert plugin.problem is not None
+    return plugin.problem
+
+
+def test_components_are_found_by_role_and_name() -> None:
+    found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
+    assert found.tokenizer("words").runtime == "acme:Tokenizer"
+    assert found.plugin_of(found.tokenizer("words")).origin == "acme-dist"
+
+
+def test_an_unknown_name_gets_near_ones() -> None:
+    found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
+    with pytest.raises(PluginError, match="did you mean 'words'"):
+        found.tokenizer("word")
+
+
+def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
+    found = registry(
+        one=module(llmserve_register_tokenizers=lambda: [tokenizer("words"), tokenizer("a")]),
+        two=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]),
+    )
+    with pytest.raises(PluginError, match=r"one-dist.*two-dist"):
+        found.tokenizer("words")
+    assert found.tokenizer("a").name == "a"
+    assert any("'words' is registered by" in problem for problem in found.problems())
+
+
+def test_the_same_name_in_another_role_is_no_collision() -> None:
+    formatter = Formatter(name="words", summary="", runtime="acme:F", outputs=())
+    found = registry(
+        acme=module(
+            llmserve_register_tokenizers=lambda: [tokenizer("words")],
+            llmserve_register_formatters=lambda: [formatter],
+        )
+    )
+    assert found.formatter("words") is formatter
+    assert not found.problems()
+
+
+def test_a_misspelt_hook_is_told_with_the_right_one() -> None:
+    found = registry(acme=module(llmserve_register_tokeniser=lambda: []))
+    assert "llmserve_register_tokenizers" in problem_of(found, "acme")
+
+
+def test_a_hook_without_its_mark_is_told() -> None:
+    made = ModuleType("acme_plugin")
+    made.llmserve_register_tokenizers = lambda: []  # type: ignore[attr-defined]
+    assert "hookimpl" in problem_of(registry(acme=made), "acme")
+
+
+def test_a_hook_with_arguments_that_it_does_not_get_is_told() -> None:
+    found = registry(acme=module(llmserve_register_tokenizers=lambda wanted: []))
+    assert "wanted" in problem_of(found, "acme")
+
+
+def test_a_hook_that_raises_or_returns_something_else_breaks_its_plugin_alone() -> None:
+    def fails() -> list[Tokenizer]:
+        raise RuntimeError("no licence")
+
+    recipe = Recipe(name="r", summary="", tokenizer="", generator="", batching="", formatter="")
+    found = registry(
+        bad=module(llmserve_register_tokenizers=fails),
+        odd=module(llmserve_register_tokenizers=lambda: [recipe]),
+        good=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]),
+    )
+    assert problem_of(found, "bad") == "RuntimeError: no licence"
+    assert "Recipe" in problem_of(found, "odd")
+    assert found.tokenizer("words")
+
+
+def test_selecting_a_broken_plugin_says_why() -> None:
+    found = registry(acme=module(llmserve_register_recipe=lambda: []))
+    with pytest.raises(PluginError, match=r"acme-dist 1\.0.*no hook"):
+        found.recipe("acme")
+
+
+def points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    group = [EntryPoint(name, value, "llmserve") for name, value in values.items()]
+    monkeypatch.setattr(plugins, "entry_points", lambda group=group: group_points)
+    group_points = group
+
+
+def test_an_import_that_fails_breaks_its_plugin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    points(monkeypatch, gone="no_such_module_anywhere", attribute="json:dumps")
+    found = {plugin.name: plugin for plugin in find_plugins({})}
+    assert "no_such_module_anywhere" in (found["gone"].problem or "")
+    assert "names no module" in (found["attribute"].problem or "")
+    assert found["core"].problem is None
+
+
+def test_a_blocked_plugin_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    points(monkeypatch, gone="no_such_module_anywhere", json="json")
+    found = {p.name: p for p in find_plugins({"LLMSERVE_BLOCK_PLUGINS": "gone, other"})}
+    assert found["gone"].problem == "LLMSERVE_BLOCK_PLUGINS names it"
+    assert found["json"].problem is None
+
+
+def test_only_the_named_plugins_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    points(monkeypatch, gone="no_such_module_anywhere", json="json")
+    found = {p.name: p for p in find_plugins({"LLMSERVE_PLUGINS": "json"})}
+    assert found["gone"].problem == "it is not in LLMSERVE_PLUGINS"
+    assert found["json"].problem is None

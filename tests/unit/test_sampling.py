@@ -1,0 +1,136 @@
+"""Tokens are chosen as the request asks, and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.params import Params
+from llmserve.runtime.sampling import Sampler
+
+EOS = 7
+LOGITS = np.array([0.0, 3.0, 2.0, 1.0, -1.0, 0.5, -2.0, 4.0], dtype=np.float32)
+
+
+class Letters:
+    """A tokenizer whose ids are the letters' places in the alphabet."""
+
+    eos_ids = frozenset({EOS})
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text.strip()]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + i) for i in ids)
+
+
+def generation(prompt: Sequence[int] = (), made: Sequence[int] = (), **asked: Any) -> Generation:
+    new = Generation(
+        prompt, Params(**asked), max_tokens=99, eos_ids=frozenset({EOS}), decode=Letters().decode
+    )
+    for token in made:
+        new.push(token)
+    return new
+
+
+def sampler(prompt: Sequence[int] = (), made: Sequence[int] = (), **asked: Any) -> Sampler:
+    return Sampler(generation(prompt, made, **asked), Letters())
+
+
+def drawn(count: int = 300, **asked: Any) -> set[int]:
+    chooser = sampler(seed=1, **asked)
+    return {chooser.choose(LOGITS) for _ in range(count)}
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    assert sampler().choose(LOGITS) == 7
+
+
+def test_top_k_one_is_greedy_at_any_temperature() -> None:
+    assert sampler(temperature=5.0, top_k=1).choose(LOGITS) == 7
+
+
+def test_top_k_keeps_the_likeliest() -> None:
+    assert drawn(temperature=5.0, top_k=3) == {7, 1, 2}
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    # softmax gives 7 about 0.63, 1 about 0.23 and 2 about 0.085.
+    assert drawn(temperature=1.0, top_p=0.5) == {7}
+    assert drawn(temperature=1.0, top_p=0.8) == {7, 1}
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    assert drawn(temperature=1.0, min_p=0.3) == {7, 1}
+
+
+def test_a_high_temperature_reaches_everything() -> None:
+    assert drawn(3000, temperature=50.0) == set(range(8))
+
+
+def test_min_tokens_keeps_the_end_away() -> None:
+    assert sampler(min_tokens=2, made=[1]).choose(LOGITS) == 1
+    assert sampler(min_tokens=1, made=[1]).choose(LOGITS) == 7
+
+
+def test_bad_words_are_not_completed() -> None:
+    assert sampler(bad_words=("h",)).choose(LOGITS) == 1
+    assert sampler(bad_words=("bh",), made=[1]).choose(LOGITS) == 1
+    assert sampler(bad_words=("bh",), made=[2]).choose(LOGITS) == 7
+
+
+def test_repetition_penalty_weighs_on_prompt_and_answer() -> None:
+    assert sampler(prompt=[7], repetition_penalty=2.0).choose(LOGITS) == 1
+    # A negative score gets lower, not higher.
+    below = np.array([-1.0, -1.5], dtype=np.float32)
+    assert sampler(prompt=[0], repetition_penalty=2.0).choose(below) == 1
+
+
+def test_presence_and_frequency_weigh_on_the_answer_alone() -> None:
+    assert sampler(prompt=[7], presence_penalty=3.0).choose(LOGITS) == 7
+    made = [1, 1, 1]
+    logits = np.array([0.0, 3.0, 2.0, 1.0], dtype=np.float32)
+    assert sampler(made=made, frequency_penalty=0.3).choose(logits) == 1
+    assert sampler(made=made, frequency_penalty=0.4).choose(logits) == 2
+    assert sampler(made=made, presence_penalty=1.1).choose(logits) == 2
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    before = LOGITS.copy()
+    sampler(prompt=[7], repetition_penalty=2.0, min_tokens=3).choose(LOGITS)
+    assert np.array_equal(before, LOGITS)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32))
+def test_a_seed_gives_the_same_tokens_whatever_else_draws(seed: int, other: int) -> None:
+    rows = np.random.default_rng(other).normal(size=(5, 50)).astype(np.float32)
+    one, two = (sampler(temperature=1.0, seed=seed) for _ in range(2))
+    beside = sampler(temperature=1.0, seed=other)
+    first = [one.choose(row) for row in rows]
+    second = []
+    for row in rows:
+        beside.choose(row)
+        second.append(two.choose(row))
+    assert first == second
+
+
+def test_without_a_seed_answers_differ() -> None:
+    flat = np.zeros(1000, dtype=np.float32)
+    one, two = sampler(temperature=1.0), sampler(temperature=1.0)
+    assert [one.choose(flat) for _ in range(8)] != [two.choose(flat) for _ in range(8)]
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    chooser = sampler(temperature=1.0, seed=3)
+    logits = np.log(np.array([0.1, 0.2, 0.7], dtype=np.float32))
+    counts = np.bincount([chooser.choose(logits) for _ in range(4000)], minlength=3) / 4000
+    assert counts == pytest.approx([0.1, 0.2, 0.7], abs=0.03)
