@@ -14,7 +14,7 @@ list and must not import torch, transformers or other heavy packages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import pluggy
 
@@ -35,7 +35,7 @@ _marker = pluggy.HookimplMarker(PROJECT)
 
 def hookimpl(function: F) -> F:
     """Mark a function as the implementation of the hook whose name it has."""
-    return cast("F", _marker(function))
+    return _marker(function)
 
 
 @hookspec

@@ -70,6 +70,23 @@ class Manifest:
         return told + [f"{name} was added" for name in sorted(now.keys() - self.files.keys())]
 
 
+def manifests(repository: Path) -> list[Manifest]:
+    """Read the manifests of all models of a repository that have one."""
+    found = (Manifest.read(folder) for folder in sorted(repository.iterdir()))
+    return [manifest for manifest in found if manifest]
+
+
+def references(repository: Path) -> list[Path]:
+    """Return the folders outside of a repository that its models need."""
+    paths = {
+        settings["path"]
+        for manifest in manifests(repository)
+        for component in manifest.components.values()
+        if str((settings := component["settings"]).get("path", "")).startswith("/")
+    }
+    return [Path(path) for path in sorted(paths)]
+
+
 def hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, but for the manifest itself."""
     return {

@@ -44,6 +44,7 @@ def serve(
     llmserve serve model_repository --model demo --http-port 9000
     """
     from llmserve.errors import ServerError
+    from llmserve.manifest import references
     from llmserve.server import ServerSettings, start
     from llmserve_cli.status import Status
 
@@ -56,6 +57,7 @@ def serve(
         metrics_port=metrics_port,
         models=models,
         log_file=log_file,
+        mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
     _end_on_sigterm()
     with Status(f"starting Triton on {repository}") as status:

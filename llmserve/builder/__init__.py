@@ -79,6 +79,5 @@ def build_spec(
         repository=spec.output,
         manifest=manifest,
         dockerfile=write_dockerfile(spec.output),
-        docker_run=docker_run(spec.output, context.referenced),
-        referenced=tuple(context.referenced),
+        docker_run=docker_run(spec.output),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +28,6 @@ class BuildContext:
     config: ModelConfig
     report: Callable[[str], None]
     exchange: str = "unary"
-    referenced: list[Path] = field(default_factory=list)
 
     @cached_property
     def source(self) -> ModelSource:
@@ -67,6 +66,4 @@ class BuildContext:
             return {**settings, "path": folder}
         if self.source.repo_id and self.source.revision:
             return {**settings, "id": self.source.repo_id, "revision": self.source.revision}
-        if self.source.path not in self.referenced:
-            self.referenced.append(self.source.path)
         return {**settings, "path": str(self.source.path)}

@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmserve.container import BASE_IMAGE, HF_HOME, IMAGE, MODELS
 from llmserve.errors import IncompatibleError
-from llmserve.manifest import Manifest
+from llmserve.manifest import Manifest, manifests, references
 
 FILE = "Dockerfile"
-IMAGE = "nvcr.io/nvidia/tritonserver"
-TAG = "26.10-py3"
 _MARK = (
     "# Written by `llmserve build`, and again by the next; take this line out to keep your edits."
 )
@@ -26,15 +25,14 @@ def write_dockerfile(repository: Path) -> Path:
     path = repository / FILE
     if path.exists() and not path.read_text(encoding="utf-8").startswith(_MARK):
         return path
-    manifests = (Manifest.read(folder) for folder in sorted(repository.iterdir()))
-    path.write_text(dockerfile(m for m in manifests if m), encoding="utf-8")
+    path.write_text(dockerfile(manifests(repository)), encoding="utf-8")
     return path
 
 
-def dockerfile(manifests: Iterable[Manifest]) -> str:
+def dockerfile(models: Iterable[Manifest]) -> str:
     """Return a Dockerfile that installs what the models of a repository need."""
     pins: dict[str, tuple[str, str]] = {}
-    for manifest in manifests:
+    for manifest in models:
         for package, version in manifest.packages.items():
             other = pins.setdefault(package, (version, manifest.name))
             if other[0] != version:
@@ -46,32 +44,31 @@ def dockerfile(manifests: Iterable[Manifest]) -> str:
     needs = " \\\n        ".join(f"{package}=={version}" for package, (version, _) in pins.items())
     return f"""{_MARK}
 #
-#     docker build -t llmserve-triton .
+#     docker build -t {IMAGE} .
 #
 # Packages that are on no index yet come from a folder of wheels:
 #
-#     docker build -t llmserve-triton --build-context wheels=DIR .
+#     docker build -t {IMAGE} --build-context wheels=DIR .
 
 FROM scratch AS wheels
 
-FROM {IMAGE}:{TAG}
+FROM {BASE_IMAGE}
 RUN --mount=type=bind,from=wheels,target=/wheels \\
     pip install --no-cache-dir --break-system-packages --find-links /wheels \\
         {needs}
-ENV HF_HOME=/hf
-CMD ["tritonserver", "--model-repository=/models"]
+ENV HF_HOME={HF_HOME}
+CMD ["tritonserver", "--model-repository={MODELS}"]
 """
 
 
-def docker_run(repository: Path, referenced: Iterable[Path]) -> str:
+def docker_run(repository: Path) -> str:
     """Return the command that serves the repository from the container, on loopback only."""
-    mounts = [f"{repository.absolute()}:/models:ro"]
-    mounts += [f"{path}:{path}:ro" for path in referenced]
-    words = ["docker", "run", "--rm", "--gpus", "all", "--shm-size", "1g"]
-    words += [word for port in (8000, 8001, 8002) for word in ("-p", f"127.0.0.1:{port}:{port}")]
+    ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
+    mounts = [f"{repository.absolute()}:{MODELS}:ro"]
+    mounts += [f"{path}:{path}:ro" for path in references(repository)]
+    volumes = " ".join(f"-v {shlex.quote(mount)}" for mount in mounts)
     # The token goes by its name: its value stays in the environment.
-    words += ["-e", "HF_TOKEN"]
-    text = " ".join(shlex.quote(word) for word in words)
-    text += ' -v "${HF_HOME:-$HOME/.cache/huggingface}:/hf" '
-    text += " ".join(f"-v {shlex.quote(mount)}" for mount in mounts)
-    return f"{text} llmserve-triton"
+    return (
+        f"docker run --rm --gpus all --shm-size 1g {ports} -e HF_TOKEN "
+        f'-v "${{HF_HOME:-$HOME/.cache/huggingface}}:{HF_HOME}" {volumes} {IMAGE}'
+    )

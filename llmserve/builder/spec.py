@@ -41,7 +41,6 @@ class BuildResult:
     manifest: Manifest
     dockerfile: Path
     docker_run: str
-    referenced: tuple[Path, ...] = ()
 
     @property
     def folder(self) -> Path:

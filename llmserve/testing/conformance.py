@@ -101,8 +101,10 @@ class RecipeConformance:
         asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
         alone = triton.client.generate(name, self.prompts[0], **asked).text
         with ThreadPoolExecutor(len(self.prompts)) as pool:
-            jobs = [pool.submit(triton.client.generate, name, p, **asked) for p in self.prompts]
-        assert jobs[0].result().text == alone
+            texts = list(
+                pool.map(lambda p: triton.client.generate(name, p, **asked).text, self.prompts)
+            )
+        assert texts[0] == alone
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With the prompt echoed, every answer begins with its own prompt and holds no other."""

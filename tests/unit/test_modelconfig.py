@@ -13,7 +13,7 @@ from llmserve.errors import ConfigError, OptionError
 from llmserve.placement import place_instances
 from llmserve.runtime.contract import SAMPLING, STOP_WORDS, TEXT_INPUT, TEXT_OUTPUT
 
-TEXT = st.text(st.characters(blacklist_categories=("Cs",)))
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(TEXT, TEXT)

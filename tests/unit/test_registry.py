@@ -113,9 +113,8 @@ def test_selecting_a_broken_plugin_says_why() -> None:
 
 
 def points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    group = [EntryPoint(name, value, "llmserve") for name, value in values.items()]
-    monkeypatch.setattr(plugins, "entry_points", lambda group=group: group_points)
-    group_points = group
+    found = [EntryPoint(name, value, "llmserve") for name, value in values.items()]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
 
 
 def test_an_import_that_fails_breaks_its_plugin_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""The Triton inside the ``nvidia-pytriton`` wheel: no container, no GPU needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+
+from llmserve.errors import ServerError
+from llmserve.server import inherit
+from llmserve.server.launch import Launch, Own, inherited_environment, triton_args
+from llmserve.server.settings import ServerSettings
+
+STAND_INS = Path(__file__).with_name("backends")
+"""Backends written in Python under the names of those that the wheel does not bring."""
+_MEND = "pip install 'llmserve[embedded]' on Python 3.10 to 3.12, or use --runtime docker"
+
+
+def find() -> Path:
+    """Return the folder of the installed server, or raise with what is missing.
+
+    Nothing of ``pytriton`` is imported: that takes a second and starts things of its own.
+    """
+    if sys.version_info >= (3, 13):
+        raise ServerError(f"the embedded Triton does not run on Python {_python()}", mend=_MEND)
+    try:
+        distribution = metadata.distribution("nvidia-pytriton")
+        numpy = metadata.version("numpy")
+    except metadata.PackageNotFoundError as error:
+        raise ServerError(f"{error.name} is not installed", mend=_MEND) from None
+    if int(numpy.split(".")[0]) >= 2:
+        raise ServerError(
+            f"the embedded Triton needs numpy < 2 and this is {numpy}",
+            mend="pip install 'numpy<2', or use --runtime docker",
+        )
+    home = Path(str(distribution.locate_file("pytriton/tritonserver")))
+    if not (home / "bin" / "tritonserver").is_file():
+        raise ServerError("this nvidia-pytriton brings no server (Linux x86-64 only)", mend=_MEND)
+    return home
+
+
+def compose(home: Path, scratch: Path) -> tuple[Path, Path]:
+    """Lay out the backends and libpython in ``scratch`` by links; return both folders.
+
+    The Python backend looks for its stub beside itself, and the wheel keeps one stub for each
+    Python version elsewhere.
+    """
+    stub = home / "python_backend_stubs" / _python() / "triton_python_backend_stub"
+    python = scratch / "backends" / "python"
+    python.mkdir(parents=True)
+    bundled = home / "backends" / "python"
+    for file in (bundled / "libtriton_python.so", bundled / "triton_python_backend_utils.py", stub):
+        (python / file.name).symlink_to(file)
+    for model in STAND_INS.glob("*/model.py"):
+        (python.parent / model.parent.name).symlink_to(model.parent)
+    library = _libpython()
+    libraries = scratch / "lib"
+    libraries.mkdir()
+    # A link of its own, so that nothing else beside libpython is put before the system's.
+    (libraries / library.name).symlink_to(library)
+    return python.parent, libraries
+
+
+def _python() -> str:
+    return ".".join(map(str, sys.version_info[:2]))
+
+
+def _libpython() -> Path:
+    name = f"libpython{_python()}.so.1.0"
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    folders = [
+        Path(sys.base_prefix, "lib"),
+        Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib"),
+        *(Path(root, multiarch) for root in ("/usr/lib", "/lib", "/usr/local/lib")),
+        Path("/usr/lib64"),
+    ]
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    raise ServerError(
+        f"the embedded Triton needs {name}, which this Python lacks",
+        mend=f"apt install libpython{_python()}, or use --runtime docker",
+    )
+
+
+def prepare(settings: ServerSettings, own: Own) -> Launch:
+    """Return how to start it, with the backends laid out in its scratch folder."""
+    home = find()
+    backends, libraries = compose(home, own.scratch)
+    repository = str(settings.repository.resolve())
+    return Launch(
+        argv=(
+            str(home / "bin" / "tritonserver"),
+            f"--backend-directory={backends}",
+            *triton_args(settings, own, repository=repository),
+        ),
+        env=environment(home, libraries, inherit.write(own.scratch / "python")),
+        kind="embedded",
+    )
+
+
+def environment(home: Path, libraries: Path, programs: Path) -> dict[str, str]:
+    """Return the environment in which the server finds its libraries and the stub its Python."""
+    env = inherited_environment()
+    bundled = home.parent.parent / "nvidia_pytriton.libs"
+    found = [str(libraries), str(bundled), env.get("LD_LIBRARY_PATH", "")]
+    env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, found))
+    env["PATH"] = os.pathsep.join([str(programs), env.get("PATH", os.defpath)])
+    return env

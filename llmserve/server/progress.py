@@ -1,0 +1,104 @@
+"""How far a server has come, and what stopped it: read from its log.
+
+The log is the only source while models load, since Triton opens its ports afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_EVENT = re.compile(
+    r"""\] \s "? (?:
+        loading: \s (?P<loading>.+?) :\d+
+      | successfully \s loaded \s '(?P<ready>.+?)'
+      | failed \s to \s load \s '(?P<failed>.+?)' \s version \s \d+: \s (?P<reason>.+?)
+    ) "? $""",
+    re.VERBOSE,
+)
+_FATAL = re.compile(r"(?:error: creating server|/tritonserver): (?P<reason>.+)$")
+_PORT_LOST = re.compile(r"failed to start (?P<port>HTTP|GRPC|Metrics) service: .*already in use")
+_PROBLEM = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(?P<reason>.+?)"?$')
+_CATEGORY = re.compile(
+    r"^(?:load failed for model '.+?': version \d+ is at UNAVAILABLE state: )?"
+    r"(?:(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): )?"
+)
+# After this, Triton waits for ever for a stub that has ended.
+_STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a start has come to: ``elapsed`` seconds, the models still loading, the ready ones."""
+
+    elapsed: float
+    loading: tuple[str, ...]
+    ready: tuple[str, ...]
+
+
+class ServerLog:
+    """The log of a server that is starting, read on as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # An older server may have written to the same file.
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+        self._models: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
+        self.port_lost: str | None = None
+        """Which of ``http``, ``grpc`` and ``metrics`` could not be listened on."""
+        self.stuck: str | None = None
+        """Why it will neither be ready nor end."""
+        self._fatal: str | None = None
+        self._problem: str | None = None
+        self._last: str | None = None
+
+    def read(self) -> None:
+        """Take in the lines written since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            self._take(line.decode(errors="replace").rstrip())
+
+    def progress(self, elapsed: float) -> Progress:
+        """Return what the lines read so far say."""
+        loading = tuple(name for name, state in self._models.items() if state == "loading")
+        ready = tuple(name for name, state in self._models.items() if state == "ready")
+        return Progress(elapsed, loading, ready)
+
+    def why_it_ended(self) -> str | None:
+        """Return what says most: the last error, Triton's own summary, or the last line."""
+        return self._problem or self._fatal or self._last
+
+    def _take(self, line: str) -> None:
+        self._last = line or self._last
+        if event := _EVENT.search(line):
+            state, name = next(
+                (kind, event[kind]) for kind in ("loading", "ready", "failed") if event[kind]
+            )
+            self._models[name] = state
+            if state == "failed":
+                self.failures[name] = in_plain_words(event["reason"])
+        elif stuck := _STUCK.search(line):
+            self.stuck = in_plain_words(stuck["reason"])
+        elif lost := _PORT_LOST.search(line):
+            self.port_lost = lost["port"].lower()
+        elif fatal := _FATAL.search(line):
+            self._fatal = in_plain_words(fatal["reason"])
+        elif (problem := _PROBLEM.match(line)) and "CudaDriverHelper" not in line:
+            self._problem = in_plain_words(problem["reason"])
+
+
+def in_plain_words(reason: str) -> str:
+    r"""Return a reason as Triton gives it without its escapes, its traceback and its category.
+
+    >>> in_plain_words(r"Internal: ModuleNotFoundError: No module named 'acme'\n\nAt:\n  m.py(1)")
+    "ModuleNotFoundError: No module named 'acme'"
+    """
+    message = reason.replace("\\n", "\n").split("\n\nAt:\n")[0]
+    return " ".join(_CATEGORY.sub("", message).split()).rstrip(" ;")

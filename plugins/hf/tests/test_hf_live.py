@@ -1,0 +1,203 @@
+"""What the plugin does beyond the suite, on a real Triton."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from llmserve.errors import RequestRejectedError
+from llmserve.testing import LiveTriton
+
+PROMPT = "Programming in C++ is like"
+
+
+def post(triton: LiveTriton, path: str, body: str) -> dict[str, Any]:
+    """Do what ``curl -X POST localhost:8000/PATH -d BODY`` does."""
+    request = urllib.request.Request(f"{triton.server.http_url}/{path}", body.encode())
+    try:
+        with urllib.request.urlopen(request) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        found = json.loads(error.read())
+    return found
+
+
+@pytest.fixture
+def falcon(triton: LiveTriton) -> str:
+    return triton.build("hf", name="falcon7b", max_batch_size=0, max_tokens=15, echo=True)
+
+
+@pytest.fixture
+def batched(triton: LiveTriton) -> str:
+    return triton.build("hf")
+
+
+@pytest.fixture
+def streaming(triton: LiveTriton) -> str:
+    return triton.build("hf", decoupled=True)
+
+
+def test_the_tutorials_infer_command_works_letter_by_letter(
+    triton: LiveTriton, falcon: str
+) -> None:
+    body = (
+        '{"inputs": [{"name":"text_input","datatype":"BYTES","shape":[1],"data":["I am going"]}]}'
+    )
+    answer = post(triton, f"v2/models/{falcon}/infer", body)
+    text = next(output for output in answer["outputs"] if output["name"] == "text_output")
+    assert text["shape"] == [1]
+    assert text["data"][0].startswith("I am going ")
+
+
+def test_the_tutorials_generate_command_works_letter_by_letter(
+    triton: LiveTriton, falcon: str
+) -> None:
+    triton.build("hf", name="persimmon8b", max_batch_size=0, echo=True)
+    for model in (falcon, "persimmon8b"):
+        answer = post(triton, f"v2/models/{model}/generate", '{"text_input":"How can you be"}')
+        assert answer["text_output"].startswith("How can you be")
+        assert answer["model_name"] == model
+
+
+def test_eight_requests_with_different_wishes_share_batches(
+    triton: LiveTriton, batched: str
+) -> None:
+    triton.client.generate(batched, PROMPT, max_tokens=1)
+    before = triton.executions(batched), triton.requests(batched)
+    wishes: list[dict[str, Any]] = [
+        {"max_tokens": 40},
+        {"max_tokens": 50, "temperature": 0.7, "seed": 1},
+        {"max_tokens": 30, "stop_words": ["."]},
+        {"max_tokens": 20, "top_k": 4, "seed": 2},
+        {"max_tokens": 45, "repetition_penalty": 1.2},
+        {"max_tokens": 35, "bad_words": ["the"]},
+        {"max_tokens": 25, "min_tokens": 10},
+        {"max_tokens": 40, "ignore_eos": True},
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda w: triton.client.generate(batched, PROMPT, **w), wishes))
+    assert all(answer.text for answer in answers)
+    assert triton.requests(batched) - before[1] == 8
+    # The first may have run alone while the others waited; they then ran together.
+    assert triton.executions(batched) - before[0] <= 3
+
+
+def test_a_short_answer_does_not_wait_for_a_long_neighbour(
+    triton: LiveTriton, batched: str
+) -> None:
+    order: list[str] = []
+
+    def ask(name: str, tokens: int) -> None:
+        triton.client.generate(batched, PROMPT, max_tokens=tokens, ignore_eos=True)
+        order.append(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        # The first goes alone, so that the others are one batch.
+        jobs = [pool.submit(ask, "first", 20)]
+        jobs += [pool.submit(ask, "long", 300), pool.submit(ask, "short", 5)]
+        for job in jobs:
+            job.result()
+    assert order.index("short") < order.index("long")
+
+
+def test_stop_words_do_not_leak(triton: LiveTriton, batched: str, streaming: str) -> None:
+    whole = triton.client.generate(batched, PROMPT, max_tokens=40).text
+    word = whole[10:14]
+    for model in (batched, streaming):
+        pieces = list(triton.client.stream(model, PROMPT, max_tokens=40, stop_words=[word]))
+        assert "".join(piece.text for piece in pieces) == whole[: whole.index(word)]
+        assert pieces[-1].finish_reason == "stop"
+
+
+def test_bad_words_do_not_appear(triton: LiveTriton, batched: str) -> None:
+    whole = triton.client.generate(batched, PROMPT, max_tokens=40).text
+    word = whole.split()[1]
+    other = triton.client.generate(batched, PROMPT, max_tokens=40, bad_words=[word]).text
+    assert f" {word} " in f"{whole} "
+    assert f" {word} " not in f"{other} "
+
+
+def test_a_stream_comes_in_pieces_and_whole_if_not_asked_for(
+    triton: LiveTriton, streaming: str
+) -> None:
+    pieces = list(triton.client.stream(streaming, PROMPT, max_tokens=20))
+    assert len(pieces) > 5
+    url = f"v2/models/{streaming}/generate"
+    answer = post(triton, url, json.dumps({"text_input": PROMPT, "max_tokens": 20}))
+    assert answer["text_output"] == "".join(piece.text for piece in pieces)
+
+
+def test_several_prompts_stream_beside_each_other(triton: LiveTriton, streaming: str) -> None:
+    prompts = [PROMPT, "The capital of France is", "Once upon a time"]
+    alone = [triton.client.generate(streaming, prompt, max_tokens=20).text for prompt in prompts]
+    texts = ["", "", ""]
+    for piece in triton.client.stream(streaming, prompts, max_tokens=20):
+        texts[piece.index] += piece.text
+    assert texts == alone
+
+
+def test_a_request_that_is_left_stops_generating(triton: LiveTriton, streaming: str) -> None:
+    for piece in triton.client.stream(streaming, PROMPT, max_tokens=500, ignore_eos=True):
+        assert piece.text
+        break
+    # Were it still running, this would wait behind it for all of its 500 tokens.
+    import time
+
+    began = time.perf_counter()
+    triton.client.generate(streaming, PROMPT, max_tokens=1)
+    short = time.perf_counter() - began
+    began = time.perf_counter()
+    triton.client.generate(streaming, PROMPT, max_tokens=480, ignore_eos=True)
+    assert short < (time.perf_counter() - began) / 2
+
+
+def test_a_conversation_goes_through_the_chat_template(triton: LiveTriton, batched: str) -> None:
+    chat = triton.build("hf", chat=True)
+    question = "What is the capital of France?"
+    talk = [{"role": "user", "content": question}]
+    by_messages = triton.client.generate(batched, messages=talk, max_tokens=30).text
+    by_template = triton.client.generate(chat, question, max_tokens=30).text
+    assert by_messages == by_template
+    assert by_messages != triton.client.generate(batched, question, max_tokens=30).text
+    body = json.dumps({"messages": json.dumps(talk), "max_tokens": 30})
+    answer = post(triton, f"v2/models/{batched}/generate", body)
+    assert answer["text_output"] == by_messages
+
+
+@pytest.mark.parametrize("messages", ["{", "[]", "3", '[{"role": "user"}]', '["hi"]'])
+def test_a_conversation_that_is_none_is_refused(
+    triton: LiveTriton, batched: str, messages: str
+) -> None:
+    with pytest.raises(RequestRejectedError, match="messages"):
+        triton.client.generate(batched, messages=messages)
+
+
+def test_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: str) -> None:
+    from transformers import AutoTokenizer
+
+    from llmserve.demo import demo_model_path
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    answer = triton.client.generate(batched, PROMPT, max_tokens=12)
+    assert answer.input_tokens == len(tokenizer.encode(PROMPT))
+    assert answer.output_tokens == 12
+    assert answer.text == tokenizer.decode(tokenizer.encode(PROMPT + answer.text)[-12:])
+
+
+def test_greedy_answers_are_those_of_generate(triton: LiveTriton, batched: str) -> None:
+    from transformers import pipeline
+
+    from llmserve.demo import demo_model_path
+
+    alone = pipeline("text-generation", model=str(demo_model_path()), device="cpu")
+    for prompt in (PROMPT, "Once upon a time", "Hello"):
+        expected = alone(prompt, max_new_tokens=32, return_full_text=False, do_sample=False)
+        assert (
+            triton.client.generate(batched, prompt, max_tokens=32).text
+            == (expected[0]["generated_text"])
+        )

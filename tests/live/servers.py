@@ -1,0 +1,94 @@
+"""Small repositories for the tests of the server, and how to see what is left of one."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmserve.server import Server, ServerSettings
+
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_STRING dims: [1] }
+output { name: "OUT" data_type: TYPE_STRING dims: [1] }
+instance_group { kind: KIND_CPU }
+"""
+ECHO = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("OUT", value)]) for value in inputs]
+"""
+IMPORTS = "import acme\n"
+RAISES = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise ValueError("the weights are cut short")
+"""
+SLOW = """
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(60)
+"""
+
+
+def repository(folder: Path, **models: str) -> Path:
+    for name, source in models.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(CONFIG)
+        (folder / name / "1" / "model.py").write_text(source)
+    return folder
+
+
+def settings(folder: Path, **changes: Any) -> ServerSettings:
+    free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return ServerSettings(folder, **{"runtime": "embedded", **free, **changes})
+
+
+def ask(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(url, data, timeout=10) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+def echo(server: Server, text: str, model: str = "echo") -> str:
+    tensor = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": [text]}
+    answer = ask(f"{server.http_url}/v2/models/{model}/infer", {"inputs": [tensor]})
+    return str(answer["outputs"][0]["data"][0])
+
+
+def name_of(server: Server) -> str:
+    return str(ask(f"{server.http_url}/v2")["name"])
+
+
+def left_of(name: str) -> list[str]:
+    """Everything on this machine that carries a server's name; the log is not counted."""
+    found = [str(path) for path in Path("/dev/shm").glob(f"{name}*")]
+    temporary = Path(tempfile.gettempdir()).glob(f"{name}*")
+    found += [str(path) for path in temporary if path.suffix != ".log"]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if name.encode() in command:
+            found.append(f"{process.name}: {command!r}")
+    return found
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+    return value

@@ -1,0 +1,158 @@
+"""A real Triton: started, used, refused."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmserve.errors import PortInUseError, ServerError
+from llmserve.server import Progress, Server, ServerSettings, ports, start
+from tests.live.servers import (
+    ECHO,
+    IMPORTS,
+    RAISES,
+    ask,
+    echo,
+    left_of,
+    repository,
+    settings,
+)
+
+
+@pytest.fixture(scope="module")
+def progress() -> list[Progress]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, progress: list[Progress]) -> Iterator[Server]:
+    folder = repository(tmp_path_factory.mktemp("models"), echo=ECHO, second=ECHO, broken=IMPORTS)
+    options = settings(folder, explicit=True, models=("echo",))
+    with start(options, on_progress=progress.append) as running:
+        yield running
+
+
+def test_it_answers(server: Server, progress: list[Progress]) -> None:
+    assert echo(server, "naïve 🌊") == "naïve 🌊"
+    assert re.fullmatch(r"embedded Triton \d+\.\d+\.\d+", server.runtime)
+    assert server.alive()
+    assert server.wait(0.01) is None
+    assert any(step.loading == ("echo",) for step in progress)
+    assert progress[-1].ready == ("echo",)
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as metrics:
+        assert b"nv_inference_count" in metrics.read()
+
+
+def test_it_listens_on_loopback_only(server: Server) -> None:
+    # 127.0.0.2 is this machine too: a server that listened on every address would answer there.
+    for url in (server.http_url, server.grpc_url, server.metrics_url):
+        port = int(re.findall(r":(\d+)", url)[0])
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_models_come_and_go(server: Server) -> None:
+    server.load("second")
+    assert echo(server, "here", model="second") == "here"
+    server.unload("second")
+    assert server.models() == {"echo": "READY", "second": "UNAVAILABLE", "broken": ""}
+    with pytest.raises(ServerError, match="'broken' failed to load: ModuleNotFoundError: No mod"):
+        server.load("broken")
+    with pytest.raises(ServerError, match="nobody"):
+        server.load("nobody")
+    assert echo(server, "still") == "still"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "repository/models/second/load",
+        "repository/models/echo/unload",
+        "repository/index",
+        "logging",
+        "systemsharedmemory/region/x/register",
+    ],
+)
+def test_others_may_not_change_it_over_http(server: Server, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(f"{server.http_url}/v2/{path}", {})
+    assert refused.value.code == 403
+
+
+def test_others_may_not_change_it_over_grpc(server: Server) -> None:
+    grpc = pytest.importorskip("tritonclient.grpc")
+    client = grpc.InferenceServerClient(server.grpc_url)
+    try:
+        for change in (client.load_model, client.unload_model):
+            with pytest.raises(Exception, match="restricted"):
+                change("second")
+        assert client.is_model_ready("echo")
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_named_before_anything_starts(
+    server: Server, tmp_path: Path, name: str
+) -> None:
+    url = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url}[name]
+    port = int(re.findall(r":(\d+)", url)[0])
+    with pytest.raises(PortInUseError) as taken:
+        start(settings(tmp_path, **{f"{name}_port": port}))
+    assert str(taken.value) == (
+        f"port {port} for {name} is in use on 127.0.0.1: --{name}-port 0 picks a free one"
+    )
+
+
+def test_a_free_port_that_is_lost_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thief = socket.socket()
+    choose = ports.choose
+
+    def robbed(options: ServerSettings) -> ports.Ports:
+        chosen = choose(options)
+        if thief.getsockname()[1] == 0:
+            thief.bind(("127.0.0.1", chosen.grpc))
+            thief.listen()
+        return chosen
+
+    monkeypatch.setattr(ports, "choose", robbed)
+    with thief, start(settings(repository(tmp_path, echo=ECHO))) as second:
+        assert not second.grpc_url.endswith(f":{thief.getsockname()[1]}")
+        assert echo(second, "again") == "again"
+
+
+def test_a_model_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(ServerError) as failed:
+        start(settings(repository(tmp_path, fine=ECHO, bad=RAISES)))
+    assert failed.value.problem == (
+        "model 'bad' failed to load: ValueError: the weights are cut short"
+    )
+    log = Path(str(failed.value.mend).removeprefix("see "))
+    assert "cut short" in log.read_text()
+    assert left_of(log.name.rsplit("-", 1)[0]) == []
+    log.unlink()
+
+
+def test_a_repository_that_triton_refuses(tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    (repository(tmp_path / "models", echo=ECHO) / "notes").mkdir()
+    with pytest.raises(ServerError, match="notes") as failed:
+        start(settings(tmp_path / "models", log_file=log))
+    assert failed.value.mend == f"see {log}"
+    assert "\n" not in str(failed.value)
+
+
+def test_a_model_without_its_file_does_not_hang(tmp_path: Path) -> None:
+    """Triton itself waits for ever for the stub, which has ended."""
+    (repository(tmp_path, hollow=ECHO) / "hollow" / "1" / "model.py").unlink()
+    with pytest.raises(ServerError, match=r"model file not found in '.*hollow/1/model\.py'"):
+        start(settings(tmp_path, log_file=tmp_path / "triton.log", ready_timeout=20))

@@ -1,0 +1,133 @@
+"""What is put on a command line, and which runtime is chosen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmserve.errors import ServerError
+from llmserve.server import ServerSettings, docker, embedded, runtimes
+from llmserve.server.launch import Own, inherited_environment, triton_args
+from llmserve.server.ports import Ports
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Own:
+    return Own(Ports("127.0.0.1", 1, 2, 3), tmp_path / "scratch", "llmserve-test", key="sesame")
+
+
+def guarded(arguments: tuple[str, ...]) -> list[str]:
+    return [argument for argument in arguments if argument.endswith(":llmserve-key=sesame")]
+
+
+def test_what_writes_is_always_behind_the_key(own: Own) -> None:
+    arguments = triton_args(ServerSettings(Path("m")), own, repository="/m")
+    assert len(guarded(arguments)) == 2
+    for argument in guarded(arguments):
+        assert "shared-memory,trace,logging" in argument
+        assert "model-repository" not in argument, "clients may ask which models there are"
+    assert "--model-control-mode=explicit" not in arguments
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ServerSettings(Path("m"), explicit=True), ServerSettings(Path("m"), models=("a", "b"))],
+)
+def test_where_models_can_be_loaded_that_is_behind_the_key(
+    own: Own, settings: ServerSettings
+) -> None:
+    arguments = triton_args(settings, own, repository="/m")
+    assert all("model-repository" in argument for argument in guarded(arguments))
+    loaded = [argument for argument in arguments if argument.startswith("--load-model")]
+    assert loaded == [f"--load-model={name}" for name in settings.models]
+
+
+def test_a_container_is_told_where_and_never_the_token(
+    own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    settings = ServerSettings(tmp_path, image="triton:test", extra_args=("--log-verbose=1",))
+    arguments = docker.run_arguments(settings, own, gpus=False)
+    image = arguments.index("triton:test")
+    before, inside = arguments[:image], arguments[image + 1 :]
+    assert "--env=HF_TOKEN" in before
+    assert "hf_secret" not in " ".join(arguments)
+    assert "--env=HF_HUB_OFFLINE" not in before
+    assert [a for a in before if a.startswith("--publish")] == [
+        "--publish=127.0.0.1:1:8000",
+        "--publish=127.0.0.1:2:8001",
+        "--publish=127.0.0.1:3:8002",
+    ]
+    assert f"--mount=type=bind,source={tmp_path},target=/models,readonly" in before
+    assert f"--mount=type=bind,source={tmp_path},target=/hf" in before
+    assert "--gpus=all" not in before
+    assert inside[0] == "tritonserver"
+    assert {"--model-repository=/models", "--http-port=8000"} <= set(inside)
+    assert inside[-1] == "--log-verbose=1"
+    assert "--gpus=all" in docker.run_arguments(settings, own, gpus=True)
+
+
+def test_auto_takes_a_server_on_path_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = tmp_path / "tritonserver"
+    server.write_text("#!/bin/sh\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runtimes.first_available() == "binary"
+
+
+def test_where_there_is_none_all_three_ways_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    monkeypatch.setattr("llmserve.server.binary._USUAL", tmp_path / "nothing")
+    with pytest.raises(ServerError) as none:
+        runtimes.first_available()
+    for words in ("binary: no tritonserver", "embedded: ", "docker: no docker command"):
+        assert words in none.value.problem
+
+
+def test_what_the_embedded_server_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"numpy": "2.1.0"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: None)
+    monkeypatch.setattr(sys, "version_info", (3, 12, 0))
+    with pytest.raises(ServerError, match=r"numpy < 2 and this is 2\.1\.0: pip install"):
+        embedded.find()
+
+
+def test_python_path_is_absolute_for_a_server_in_another_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "/lib"]))
+    expected = os.pathsep.join([str(Path("src").absolute()), "/lib"])
+    assert inherited_environment()["PYTHONPATH"] == expected
+
+
+def test_a_folder_of_backends_is_linked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins = tmp_path / "backends"
+    (stand_ins / "acme").mkdir(parents=True)
+    (stand_ins / "acme" / "model.py").touch()
+    (stand_ins / "notes").mkdir()
+    library = tmp_path / "libpython.so"
+    library.touch()
+    monkeypatch.setattr(embedded, "STAND_INS", stand_ins)
+    monkeypatch.setattr(embedded, "_libpython", lambda: library)
+    backends, libraries = embedded.compose(tmp_path / "home", tmp_path / "scratch")
+    assert {path.name for path in backends.iterdir()} == {"python", "acme"}
+    assert (backends / "acme" / "model.py").is_file()
+    assert [path.name for path in libraries.iterdir()] == ["libpython.so"]
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    program = "import sys, llmserve.server; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    heavy = {"numpy", "torch", "tritonclient", "click", "pytriton", "http.client"}
+    assert done.returncode == 0, done.stderr
+    assert not heavy & set(done.stdout.split())
