@@ -1,0 +1,238 @@
+"""What a build emits, and what it refuses, without a server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmserve
+from llmserve import modelconfig
+from llmserve.builder.dockerfile import FILE as DOCKERFILE
+from llmserve.demo import demo_model_path
+from llmserve.errors import (
+    IncompatibleError,
+    LLMServeError,
+    ModelSourceError,
+    OptionError,
+    OutputError,
+    PluginError,
+    UsageError,
+)
+from llmserve.manifest import hashes, references
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    return tmp_path / "repo"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Lend a copy of the demo model as a local folder to spoil."""
+    return Path(shutil.copytree(demo_model_path(), tmp_path / "my model"))
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_local_folder_is_copied_and_served_under_its_own_name(repo: Path, folder: Path) -> None:
+    result = llmserve.build("hf", str(folder), output=repo)
+    assert result.name == "my-model"
+    assert (result.folder / "1" / "model" / "model.safetensors").is_file()
+    assert str(folder) not in (result.folder / "llmserve.json").read_text()
+
+
+def test_weights_can_stay_where_they_are(repo: Path, folder: Path) -> None:
+    result = llmserve.build("hf", str(folder), output=repo, weights="reference")
+    assert not (result.folder / "1" / "model").exists()
+    assert references(repo) == [folder]
+    assert f"{folder}:{folder}:ro" in result.docker_run
+
+
+def test_the_entry_is_one_import_line(repo: Path) -> None:
+    result = llmserve.build("hf", "demo", output=repo)
+    assert (result.folder / "1" / "model.py").read_text().count("\n") == 1
+
+
+def test_several_models_share_a_repository_and_its_dockerfile(repo: Path) -> None:
+    llmserve.build("hf", "demo", output=repo)
+    llmserve.build("hf", "demo", name="other", output=repo)
+    assert {path.name for path in repo.iterdir()} == {"demo", "other", DOCKERFILE}
+    text = (repo / DOCKERFILE).read_text()
+    assert text.count("transformers==") == 1
+    assert "nvcr.io/nvidia/tritonserver:" in text
+
+
+def test_a_dockerfile_of_the_users_own_stays(repo: Path) -> None:
+    llmserve.build("hf", "demo", output=repo)
+    (repo / DOCKERFILE).write_text("FROM mine\n")
+    llmserve.build("hf", "demo", output=repo)
+    assert (repo / DOCKERFILE).read_text() == "FROM mine\n"
+
+
+def test_an_unbatched_model_has_no_batch_dimension(repo: Path) -> None:
+    result = llmserve.build("hf", "demo", output=repo, max_batch_size=0)
+    config = modelconfig.read(result.folder)
+    assert config.max_batch_size == 0
+    assert not config.HasField("dynamic_batching")
+    assert {tuple(tensor.dims) for tensor in config.output} == {(-1,)}
+
+
+def test_a_streaming_model_is_decoupled(repo: Path) -> None:
+    result = llmserve.build("hf", "demo", output=repo, decoupled=True)
+    assert modelconfig.read(result.folder).model_transaction_policy.decoupled
+    assert result.manifest.exchange == "stream"
+
+
+def test_remote_code_is_refused_unless_asked_and_then_said(repo: Path, folder: Path) -> None:
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    edit_json(folder / "config.json", auto_map=own, model_type="own", architectures=["Own"])
+    (folder / "own.py").write_text("raise SystemExit('this code was not asked for')")
+    with pytest.raises(ModelSourceError, match="trust_remote_code=true"):
+        llmserve.build("hf", str(folder), output=repo)
+    result = llmserve.build("hf", str(folder), output=repo, trust_remote_code=True)
+    assert json.loads((result.folder / "llmserve.json").read_text())["trust_remote_code"] is True
+    assert (result.folder / "1" / "model" / "own.py").is_file()
+
+
+def test_code_beside_a_model_is_not_copied_unless_asked(repo: Path, folder: Path) -> None:
+    (folder / "own.py").write_text("")
+    result = llmserve.build("hf", str(folder), output=repo)
+    assert not list(result.folder.rglob("own.py"))
+
+
+def test_pickled_weights_are_refused_unless_asked(repo: Path, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelSourceError, match="pickle=true"):
+        llmserve.build("hf", str(folder), output=repo)
+    result = llmserve.build("hf", str(folder), output=repo, pickle=True)
+    assert (result.folder / "1" / "model" / "pytorch_model.bin").is_file()
+
+
+def test_chat_needs_a_template(repo: Path, folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(OptionError, match="no chat template"):
+        llmserve.build("hf", str(folder), output=repo, chat=True)
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def no_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def no_language_model(folder: Path) -> None:
+    edit_json(folder / "config.json", architectures=["BertModel"], model_type="bert-like")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (no_config, "no config.json"),
+        (no_weights, "no weights"),
+        (no_tokenizer, "no tokenizer"),
+        (no_json, "cannot be read"),
+        (no_language_model, "no causal language model"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused_and_nothing_is_written(
+    repo: Path, folder: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    llmserve.build("hf", "demo", output=repo, name="kept")
+    before = hashes(repo)
+    spoil(folder)
+    with pytest.raises(ModelSourceError, match=message) as caught:
+        llmserve.build("hf", str(folder), output=repo)
+    assert "\n" not in str(caught.value)
+    assert hashes(repo) == before
+    assert sorted(path.name for path in repo.parent.iterdir()) == ["my model", "repo"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"plugin": "hff"}, PluginError, "did you mean 'hf'"),
+        ({"model": "./nothing/here"}, ModelSourceError, "no folder at"),
+        ({"model": "a/b/c"}, ModelSourceError, "no folder at"),
+        ({"model": __file__}, ModelSourceError, "is a file"),
+        ({"name": "a/b"}, UsageError, "--name"),
+        ({"tokenizer": "transformer"}, PluginError, "did you mean 'transformers'"),
+        ({"batching": "none"}, PluginError, "no batching"),
+        ({"dtype": "float64"}, OptionError, "choose one of"),
+        ({"device": "gpu"}, OptionError, "choose auto"),
+        ({"max_batch_size": -1}, OptionError, "at least 0"),
+        ({"max_batchsize": 8}, OptionError, "did you mean 'max_batch_size'"),
+        ({"output": __file__}, OutputError, "is a file"),
+        ({"output": Path(__file__).parents[1]}, OutputError, "holds something else"),
+    ],
+)
+def test_bad_input_gets_one_line_that_names_the_mend(
+    tmp_path: Path, asked: dict[str, Any], error: type[LLMServeError], message: str
+) -> None:
+    spec: dict[str, Any] = {"plugin": "hf", "model": "demo", "output": tmp_path / "r", **asked}
+    with pytest.raises(error, match=message) as caught:
+        llmserve.build(spec.pop("plugin"), spec.pop("model"), **spec)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_work_together_is_refused_with_what_can(repo: Path) -> None:
+    from llmserve.builder.plan import make_plan
+    from llmserve.builder.spec import BuildSpec
+    from llmserve.registry import Entry, Registry
+    from llmserve.roles import Batching
+
+    registry = Registry.load()
+    stepping = Batching(name="stepping", summary="", runtime="x:Y", mode="step")
+    registry.entries.append(Entry(stepping, "batching", registry.plugins[0]))
+    with pytest.raises(IncompatibleError, match="choose one of dynamic"):
+        make_plan(BuildSpec("hf", "demo", output=repo, batching="stepping"), registry)
+
+
+def test_a_token_reaches_no_file(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "hf_thisIsNotARealToken"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    result = llmserve.build("hf", "demo", output=repo)
+    assert secret not in result.docker_run
+    assert "-e HF_TOKEN" in result.docker_run
+    for path in repo.rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes()
+
+
+def test_the_repository_that_is_checked_in_is_what_build_emits(tmp_path: Path) -> None:
+    """Without weights, which are large: their hashes are in the manifest."""
+    for folder in sorted(path for path in REPOSITORY.iterdir() if path.is_dir()):
+        papers = json.loads((folder / "llmserve.json").read_text())
+        llmserve.build(
+            papers["recipe"], papers["source"]["kind"], name=folder.name, output=tmp_path / "r",
+            **papers["options"],
+        )  # fmt: skip
+    checked_in, built = without_weights(REPOSITORY), without_weights(tmp_path / "r")
+    assert built == checked_in
+    assert any(name.endswith("config.pbtxt") for name in checked_in)
+
+
+def without_weights(repository: Path) -> dict[str, str]:
+    return {n: d for n, d in hashes(repository).items() if not n.endswith(".safetensors")}

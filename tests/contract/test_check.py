@@ -1,0 +1,163 @@
+"""`llmserve check` finds what would not load, and says it in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import llmserve
+from llmserve import modelconfig
+from llmserve.check import check_repository
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    llmserve.build("hf", "demo", output=tmp_path / "repo")
+    return tmp_path / "repo"
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def spoil_placeholder(model: Path) -> None:
+    replace(model / "config.pbtxt", "max_batch_size: 8", "max_batch_size: ${triton_max_batch_size}")
+
+
+def spoil_syntax(model: Path) -> None:
+    replace(model / "config.pbtxt", "max_batch_size: 8", "max_batch_sice: 8")
+
+
+def spoil_name(model: Path) -> None:
+    replace(model / "config.pbtxt", 'name: "demo"', 'name: "other"')
+
+
+def spoil_batching(model: Path) -> None:
+    replace(model / "config.pbtxt", "max_batch_size: 8", "max_batch_size: 0")
+
+
+def spoil_twice(model: Path) -> None:
+    replace(model / "config.pbtxt", 'name: "top_k"', 'name: "top_p"')
+
+
+def spoil_entry(model: Path) -> None:
+    (model / "1" / "model.py").unlink()
+
+
+def spoil_code(model: Path) -> None:
+    (model / "1" / "model.py").write_text("def (")
+
+
+def spoil_weights(model: Path) -> None:
+    (model / "1" / "model" / "model.safetensors").unlink()
+
+
+def spoil_version(model: Path) -> None:
+    (model / "1").rename(model / "one")
+
+
+def spoil_config(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+
+
+def spoil_neighbour(model: Path) -> None:
+    (model.parent / "notes").mkdir()
+
+
+def spoil_package(model: Path) -> None:
+    replace(model / "llmserve.json", '"torch": ', '"no-such-package": ')
+
+
+def spoil_manifest(model: Path) -> None:
+    (model / "llmserve.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_placeholder, r"\$\{triton_max_batch_size\} in line 2"),
+        (spoil_syntax, "max_batch_sice"),
+        (spoil_name, "called 'other'"),
+        (spoil_batching, "needs a batch dimension"),
+        (spoil_twice, "top_p is declared twice"),
+        (spoil_entry, r"1/model\.py is missing"),
+        (spoil_code, "is no Python"),
+        (spoil_weights, r"model\.safetensors is missing"),
+        (spoil_version, "no version folder"),
+        (spoil_config, r"no config\.pbtxt"),
+        (spoil_neighbour, "notes: it is no model"),
+        (spoil_package, "no-such-package"),
+        (spoil_manifest, "is damaged"),
+    ],
+)
+def test_what_would_not_load_is_found(
+    repo: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    assert check_repository(repo) == []
+    spoil(repo / "demo")
+    fatal = [problem for problem in check_repository(repo) if problem.fatal]
+    import re
+
+    assert any(re.search(message, str(problem)) for problem in fatal), fatal
+
+
+def test_an_edit_is_worth_a_note(repo: Path) -> None:
+    (repo / "demo" / "client.py").write_text("mine")
+    (problem,) = check_repository(repo)
+    assert not problem.fatal
+    assert "client.py was changed" in problem.what
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "text_input" data_type: TYPE_STRING dims: 1 }
+input { name: "extra" data_type: TYPE_STRING dims: 1 }
+output { name: "answer" data_type: TYPE_INT32 dims: 1 }
+output { name: "lost" data_type: TYPE_STRING dims: 1 }
+ensemble_scheduling {
+  step {
+    model_name: "demo" model_version: -1
+    input_map { key: "text_input" value: "text_input" }
+    input_map { key: "no_such_input" value: "nowhere" }
+    output_map { key: "text_output" value: "answer" }
+  }
+  step { model_name: "absent" model_version: -1 }
+}
+"""
+
+
+def test_an_ensemble_is_followed_tensor_by_tensor(repo: Path) -> None:
+    folder = repo / "whole"
+    (folder / "1").mkdir(parents=True)
+    (folder / modelconfig.FILE).write_text(ENSEMBLE)
+    told = "\n".join(str(problem) for problem in check_repository(repo))
+    for part in (
+        "step absent is no model", "demo has no input no_such_input",
+        "nothing makes the tensor nowhere", "input extra goes nowhere",
+        "output lost comes from nowhere", "output answer has another data_type",
+    ):  # fmt: skip
+        assert part in told
+
+
+def test_an_ensemble_that_fits_is_left_in_peace(repo: Path) -> None:
+    folder = repo / "whole"
+    (folder / "1").mkdir(parents=True)
+    (folder / modelconfig.FILE).write_text(
+        'platform: "ensemble" max_batch_size: 8 '
+        'input { name: "text_input" data_type: TYPE_STRING dims: 1 } '
+        'output { name: "answer" data_type: TYPE_STRING dims: 1 } '
+        'ensemble_scheduling { step { model_name: "demo" model_version: -1 '
+        'input_map { key: "text_input" value: "text_input" } '
+        'output_map { key: "text_output" value: "answer" } } }'
+    )
+    assert check_repository(repo) == []
+
+
+def test_nothing_is_no_repository(tmp_path: Path) -> None:
+    assert check_repository(tmp_path)[0].fatal
+    assert check_repository(tmp_path / "gone")[0].fatal
