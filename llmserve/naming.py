@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -20,6 +19,8 @@ def near(name: str, known: Iterable[str]) -> str:
     >>> near("x", ["hf", "iterative"])
     'choose one of hf, iterative'
     """
+    import difflib
+
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     if close:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
 from types import ModuleType
 
 from llmserve import __version__
+from llmserve.installed import EntryPoint, entry_points
 
 GROUP = "llmserve"
 ONLY = "LLMSERVE_PLUGINS"
@@ -40,7 +41,7 @@ def find_plugins(environment: Mapping[str, str] = os.environ) -> Iterator[Plugin
 
     yield Plugin("core", "llmserve", __version__, module=builtin)
     only, blocked = _names(environment.get(ONLY)), _names(environment.get(BLOCKED))
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    for point in entry_points(GROUP):
         if only and point.name not in only:
             yield _plugin(point, problem=f"it is not in {ONLY}")
         elif point.name in blocked:
@@ -57,20 +58,17 @@ def reason(error: BaseException) -> str:
 
 def _imported(point: EntryPoint) -> Plugin:
     try:
-        module = point.load()
+        module = import_module(point.value)
     except (Exception, SystemExit) as error:
         # Whatever a stranger's module does when it is imported, it stops only that plugin.
         return _plugin(point, problem=reason(error))
-    if not isinstance(module, ModuleType):
-        return _plugin(point, problem=f"its entry point {point.value} names no module")
     return _plugin(point, module=module)
 
 
 def _plugin(
     point: EntryPoint, *, problem: str | None = None, module: ModuleType | None = None
 ) -> Plugin:
-    name, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
-    return Plugin(point.name, name, version, problem, module)
+    return Plugin(point.name, point.distribution, point.version, problem, module)
 
 
 def _names(text: str | None) -> frozenset[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from llmserve import hookimpl, plugins
 from llmserve.errors import PluginError
+from llmserve.installed import EntryPoint
 from llmserve.plugins import Plugin, find_plugins
 from llmserve.registry import Registry
 from llmserve.roles import Formatter, Recipe, Tokenizer
@@ -113,7 +113,7 @@ def test_selecting_a_broken_plugin_says_why() -> None:
 
 
 def points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    found = [EntryPoint(name, value, "llmserve") for name, value in values.items()]
+    found = [EntryPoint(name, value, f"{name}-dist", "1.0") for name, value in values.items()]
     monkeypatch.setattr(plugins, "entry_points", lambda group: found)
 
 
@@ -121,7 +121,7 @@ def test_an_import_that_fails_breaks_its_plugin_alone(monkeypatch: pytest.Monkey
     points(monkeypatch, gone="no_such_module_anywhere", attribute="json:dumps")
     found = {plugin.name: plugin for plugin in find_plugins({})}
     assert "no_such_module_anywhere" in (found["gone"].problem or "")
-    assert "names no module" in (found["attribute"].problem or "")
+    assert "json:dumps" in (found["attribute"].problem or "")
     assert found["core"].problem is None
 
 

@@ -1,0 +1,173 @@
+"""What to send next and what came back: the part that sync and asyncio share.
+
+An exchange is a loop of rounds. Each round is a list of requests that may run at the same
+time; their responses go to :meth:`Exchange.take`. No more rounds means that all is said.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from llmserve.client.model import ModelInfo
+from llmserve.client.options import Value, check_options
+from llmserve.client.results import Piece
+from llmserve.client.wire import build_request, read_response
+from llmserve.errors import ClientError
+
+
+class Exchange(Protocol):
+    """One call of ``generate`` or ``stream``, however the model wants it."""
+
+    info: ModelInfo
+
+    def next_round(self) -> list[Any]:
+        """Give the requests to send now, none when the exchange is complete."""
+
+    def take(self, response: Any) -> list[Piece]:
+        """Read a response to one of them."""
+
+    def endings(self) -> list[Any]:
+        """Give what must still be sent, whatever happened."""
+
+
+def open_exchange(
+    info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Any], *, pieces: bool
+) -> Exchange:
+    """Choose the exchange; ``pieces`` asks a model that can stream for single pieces."""
+    checked = check_options(options)
+    if info.exchange == "sequence":
+        return Stepwise(info, prompts, checked)
+    asked = info.inputs.get("stream")
+    if info.exchange == "stream" and (info.made_by_llmserve or asked):
+        checked["stream"] = pieces
+    elif asked and not asked.optional and not info.made_by_llmserve:
+        checked["stream"] = False
+    if not info.made_by_llmserve:
+        # TensorRT-LLM counts only for who asks.
+        for name in ("return_num_input_tokens", "return_num_output_tokens"):
+            if name in info.inputs:
+                checked.setdefault(name, True)
+    return AtOnce(info, prompts, checked)
+
+
+class AtOnce:
+    """Unary and streaming models: everything is sent in one round, and answers follow."""
+
+    def __init__(
+        self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value]
+    ) -> None:
+        self.info = info
+        self._counts: dict[str, int] = {}
+        self._finished: set[int] = set()
+        self._round: list[Any] = []
+        size = info.rows or max(1, len(prompts))
+        for first in range(0, len(prompts), size):
+            rows = prompts[first : first + size]
+            self._counts[str(first)] = len(rows)
+            self._round.append(build_request(info, rows, options, request_id=str(first)))
+
+    def next_round(self) -> list[Any]:
+        """Give all requests, once."""
+        waiting, self._round = self._round, []
+        return waiting
+
+    def take(self, response: Any) -> list[Piece]:
+        """Read a response; its id is the index of its first row."""
+        count = self._counts.get(response.id)
+        if count is None:
+            raise ClientError("the server answered a request that was not sent")
+        pieces = _moved(read_response(response, count), int(response.id))
+        return [piece for piece in pieces if self._is_wanted(piece)]
+
+    def _is_wanted(self, piece: Piece) -> bool:
+        # In a request of several rows those that are complete go along, empty, to the end.
+        if piece.index in self._finished and not piece.text:
+            return False
+        if piece.finish_reason:
+            self._finished.add(piece.index)
+        return True
+
+    def endings(self) -> list[Any]:
+        """Give nothing: these models keep no state between requests."""
+        return []
+
+
+class Steps:
+    """One sequence of a model that keeps state: it has a start, steps and an end."""
+
+    def __init__(self, info: ModelInfo, *, index: int = 0) -> None:
+        self.info = info
+        self.request_id = str(index)
+        # 0 would mean that the request belongs to no sequence.
+        self._correlation = secrets.randbits(63) or 1
+        self._options: Mapping[str, Value] = {}
+        self._started = self._ended = False
+
+    def step(self, text: str, options: Mapping[str, Value]) -> Any:
+        """Build the request for the next step."""
+        controls: dict[str, Value] = {"sequence_id": self._correlation}
+        if not self._started:
+            controls["sequence_start"] = True
+        request = self._request(text, options, controls)
+        self._started = True
+        return request
+
+    def endings(self) -> list[Any]:
+        """Build the request that frees the model's state, once and if there is any."""
+        if not self._started or self._ended:
+            return []
+        self._ended = True
+        return [self._request("", {}, {"sequence_id": self._correlation, "sequence_end": True})]
+
+    def _request(self, text: str, options: Mapping[str, Value], controls: dict[str, Value]) -> Any:
+        if not self.info.made_by_llmserve:
+            # Inputs that such a model requires, it requires at every step.
+            options = self._options = {**self._options, **options}
+        return build_request(
+            self.info, [text], options, request_id=self.request_id, controls=controls
+        )
+
+
+class Stepwise:
+    """Sequence models: one sequence per prompt, all of them a step further each round."""
+
+    def __init__(
+        self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value]
+    ) -> None:
+        self.info = info
+        self._options = options
+        self._prompts = list(prompts)
+        self._steps = [Steps(info, index=index) for index in range(len(prompts))]
+        self._open = set(range(len(prompts)))
+        self._is_first = True
+
+    def next_round(self) -> list[Any]:
+        """Give the next step of every sequence that goes on."""
+        if self._is_first:
+            self._is_first = False
+            return [
+                steps.step(prompt, self._options)
+                for steps, prompt in zip(self._steps, self._prompts, strict=True)
+            ]
+        return [self._steps[index].step("", {}) for index in sorted(self._open)]
+
+    def take(self, response: Any) -> list[Piece]:
+        """Read a step's response and note what is complete."""
+        index = int(response.id)
+        pieces = _moved(read_response(response, 1), index)
+        # A model that never says why it ends would be asked for ever.
+        silent = "finish_reason" not in self.info.outputs
+        if silent or any(piece.finish_reason for piece in pieces):
+            self._open.discard(index)
+        return pieces
+
+    def endings(self) -> list[Any]:
+        """Give the end of every sequence that was started."""
+        return [end for steps in self._steps for end in steps.endings()]
+
+
+def _moved(pieces: list[Piece], first: int) -> list[Piece]:
+    return [replace(piece, index=piece.index + first) for piece in pieces]

@@ -1,0 +1,135 @@
+"""What the server or gRPC says went wrong, as errors of llmserve with the mend."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.client.model import ModelState, ready_names
+from llmserve.errors import (
+    ClientError,
+    ModelNotReadyError,
+    RequestCancelledError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    UnreachableError,
+)
+
+_REQUEST_ID = re.compile(r"\[request id: [^\]]*\]\s*")
+_WRAPPER = re.compile(r"^Failed to process the request\(s\) for model[^,]*, message: ", re.S)
+_TRACE_AFTER = re.compile(r"\n\s*At:\n.*", re.S)
+_TRACE_BEFORE = re.compile(r"Traceback \(most recent call last\):.*\n(?=\S)", re.S)
+_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
+_NEVER_CAME = re.compile(r"failed to connect|errors resolving|resolution failed|handshake", re.I)
+_UNKNOWN_MODEL = re.compile(r"(\[[^\]]*\]\s*)?Request for unknown model")
+_LONGEST = 600
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which request it was."""
+
+    url: str
+    model: str | None = None
+    seconds: float | None = None
+
+
+def one_line(message: str) -> str:
+    r"""Take request ids, tracebacks and the server's folders out of a message.
+
+    >>> one_line("ValueError: bad weights\n\nAt:\n  /srv/m/1/model.py(5): execute\n")
+    'ValueError: bad weights'
+    """
+    text = _REQUEST_ID.sub("", message)
+    text = _TRACE_AFTER.sub("", text)
+    text = _TRACE_BEFORE.sub("", text)
+    text = _WRAPPER.sub("", text.strip())
+    text = _FOLDERS.sub("", text.removeprefix("TritonModelException: "))
+    text = " ".join(text.split()).rstrip(".")
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST].rstrip() + " ..."
+    return text or "the server gave no reason"
+
+
+def from_rpc(error: Any, where: Where) -> ClientError:
+    """Turn an ``RpcError`` of gRPC into an error of llmserve."""
+    if not hasattr(error, "code"):
+        return RequestCancelledError("the client was closed")
+    return translate(error.code().name, error.details() or "", where)
+
+
+def translate(code: str, details: str, where: Where) -> ClientError:
+    """Turn a gRPC status, by its name, into an error; a stream's message has no code: ``""``."""
+    if _UNKNOWN_MODEL.match(details):
+        return ModelNotReadyError(
+            f"the server does not have {where.model!r}", mend="check the name; it lists no models"
+        )
+    if "maximum queue size" in details:
+        return RequestRejectedError(
+            f"the queue of {where.model!r} is full",
+            mend="try again later, or raise max_queue_size in its config.pbtxt",
+        )
+    if "Request timeout expired" in details:
+        return RequestTimeoutError(
+            f"the request waited too long in the queue of {where.model!r}", mend="try again later"
+        )
+    if "protocol is restricted" in details:
+        return RequestRejectedError(one_line(details), mend="give it to connect() in headers")
+    if "is not healthy" in details and "Stub" in details:
+        return RequestRejectedError(
+            f"the process that runs {where.model!r} has died",
+            mend="look at the server's log, then restart the server",
+        )
+    return _by_code(code, details, where)
+
+
+def _by_code(code: str, details: str, where: Where) -> ClientError:
+    if code == "DEADLINE_EXCEEDED":
+        what = f"no complete answer from {where.model!r}" if where.model else "no answer"
+        within = "in time" if where.seconds is None else f"within {where.seconds:g} s"
+        return RequestTimeoutError(f"{what} {within}", mend="allow more time, or ask for less")
+    if code == "CANCELLED":
+        return RequestCancelledError("the request was cancelled")
+    if code == "UNAVAILABLE" and _NEVER_CAME.search(details):
+        return _unreachable(details, where)
+    if code == "UNAVAILABLE":
+        return UnreachableError(
+            f"the connection to {where.url} broke: {one_line(details)}",
+            mend="look at the server's log; it may have stopped",
+        )
+    return RequestRejectedError(f"the server refused the request: {one_line(details)}")
+
+
+def _unreachable(details: str, where: Where) -> UnreachableError:
+    if "handshake" in details.lower():
+        return UnreachableError(
+            f"no TLS connection to {where.url}",
+            mend="use grpc:// when the server has no TLS, else check its certificate",
+        )
+    return UnreachableError(
+        f"no Triton answers at {where.url}",
+        mend="start one with `llmserve serve`, or name it with --url",
+    )
+
+
+def unknown_model(name: str, states: Sequence[ModelState]) -> ModelNotReadyError:
+    """Say why a model cannot be asked, and which ones can."""
+    for state in states:
+        if state.name == name and state.state != "READY":
+            reason = f": {one_line(state.reason)}" if state.reason else ""
+            return ModelNotReadyError(
+                f"{name!r} is {state.state.lower()}{reason}", mend="the server's log says more"
+            )
+    ready = ready_names(states)
+    if not ready:
+        return ModelNotReadyError(
+            f"the server does not have {name!r}", mend="it has no model that is ready"
+        )
+    near = difflib.get_close_matches(name, ready, n=3, cutoff=0.5)
+    names = [*near, *(other for other in ready if other not in near)]
+    return ModelNotReadyError(
+        f"the server does not have {name!r}", mend=f"choose one of {', '.join(names)}"
+    )

@@ -1,0 +1,64 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer.
+
+    ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"``; it and the counts are
+    None where the model does not say.
+    """
+
+    text: str
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next part of an answer; ``index`` says of which prompt, when there are several.
+
+    The last piece of an answer has a ``finish_reason`` where the model gives one. The counts
+    are those of the answer so far.
+    """
+
+    text: str
+    index: int = 0
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it says anything: a batch has empty pieces for rows that wait."""
+        return bool(self.text) or self.finish_reason is not None
+
+
+def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
+    """Put pieces together, one answer per prompt.
+
+    >>> gather([Piece("Hello"), Piece(" you", finish_reason="stop")], 1)[0].text
+    'Hello you'
+    """
+    texts: list[list[str]] = [[] for _ in range(count)]
+    last = [Piece("") for _ in range(count)]
+    for piece in pieces:
+        before = last[piece.index]
+        texts[piece.index].append(piece.text)
+        last[piece.index] = Piece(
+            "",
+            piece.index,
+            piece.finish_reason or before.finish_reason,
+            before.input_tokens if piece.input_tokens is None else piece.input_tokens,
+            before.output_tokens if piece.output_tokens is None else piece.output_tokens,
+        )
+    return [
+        Completion("".join(parts), end.finish_reason, end.input_tokens, end.output_tokens)
+        for parts, end in zip(texts, last, strict=True)
+    ]

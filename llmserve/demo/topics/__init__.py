@@ -1,0 +1,1 @@
+"""What the demo model has read about: one module for each subject."""

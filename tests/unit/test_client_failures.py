@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmserve import errors
+from llmserve.client.failures import Where, one_line, translate, unknown_model
+from llmserve.client.model import ModelState
+
+WHERE = Where("127.0.0.1:8001", "demo", 2.5)
+# Details as tritonserver and gRPC send them.
+SEEN = [
+    (
+        "UNAVAILABLE",
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:8001: Failed to "
+        "connect to remote host: Connection refused",
+        errors.UnreachableError,
+        "no Triton answers at 127.0.0.1:8001: start one with `llmserve serve`",
+    ),
+    (
+        "UNAVAILABLE",
+        "errors resolving x:1: [Domain name not found]",
+        errors.UnreachableError,
+        "no T",
+    ),
+    (
+        "UNAVAILABLE",
+        "failed to connect to all addresses; last error: UNKNOWN: Tls handshake failed",
+        errors.UnreachableError,
+        "no TLS connection to 127.0.0.1:8001",
+    ),
+    (
+        "UNAVAILABLE",
+        "Stream removed (Socket closed)",
+        errors.UnreachableError,
+        "the connection to 127.0.0.1:8001 broke",
+    ),
+    (
+        "UNAVAILABLE",
+        "[request id: <id_unknown>] Exceeds maximum queue size",
+        errors.RequestRejectedError,
+        "the queue of 'demo' is full",
+    ),
+    (
+        "UNAVAILABLE",
+        "[request id: 0] Request timeout expired",
+        errors.RequestTimeoutError,
+        "waited too long in the queue",
+    ),
+    (
+        "UNAVAILABLE",
+        "This protocol is restricted, expecting header 'triton-grpc-protocol-key'",
+        errors.RequestRejectedError,
+        "expecting header",
+    ),
+    ("NOT_FOUND", "Request for unknown model: 'demo' is not found", errors.ModelNotReadyError, ""),
+    ("", "Request for unknown model: 'demo' is not found", errors.ModelNotReadyError, "'demo'"),
+    ("NOT_FOUND", "no such adapter", errors.RequestRejectedError, "no such adapter"),
+    ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.RequestTimeoutError, "within 2.5 s"),
+    ("CANCELLED", "Locally cancelled", errors.RequestCancelledError, "was cancelled"),
+    (
+        "INTERNAL",
+        "Stub process 'demo_0_0' is not healthy.",
+        errors.RequestRejectedError,
+        "has died: look at the server's log",
+    ),
+    (
+        "INVALID_ARGUMENT",
+        "[request id: <id_unknown>] inference request batch-size must be <= 8 for 'demo'",
+        errors.RequestRejectedError,
+        "the server refused the request: inference request batch-size must be <= 8 for 'demo'",
+    ),
+    ("", "max_tokens must be at least 0", errors.RequestRejectedError, "max_tokens must be"),
+]
+
+
+@pytest.mark.parametrize(("code", "details", "kind", "words"), SEEN)
+def test_what_the_server_says_becomes_an_error(
+    code: str, details: str, kind: type[errors.ClientError], words: str
+) -> None:
+    error = translate(code, details, WHERE)
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_tracebacks_and_folders_stay_on_the_server() -> None:
+    details = (
+        "Failed to process the request(s) for model 'demo_0_0', message: ValueError: no file "
+        "/srv/models/demo/1/weights.bin\nor it is empty\n\nAt:\n  /srv/models/demo/1/model.py(5): "
+        "execute\n"
+    )
+    assert one_line(details) == "ValueError: no file weights.bin or it is empty"
+    python = 'Traceback (most recent call last):\n  File "/a/b/c.py", line 3\n    x()\nKeyError: 1'
+    assert one_line(python) == "KeyError: 1"
+    assert one_line("see https://example.org/a/b and 3/4") == "see https://example.org/a/b and 3/4"
+
+
+@given(st.text(), st.sampled_from(["INTERNAL", "INVALID_ARGUMENT", "UNAVAILABLE", "", "UNKNOWN"]))
+def test_every_message_becomes_one_line(details: str, code: str) -> None:
+    text = str(translate(code, details, WHERE))
+    assert text == " ".join(text.splitlines())
+    assert len(text) < 1000
+
+
+def test_an_unknown_model_names_those_that_are_there_the_nearest_first() -> None:
+    states = [ModelState(name, "1", "READY", "") for name in ("alpha", "demo-chat", "demo", "zeta")]
+    error = unknown_model("dmo", states)
+    assert error.mend == "choose one of demo, demo-chat, alpha, zeta"
+    assert unknown_model("dmo", []).mend == "it has no model that is ready"
+
+
+def test_a_model_that_failed_to_load_says_why() -> None:
+    reason = "Internal: RuntimeError: no weights\n\nAt:\n  /srv/m/1/model.py(1): <module>\n"
+    error = unknown_model("demo", [ModelState("demo", "1", "UNAVAILABLE", reason)])
+    assert error.problem == "'demo' is unavailable: Internal: RuntimeError: no weights"

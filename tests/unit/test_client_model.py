@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+
+from llmserve.client.model import read_config
+
+TEXT = """
+    input { name: "text_input" data_type: TYPE_STRING dims: [1] }
+    output { name: "text_output" data_type: TYPE_STRING dims: [1] }
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+OURS = 'parameters { key: "llmserve.exchange" value { string_value: "%s" } }'
+
+
+def config(text: str) -> Any:
+    return text_format.Parse(f'name: "m" {text}', model_config_pb2.ModelConfig())
+
+
+@pytest.mark.parametrize(
+    ("text", "exchange"),
+    [
+        ("", "unary"),
+        ("max_batch_size: 8 dynamic_batching { }", "unary"),
+        (DECOUPLED, "stream"),
+        ("sequence_batching { oldest { } }", "sequence"),
+        ("sequence_batching { direct { } }", "sequence"),
+        ("sequence_batching { iterative_sequence: true }", "unary"),
+        (f"sequence_batching {{ iterative_sequence: true }} {DECOUPLED}", "stream"),
+        (f"sequence_batching {{ oldest {{ }} }} {DECOUPLED}", "stream"),
+        (f"{OURS % 'sequence'} {DECOUPLED}", "sequence"),
+        (f"{OURS % 'stream'}", "stream"),
+        (f"{OURS % 'unary'} {DECOUPLED}", "unary"),
+        (f"{OURS % 'telepathy'} {DECOUPLED}", "stream"),
+    ],
+)
+def test_the_config_decides_the_exchange(text: str, exchange: str) -> None:
+    assert read_config(config(text + TEXT)).exchange == exchange
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("max_batch_size: 8 input { name: 'text_input' dims: [1] }", 8),
+        ("max_batch_size: 8 sequence_batching { } input { name: 'text_input' dims: [1] }", 1),
+        ("input { name: 'text_input' dims: [-1] }", None),
+        ("input { name: 'text_input' dims: [1] }", 1),
+        ("", 1),
+    ],
+)
+def test_how_many_prompts_fit_into_a_request(text: str, rows: int | None) -> None:
+    assert read_config(config(text)).rows == rows
+
+
+def test_who_made_it() -> None:
+    assert read_config(config(TEXT)).made_by_llmserve is None
+    version = 'parameters { key: "llmserve.version" value { string_value: "0.1.0" } }'
+    assert read_config(config(TEXT + version)).made_by_llmserve == "0.1.0"
+    assert read_config(config(TEXT + OURS % "unary")).made_by_llmserve == "unknown"
+
+
+@given(
+    st.sampled_from(["STRING", "INT32", "UINT64", "FP32", "BOOL", "BF16"]),
+    st.lists(st.integers(-1, 9), max_size=3),
+    st.booleans(),
+)
+def test_inputs_keep_their_type_and_shape(kind: str, dims: list[int], optional: bool) -> None:
+    text = f'input {{ name: "x" data_type: TYPE_{kind} dims: {dims} optional: {optional} }}'
+    tensor = read_config(config(text.replace("True", "true").replace("False", "false"))).inputs["x"]
+    assert tensor.datatype == {"STRING": "BYTES"}.get(kind, kind)
+    assert (list(tensor.dims), tensor.optional) == (dims, optional)
+
+
+def test_reading_a_config_leaves_it_as_it_was() -> None:
+    read = config(TEXT)
+    before = read.SerializeToString()
+    read_config(read)
+    assert read.SerializeToString() == before

@@ -1,0 +1,178 @@
+"""The demo model: its size, its tokenizer, its grammar and what it answers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import llmserve.demo
+from llmserve.demo import demo_model_path
+from llmserve.demo.grammar import documents
+from llmserve.demo.samples import PROMPTS, greedy
+from llmserve.errors import ModelSourceError
+
+# The text the shipped weights were trained on. Whoever changes the grammar trains again.
+FIRST_THOUSAND = "a60c83e5daabf36a76cbcfb0699cf98aed13a145d081b80d85f23d6368fc8138"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(demo_model_path())
+
+
+@pytest.fixture(scope="module")
+def network() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype="auto").eval()
+
+
+def header() -> dict[str, Any]:
+    with (demo_model_path() / "model.safetensors").open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        content: dict[str, Any] = json.loads(file.read(size))
+    content.pop("__metadata__", None)
+    return content
+
+
+def first_documents(seed: int, count: int) -> list[str]:
+    return list(itertools.islice(documents(seed), count))
+
+
+def test_the_weights_are_small_and_stored_once() -> None:
+    weights = header()
+    count = sum(math.prod(entry["shape"]) for entry in weights.values())
+    assert 1_000_000 <= count <= 3_000_000
+    assert (demo_model_path() / "model.safetensors").stat().st_size <= 4 * 1024 * 1024
+    assert {entry["dtype"] for entry in weights.values()} == {"F16"}
+    assert "lm_head.weight" not in weights
+
+
+def test_looking_it_up_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from llmserve.demo import demo_model_path; demo_model_path();"
+        "print(*{'torch', 'transformers', 'tokenizers', 'click'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(Path(llmserve.demo.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == []
+
+
+def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.setattr(llmserve.demo, "files", lambda _: tmp_path)
+    with pytest.raises(ModelSourceError, match=r"lacks generation_config\.json, model\.saf") as got:
+        demo_model_path()
+    assert got.value.mend is not None
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+@example(text="")
+@example(text="  two  spaces , and a mark !\r\n\t")
+@example(text="<|endoftext|> said once")
+@example(text="café naïve Zürich 서울 🙂☕ \x00\u200b\u0301")
+def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("character", ["é", "서", "☕", "🙂"])
+def test_characters_beyond_ascii_span_several_tokens(tokenizer: Any, character: str) -> None:
+    assert len(tokenizer.encode(character)) == len(character.encode())
+
+
+def test_the_tokenizer_has_one_special_token_and_adds_none(tokenizer: Any) -> None:
+    assert tokenizer.all_special_tokens == ["<|endoftext|>"]
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 0
+    assert tokenizer.bos_token is None
+    assert 0 not in tokenizer.encode("Hello")
+    assert len(tokenizer) == 1024
+
+
+def test_the_grammar_is_decided_by_its_seed() -> None:
+    text = first_documents(20, 1000)
+    assert hashlib.sha256("\n".join(text).encode()).hexdigest() == FIRST_THOUSAND
+    assert text != first_documents(21, 1000)
+
+
+def test_every_country_keeps_its_capital() -> None:
+    text = " ".join(first_documents(3, 5000))
+    pairs = set(re.findall(r"The capital of ([^.?]+?) is ([^.?]+)\.", text))
+    pairs |= {(land, city) for city, land in re.findall(r"(\w+) is the capital of (\w+)\.", text)}
+    assert ("France", "Paris") in pairs
+    assert ("Brazil", "Brasília") in pairs
+    one_word = {pair for pair in pairs if " " not in "".join(pair)}
+    assert len({land for land, _ in one_word}) == len(one_word)
+
+
+def test_programming_in_cpp_reads_as_a_sentence(tokenizer: Any, network: Any) -> None:
+    ids = tokenizer("Programming in C++ is like", return_tensors="pt")
+    start = ids["input_ids"].shape[1]
+    output = network.generate(**ids, max_new_tokens=64)[0][start:].tolist()
+    assert output[-1] == tokenizer.eos_token_id
+    answer = tokenizer.decode(output[:-1])
+    assert re.match(r" [a-z]+ [a-z ]+\. [A-Z]", answer)
+    assert answer.endswith(".")
+
+
+def test_sample_answers_are_sentences_without_loops() -> None:
+    for prompt, answer in zip(PROMPTS, greedy(demo_model_path(), PROMPTS, 400), strict=True):
+        sentences = re.split(r"(?<=[.?!☕🙂]) ", prompt + answer)
+        assert len(sentences) == len(set(sentences)), (prompt, answer)
+        assert re.search(r"[.?!]$", answer), (prompt, answer)
+
+
+def test_a_batch_answers_as_each_prompt_alone(tokenizer: Any, network: Any) -> None:
+    assert network.dtype.is_floating_point
+    assert str(network.dtype) == "torch.float32"
+    together = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    outputs = network.generate(**together, max_new_tokens=64)
+    width = together["input_ids"].shape[1]
+    answers = tokenizer.batch_decode(outputs[:, width:], skip_special_tokens=True)
+    assert answers == greedy(demo_model_path(), PROMPTS, 64)
+
+
+def test_the_chat_template_renders_every_role(tokenizer: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi."},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "System: Be brief.\nUser: Hello\nAssistant:\nHi.<|endoftext|>"
+        "User: Who are you?\nAssistant:\n"
+    )
+
+
+def test_a_chat_answer_answers() -> None:
+    asked = ["What is the capital of Germany?", "Who are you?"]
+    answers = greedy(demo_model_path(), asked, chat=True)
+    assert answers[0] == "The capital of Germany is Berlin."
+    assert answers[1].startswith("I am a very small language model.")
+
+
+def test_an_unfamiliar_prompt_gets_an_honest_sentence() -> None:
+    (answer,) = greedy(demo_model_path(), ["The president of the United States"])
+    assert answer.endswith("have not read about that. Ask me about animals, cities or code.")
