@@ -60,7 +60,7 @@ def serve(
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
     _end_on_sigterm()
-    with Status(f"starting Triton on {repository}") as status:
+    with Status("starting Triton") as status:
         server = start(settings, on_progress=lambda p: status.say(_told(p)))
     with server:
         click.echo(_described(server), err=True)
@@ -83,7 +83,7 @@ def _end_on_sigterm() -> None:
 def _told(progress: Progress) -> str:
     if progress.loading:
         return f"loading {', '.join(progress.loading)}"
-    return "waiting until Triton is ready"
+    return "waiting until it is ready" if progress.ready else "starting Triton"
 
 
 def _described(server: Server) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ class Status:
         self._live: RichStatus | None = None
 
     def __enter__(self) -> Status:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             from rich.console import Console
 
             self._live = Console(stderr=True).status(self._message)
