@@ -1,4 +1,4 @@
-"""Where a model runs: on which device, in how many copies."""
+"""Where a model runs: on which device, in which type, in how many copies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from llmserve.options import Option
 if TYPE_CHECKING:
     from llmserve.modelconfig import ModelConfig
 
+DTYPE_OPTION = Option(
+    "dtype",
+    "auto",
+    "Type of the weights in memory; auto is the checkpoint's own on a GPU and float32 on a CPU.",
+    choices=("auto", "float32", "bfloat16", "float16"),
+)
 DEVICE_OPTION = Option(
     "device",
     "auto",
@@ -19,6 +25,8 @@ DEVICE_OPTION = Option(
 INSTANCES_OPTION = Option(
     "instances", 1, "Copies of the model, each with its own memory.", minimum=1
 )
+PLACEMENT_OPTIONS = (DTYPE_OPTION, DEVICE_OPTION, INSTANCES_OPTION)
+"""What a generator over transformers can be told of its place."""
 
 
 def place_instances(config: ModelConfig, device: str, count: int) -> None:

@@ -59,7 +59,7 @@ def serve(
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
-    _end_on_sigterm()
+    _end_in_order()
     with Status("starting Triton") as status:
         server = start(settings, on_progress=lambda p: status.say(_told(p)))
     with server:
@@ -74,10 +74,10 @@ def serve(
         )
 
 
-def _end_on_sigterm() -> None:
-    """A service manager's way of Ctrl-C."""
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _end_in_order() -> None:
+    """Let a service manager's signal, and Ctrl-C in a background job too, end the server."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _told(progress: Progress) -> str:

@@ -60,7 +60,7 @@ class Generation:
         if self.done:
             return
         if self._is_cancelled():
-            self._finish(CANCELLED)
+            self.cancel()
             return
         self.token_ids.append(token_id)
         early = len(self.token_ids) < self.params.min_tokens
@@ -75,6 +75,11 @@ class Generation:
             self._finish(LENGTH)
         elif self.on_text:
             self.on_text()
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        if not self.done:
+            self._finish(CANCELLED)
 
     @property
     def has_news(self) -> bool:

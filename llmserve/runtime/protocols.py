@@ -41,6 +41,39 @@ class Generator(Protocol):
         """Push tokens into every generation until all are done."""
 
 
+class Progress(Protocol):
+    """What a step brought, beside the tokens that were pushed."""
+
+    failed: list[tuple[Generation, Exception]]
+
+
+class Stepper(Protocol):
+    """What decodes many generations at once, a token of each at a time."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+
+    def admit(self, generation: Generation) -> None:
+        """Take a generation, now or when there is room; refuse what can never run."""
+
+    def step(self) -> Progress:
+        """Push a token into every generation under way."""
+
+    def drop(self, generation: Generation) -> None:
+        """Forget a generation and free what it holds."""
+
+
+class SteppingGenerator(Protocol):
+    """Ids to more ids, in the mode ``"step"``: the driver decides when a step is made."""
+
+    context_length: int | None
+    eos_ids: frozenset[int]
+
+    def stepper(self, tokenizer: Tokenizer) -> Stepper:
+        """Return what makes the steps; called once, before the first request."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a formatter sees of one prompt: a new piece of its answer, or the whole of it."""

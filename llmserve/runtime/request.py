@@ -26,7 +26,8 @@ class Prompt:
 
 def read_prompts(raw: Any, parts: Parts) -> list[Prompt]:
     """Read every prompt of a request, or refuse the request with what is wrong in it."""
-    tensors = {tensor.name(): tensor.as_numpy() for tensor in raw.inputs()}
+    # Control tensors of a sequence batcher come along and are nobody's wish.
+    tensors = {t.name(): t.as_numpy() for t in raw.inputs() if t.name() in parts.inputs}
     shared = _parameters(raw, parts)
     texts, chats = tensors.pop("text_input", None), tensors.pop("messages", None)
     chat = shared.pop("messages", None)

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Answer, Parts
 
+_RECENT = 0.02
+
 
 class Responder:
     """Sends the answers of one request: each prompt of it is a row of every response."""
 
     def __init__(self, raw: Any, parts: Parts) -> None:
-        self._raw = raw
         self._parts = parts
-        self._sender = raw.get_response_sender()
         self.closed = False
+        self._gone = False
+        self._asked = 0.0
+        self.attach(raw)
+
+    def attach(self, raw: Any) -> None:
+        """Take the request anew: one that is rescheduled comes as another object each time."""
+        self._raw = raw
+        self._sender = raw.get_response_sender()
+
+    def detach(self) -> None:
+        """Let go of a request that was given back to Triton; touching it would be fatal."""
+        self._raw = self._sender = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether responses can be sent now."""
+        return self._raw is not None
 
     def cancelled(self) -> bool:
-        """Whether the client is gone or asked to stop."""
-        return bool(self._raw.is_cancelled())
+        """Whether the client is gone or asked to stop, as far as is known.
+
+        Asking takes Triton 0.06 ms, so a row that asks for every token gets a recent answer.
+        """
+        now = time.monotonic()
+        if self._raw is not None and now - self._asked >= _RECENT:
+            self._asked = now
+            self._gone = bool(self._raw.is_cancelled())
+        return self._gone
 
     def send(self, generations: Sequence[Generation], *, whole: bool) -> None:
         """Send what is new, or everything; close when every row is done."""
@@ -41,6 +67,12 @@ class Responder:
         code = pb.TritonError.INTERNAL if internal else pb.TritonError.INVALID_ARG
         error = pb.TritonError(message, code)
         self._send(pb.InferenceResponse(output_tensors=[], error=error), True)
+
+    def fail(self, error: Exception) -> None:
+        """Send an error that is not the request's fault; the log gets its traceback."""
+        self._parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+        first = (str(error).strip().splitlines() or [""])[0]
+        self.refuse(f"the model failed: {type(error).__name__}: {first}", internal=True)
 
     def _send(self, response: Any, final: bool) -> None:
         if self.closed:

@@ -24,9 +24,10 @@ from pathlib import Path
 import pytest
 
 from llmserve.testing.conformance import RecipeConformance
+from llmserve.testing.fake import FakeBackendUtils, FakeRequest
 from llmserve.testing.live import LiveTriton
 
-__all__ = ["LiveTriton", "RecipeConformance", "triton"]
+__all__ = ["FakeBackendUtils", "FakeRequest", "LiveTriton", "RecipeConformance", "triton"]
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve import hookimpl
-from llmserve.placement import DEVICE_OPTION, INSTANCES_OPTION
-from llmserve.roles import Generator, Option, Recipe
+from llmserve.placement import PLACEMENT_OPTIONS
+from llmserve.roles import Generator, Recipe
 from llmserve.runtime.contract import SAMPLING
 
 if TYPE_CHECKING:
@@ -24,17 +24,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime="llmserve_hf.generator:TransformersGenerator",
             prepare=_prepare,
             inputs=SAMPLING,
-            options=(
-                Option(
-                    "dtype",
-                    "auto",
-                    "Type of the weights in memory; auto is the checkpoint's own on a GPU and "
-                    "float32 on a CPU.",
-                    choices=("auto", "float32", "bfloat16", "float16"),
-                ),
-                DEVICE_OPTION,
-                INSTANCES_OPTION,
-            ),
+            options=PLACEMENT_OPTIONS,
             requires=("accelerate", "torch", "transformers"),
         )
     ]
@@ -56,6 +46,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve_hf.prepare import prepare
+    from llmserve.builder.causal import place_causal_model
 
-    return prepare(context)
+    return place_causal_model(context)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
+from llmserve.runtime.causal import context_length, eos_ids, load
 from llmserve.runtime.generation import Generation
-from llmserve.runtime.located import located
 from llmserve.runtime.protocols import Tokenizer
 from llmserve_hf.rows import RowChooser, RowFinisher
 
@@ -19,21 +19,9 @@ class TransformersGenerator:
     """An ``AutoModelForCausalLM``; the runtime of the generator ``transformers``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
-        where, options = located(settings, folder)
-        device = settings["device"]
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = AutoModelForCausalLM.from_pretrained(
-            where,
-            dtype=_dtype(settings["dtype"], device),
-            device_map="balanced" if device == "balanced" else {"": device},
-            use_safetensors=None if settings.get("pickle") else True,
-            **options,
-        ).eval()
-        config = self._model.config.get_text_config()
-        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
-        eos = self._model.generation_config.eos_token_id
-        self.eos_ids = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        self._model = load(settings, folder)
+        self.context_length = context_length(self._model)
+        self.eos_ids = eos_ids(self._model)
         # When a row ends is for its request to say, so generate() itself knows no end; and what
         # it samples by default would be nobody's wish here.
         self._model.generation_config = GenerationConfig(pad_token_id=0)
@@ -55,10 +43,3 @@ class TransformersGenerator:
                 logits_processor=[RowChooser(rows, tokenizer)],
                 stopping_criteria=[RowFinisher(rows)],
             )
-
-
-def _dtype(asked: str, device: str) -> Any:
-    if asked != "auto":
-        return getattr(torch, asked)
-    # Half precision is slow on most CPUs and never exact; a GPU takes what the checkpoint has.
-    return torch.float32 if device == "cpu" else "auto"

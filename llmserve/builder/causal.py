@@ -1,8 +1,7 @@
-"""What the generator puts into a repository, on the machine that builds."""
+"""Putting a causal language model into a repository: what plugins over transformers share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from llmserve.builder.context import BuildContext
@@ -14,8 +13,12 @@ from llmserve.sources.files import weight_files
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
-def prepare(context: BuildContext) -> Mapping[str, Any]:
-    """Check the model, place its weights and say where it will run."""
+def place_causal_model(context: BuildContext) -> dict[str, Any]:
+    """Check the model, place its weights and say where it runs.
+
+    Returns the settings that ``llmserve.runtime.causal.load`` reads. The generator has to have
+    the options of ``llmserve.placement``.
+    """
     options = context.options
     check_causal(context.source, trust_remote_code=bool(options["trust_remote_code"]))
     place_instances(context.config, str(options["device"]), int(options["instances"]))

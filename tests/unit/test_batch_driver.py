@@ -1,0 +1,120 @@
+"""The driver of whole batches: every request is answered on its own terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmserve.runtime.batch import BatchDriver
+from llmserve.testing import FakeRequest
+from tests.unit.runtimes import Repeats, parts
+
+
+def driver(generator: Repeats, **changes: bool) -> BatchDriver:
+    made = BatchDriver({}, Path())
+    made.start(parts(generator, **changes))
+    return made
+
+
+def ask(text: str, **parameters: object) -> FakeRequest:
+    return FakeRequest({"text_input": [text]}, **parameters)
+
+
+def test_every_request_of_a_batch_has_its_own_length() -> None:
+    asked = [ask("ab", max_tokens=n) for n in (1, 5, 3)]
+    generator = Repeats()
+    driver(generator, decoupled=False).execute(asked)
+    assert [request.text for request in asked] == ["a", "ababa", "aba"]
+    assert all(request.closed and len(request.responses) == 1 for request in asked)
+    assert generator.batches == [3]
+
+
+def test_a_stream_gets_pieces_and_its_neighbour_a_whole() -> None:
+    pieces, whole = ask("ab", max_tokens=3, stream=True), ask("cd", max_tokens=3)
+    driver(Repeats()).execute([pieces, whole])
+    assert [response.texts[0] for response in pieces.responses] == ["a", "b", "a"]
+    assert [response.texts[0] for response in whole.responses] == ["cdc"]
+
+
+def test_a_wrong_request_fails_alone_and_before_it_costs_anything() -> None:
+    good, bad = ask("ab", max_tokens=2), ask("ab", max_tokens=0)
+    generator = Repeats()
+    driver(generator).execute([good, bad])
+    assert good.text == "ab"
+    assert "max_tokens" in (bad.error or "")
+    assert generator.batches == [1]
+
+
+def test_a_request_that_breaks_the_model_fails_alone() -> None:
+    good, culprit, other = ask("ab"), ask("!"), ask("cd")
+    driver(Repeats(), decoupled=False).execute([good, culprit, other])
+    assert (good.text, other.text) == ("abababab", "cdcdcdcd")
+    assert culprit.error == "the model failed: MemoryError: no memory left"
+
+
+def test_a_stream_that_was_begun_is_not_begun_again() -> None:
+    stream, culprit = ask("ab", stream=True), ask("!")
+    driver(Repeats()).execute([stream, culprit])
+    texts = [response.texts[0] for response in stream.responses if not response.error]
+    assert "".join(texts) == "aba"
+    assert "MemoryError" in (stream.error or "")
+    assert stream.closed
+
+
+def test_a_cancelled_request_stops_and_its_neighbour_goes_on() -> None:
+    gone, stays = ask("ab", max_tokens=50), ask("cd", max_tokens=4)
+    gone.cancelled = True
+    driver(Repeats()).execute([gone, stays])
+    assert gone.responses[0].tensors["finish_reason"].reshape(-1)[0] == b"cancelled"
+    assert stays.text == "cdcd"
+
+
+def test_rows_of_a_request_have_their_own_values() -> None:
+    request = FakeRequest({"text_input": ["ab", "cd"], "max_tokens": np.array([[1], [3]])})
+    driver(Repeats()).execute([request])
+    assert [response.texts for response in request.responses] == [["a", "cdc"]]
+
+
+def test_the_prompt_is_told_once_if_asked() -> None:
+    stream = ask("ab", max_tokens=2, stream=True, exclude_input_in_output=False)
+    whole = ask("ab", max_tokens=2, exclude_input_in_output=False)
+    driver(Repeats()).execute([stream, whole])
+    assert stream.text == whole.text == "abab"
+
+
+def test_tensors_count_before_parameters() -> None:
+    request = FakeRequest({"text_input": ["ab"], "max_tokens": np.array([[2]])}, max_tokens=5)
+    driver(Repeats()).execute([request])
+    assert request.text == "ab"
+
+
+def test_what_a_model_does_not_take_is_refused_not_ignored() -> None:
+    request = ask("ab", top_k=3)
+    driver(Repeats()).execute([request])
+    assert request.error == "this model does not take top_k"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12),
+            st.integers(-1, 20),
+            st.booleans(),
+        ),
+        max_size=8,
+    )
+)
+def test_any_batch_is_answered_completely(asked: list[tuple[str, int, bool]]) -> None:
+    requests = [ask(text, max_tokens=n, stream=stream) for text, n, stream in asked]
+    driver(Repeats()).execute(requests)
+    for (text, length, _), request in zip(asked, requests, strict=True):
+        assert request.closed
+        if length < 1:
+            assert "max_tokens" in (request.error or "")
+        elif "!" not in "".join(text for text, _, _ in asked):
+            # A zero byte is this tokenizer's end.
+            expected = (text.encode() * 20)[:length].split(b"\0")[0]
+            assert request.text == expected.decode(errors="replace")
