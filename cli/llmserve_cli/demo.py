@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,72 +10,62 @@ if TYPE_CHECKING:
     from llmserve.client import Client
     from llmserve.server import Progress
 
-MODEL = "demo"
-STREAMED = ("Programming in C++ is like", "The capital of France is")
-TOGETHER = (
-    "Once upon a time",
-    "The weather in Seoul is",
-    "A model server is",
-    "My favourite food is",
-)
+PROMPTS = ("Programming in C++ is like", "The capital of France is")
+RACE = ("Once upon a time", "A model server is")
+WAYS = {
+    "static": "Static batching: the second prompt waits until the first is done",
+    "iterative": "Iterative batching: the second prompt joins while the first goes on",
+}
 
 
 @click.command()
-@click.option("--max-tokens", type=int, default=48, show_default=True, help="Longest answer.")
+@click.option("--max-tokens", type=int, default=64, show_default=True, help="Longest answer.")
 def demo(max_tokens: int) -> None:
     """Show the whole way: build the demo model, serve it, ask it, shut down.
+
+    Two prompts then grow side by side, first in static batches, then in flight.
 
     \b
     llmserve demo
     """
     import tempfile
+    from pathlib import Path
 
     from llmserve import build, connect
     from llmserve.server import ServerSettings, start
+    from llmserve_cli.race import run_race, show_race
     from llmserve_cli.status import Status
 
-    with (
-        tempfile.TemporaryDirectory(prefix="llmserve-demo-") as folder,
-        Status("building") as status,
-    ):
+    with tempfile.TemporaryDirectory(prefix="llmserve-demo-") as folder:
         repository = Path(folder) / "model_repository"
-        result = build("hf", MODEL, output=repository, decoupled=True)
-        _told("llmserve build --plugin hf --model demo --set decoupled=true")
-        click.echo("  " + ", ".join(sorted(path.name for path in result.folder.iterdir())))
-        settings = ServerSettings(repository, http_port=0, grpc_port=0, metrics_port=0)
-        with start(settings, on_progress=lambda p: status.say(_step(p))) as server:
-            status.stop()
-            _told("llmserve serve")
+        with Status("building") as status:
+            for batching in WAYS:
+                build("iterative", "demo", name=batching, output=repository, batching=batching)
+                _heading(f"$ llmserve build --plugin iterative --model demo --batching {batching}")
+            settings = ServerSettings(repository, http_port=0, grpc_port=0, metrics_port=0)
+            server = start(settings, on_progress=lambda p: status.say(_step(p)))
+        with server, connect(server.grpc_url) as client:
+            _heading("$ llmserve serve")
             click.echo(f"  {server.runtime} at {server.http_url}")
-            with connect(server.grpc_url) as client:
-                for prompt in STREAMED:
-                    _stream(client, prompt, max_tokens)
-                _ask_together(client, max_tokens)
+            for prompt in PROMPTS:
+                _stream(client, prompt, max_tokens)
+            for batching, title in WAYS.items():
+                _heading(title)
+                show_race(RACE, run_race(client, batching, RACE, max_tokens))
     click.echo("\nThe server has stopped; nothing is left running.")
 
 
 def _stream(client: Client, prompt: str, max_tokens: int) -> None:
-    _told(f'llmserve query {MODEL} "{prompt}" --stream')
+    _heading(f'$ llmserve query iterative "{prompt}"')
     click.echo(f"  {prompt}", nl=False)
-    count = 0
-    for piece in client.stream(MODEL, prompt, max_tokens=max_tokens):
+    for piece in client.stream("iterative", prompt, max_tokens=max_tokens):
         click.echo(click.style(piece.text, fg="green"), nl=False)
-        count += 1
-    click.echo(f"  ({count} pieces)")
+    click.echo()
 
 
-def _ask_together(client: Client, max_tokens: int) -> None:
-    _told("four prompts in one request, answered in one batch")
-    answers = client.generate(MODEL, TOGETHER, max_tokens=max_tokens)
-    for prompt, answer in zip(TOGETHER, answers, strict=True):
-        click.echo(f"  {prompt}{click.style(answer.text, fg='green')}")
-
-
-def _told(command: str) -> None:
-    click.echo(
-        "\n" + click.style(f"$ {command}" if command.startswith("llm") else command, bold=True)
-    )
+def _heading(text: str) -> None:
+    click.echo("\n" + click.style(text, bold=True))
 
 
 def _step(progress: Progress) -> str:
-    return "loading the model" if progress.loading else "starting Triton"
+    return f"loading {', '.join(progress.loading)}" if progress.loading else "starting Triton"

@@ -67,6 +67,7 @@ def _contract(plan: Plan) -> dict[str, Any]:
     ours = {*READERS, *(tensor.name for tensor in SAMPLING)}
     given = (tensor.name for tensor in plan.generator.inputs)
     return {
+        "inputs": sorted(tensor.name for tensor in plan.inputs),
         "defaults": {option.name: plan.options[option.name] for option in REQUEST_OPTIONS},
         "extras": sorted(name for name in given if name not in ours),
     }

@@ -29,10 +29,11 @@ class TritonPythonModel:
         self._driver: Driver = _make(components["batching"], folder)
         self._driver.start(
             Parts(
+                name=args["model_name"],
                 tokenizer=_make(components["tokenizer"], folder),
                 generator=_make(components["generator"], folder),
                 formatter=_make(components["formatter"], folder),
-                inputs=frozenset(tensor["name"] for tensor in config["input"]),
+                inputs=frozenset(contract["inputs"]),
                 extras=frozenset(contract["extras"]),
                 batched=config["max_batch_size"] > 0,
                 decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled")),

@@ -54,6 +54,22 @@ class Stepper(Protocol):
     def busy(self) -> bool:
         """Whether a step would do anything."""
 
+    @property
+    def live(self) -> int:
+        """How many generations are under way."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+
+    @property
+    def cache_used(self) -> int:
+        """How many tokens' room those under way hold."""
+
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens there is room for."""
+
     def admit(self, generation: Generation) -> None:
         """Take a generation, now or when there is room; refuse what can never run."""
 
@@ -110,8 +126,10 @@ class Driver(Protocol):
 class Parts:
     """The parts of a model as they were made from its manifest."""
 
+    name: str
     tokenizer: Tokenizer
-    generator: Generator
+    generator: Any
+    """A :class:`Generator` or a :class:`SteppingGenerator`, as the batching's mode wants it."""
     formatter: Formatter
     inputs: frozenset[str]
     extras: frozenset[str]

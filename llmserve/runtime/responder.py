@@ -20,13 +20,13 @@ class Responder:
         self._parts = parts
         self.closed = False
         self._gone = False
-        self._asked = 0.0
         self.attach(raw)
 
     def attach(self, raw: Any) -> None:
         """Take the request anew: one that is rescheduled comes as another object each time."""
         self._raw = raw
         self._sender = raw.get_response_sender()
+        self._asked = 0.0
 
     def detach(self) -> None:
         """Let go of a request that was given back to Triton; touching it would be fatal."""

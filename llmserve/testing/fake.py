@@ -79,6 +79,37 @@ class FakeLogger:
         self.errors.append(message)
 
 
+class FakeMetric:
+    """A metric, with its value."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def increment(self, amount: float) -> None:
+        """Add to the value."""
+        self.value += amount
+
+    def set(self, value: float) -> None:
+        """Set the value."""
+        self.value = value
+
+
+class FakeMetricFamily:
+    """A family that keeps the last metric made of it."""
+
+    COUNTER = 0
+    GAUGE = 1
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.name, self.description, self.kind = name, description, kind
+        self.metric = FakeMetric()
+
+    def Metric(self, labels: Mapping[str, str]) -> FakeMetric:
+        """Make a metric."""
+        del labels
+        return self.metric
+
+
 class FakeBackendUtils:
     """Stands for the module ``triton_python_backend_utils``."""
 
@@ -87,6 +118,7 @@ class FakeBackendUtils:
     Tensor = FakeTensor
     TritonError = FakeError
     InferenceResponse = FakeResponse
+    MetricFamily = FakeMetricFamily
 
     def __init__(self) -> None:
         self.Logger = FakeLogger()
@@ -102,13 +134,13 @@ class FakeRequest:
         self,
         inputs: Mapping[str, Any],
         *,
-        sequence: int = 0,
+        sequence: int | str = 0,
         flags: int = 0,
         **parameters: Any,
     ) -> None:
         self._inputs = [FakeTensor(name, _array(values)) for name, values in inputs.items()]
         self._parameters = parameters
-        self._sequence = sequence
+        self.sequence = sequence
         self._flags = flags
         self.responses: list[FakeResponse] = []
         self.closed = False
@@ -127,9 +159,14 @@ class FakeRequest:
         """Say whether the client has gone; set ``cancelled`` to let it go."""
         return self.cancelled
 
-    def correlation_id(self) -> int:
+    def correlation_id(self) -> int | str:
         """Return the sequence's id."""
-        return self._sequence
+        return self.sequence
+
+    def replace_input(self, name: str, values: Any) -> None:
+        """Change an input, as Triton changes its controls when it schedules a request again."""
+        self._inputs = [tensor for tensor in self._inputs if tensor.name() != name]
+        self._inputs.append(FakeTensor(name, _array(values)))
 
     def flags(self) -> int:
         """Return the sequence's flags: 1 starts, 2 ends."""
@@ -143,11 +180,12 @@ class FakeRequest:
         """Return what responses are sent with."""
         return self
 
-    def send(self, response: FakeResponse, flags: int = 0) -> None:
-        """Keep a response."""
+    def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
+        """Keep a response; the final flag may come with one or alone."""
         if self.closed:
             raise RuntimeError("a response after the final one")
-        self.responses.append(response)
+        if response is not None:
+            self.responses.append(response)
         self.closed = flags == FakeBackendUtils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
     @property

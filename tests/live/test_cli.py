@@ -60,7 +60,10 @@ class Serving:
 
     def interrupt(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=60)
+        try:
+            self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
         return self.process.returncode
 
 

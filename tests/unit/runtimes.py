@@ -53,6 +53,7 @@ class Repeats:
 
 def parts(generator: Any, *, decoupled: bool = True, **defaults: Any) -> Parts:
     return Parts(
+        name="tested",
         tokenizer=Bytes(),
         generator=generator,
         formatter=TextFormatter({}, Path()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -19,7 +20,7 @@ def driver(generator: Repeats, **changes: bool) -> BatchDriver:
     return made
 
 
-def ask(text: str, **parameters: object) -> FakeRequest:
+def ask(text: str, **parameters: Any) -> FakeRequest:
     return FakeRequest({"text_input": [text]}, **parameters)
 
 

@@ -1,0 +1,102 @@
+"""The fast way: all tokens of a pass in one row, each attending to its own sequence.
+
+Everything in a decoder but attention treats tokens one by one, so sequences of any lengths
+need no padding: the model's own code runs over one long row, and its attention is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from llmserve_iterative.engine.attention import Plan
+from llmserve_iterative.engine.cache import StepCache
+from llmserve_iterative.engine.span import Span
+from llmserve_iterative.engine.store import Places, Store
+
+NAME = "llmserve_flat"
+
+
+class Row:
+    """All tokens of a pass, one behind the other; a layout of the cache."""
+
+    past = 0
+
+    def __init__(self, spans: Sequence[Span], store: Store, device: torch.device) -> None:
+        self._store = store
+        ids = [token for span in spans for token in span.ids]
+        positions = [position for span in spans for position in range(span.start, span.stop)]
+        extents = [span.extent for span in spans for _ in span.ids]
+        self.width = len(ids)
+        self.ids, self.positions = torch.tensor([[ids], [positions]], device=device)
+        self._places = Places(extents, positions, device)
+
+    def update(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new keys and values and return the whole layer, for attention to choose."""
+        return self._store.write(layer, self._places, keys[0], values[0])
+
+
+class FlatRunner:
+    """Runs all spans in one pass of the model, with attention per sequence."""
+
+    way = "flat"
+
+    def __init__(self, model: Any, places: int) -> None:
+        AttentionInterface.register(NAME, _attend)
+        model.set_attn_implementation(NAME)
+        self._model = model
+        # Attention in half precision is several times slower on a CPU than in single, so the
+        # cache there has the type that is fast, and is more precise into the bargain.
+        cpu = model.device.type == "cpu"
+        self._store = Store(places, torch.float32 if cpu else model.dtype)
+        self._layers = model.config.get_text_config().num_hidden_layers
+        self.copy = self._store.copy
+
+    @torch.inference_mode()
+    def run(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Return the logits after the last token of each span."""
+        device = self._model.device
+        # Single tokens first and by place, so that neighbours in the cache are read together.
+        order = sorted(range(len(spans)), key=lambda i: (len(spans[i].ids) > 1, spans[i].extent))
+        ordered = [spans[index] for index in order]
+        row = Row(ordered, self._store, device)
+        plan = Plan(ordered, self._store.places, self._store.dtype, device)
+        output = self._model(
+            input_ids=row.ids,
+            position_ids=row.positions,
+            past_key_values=StepCache(row, self._layers),
+            use_cache=True,
+            logits_to_keep=plan.last,
+            llmserve_plan=plan,
+        )
+        logits = torch.empty_like(output.logits[0])
+        logits[order] = output.logits[0]
+        return logits
+
+
+def _attend(
+    _module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    llmserve_plan: Plan,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer."""
+    if s_aux is not None or position_bias is not None or attention_mask is not None:
+        raise NotImplementedError("attention with sinks, biases or a mask of its own")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    seen = llmserve_plan.attend(query[0].to(key.dtype), key, value, scale, sliding_window, softcap)
+    return seen.to(query.dtype)[None], None

@@ -1,0 +1,64 @@
+"""What the plugin tells on Triton's ``/metrics``, beside what Triton tells itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+_PREFIX = "llmserve_"
+_GAUGES = {
+    "running_sequences": "Sequences under way",
+    "waiting_sequences": "Sequences that wait for room in the cache",
+    "cache_used_tokens": "Tokens in the cache of sequences under way",
+    "cache_tokens": "Tokens that the cache has room for",
+}
+_COUNTERS = {
+    "input_tokens_total": "Prompt tokens of requests taken in",
+    "output_tokens_total": "Tokens made",
+    "first_token_seconds_sum": "Time from a request's arrival to its first token",
+    "first_token_seconds_count": "Requests that got a first token",
+    "token_seconds_sum": "Time between tokens after the first",
+    "token_seconds_count": "Tokens after the first",
+}
+_PAUSE = 0.25
+
+
+class Metrics:
+    """Gathers figures at no cost and hands them to Triton a few times a second.
+
+    Each hand-over crosses to Triton's process, and a second thread in the middle of one would
+    bring the server down; the lock keeps that from ever happening.
+    """
+
+    def __init__(self, pb_utils: Any, model: str) -> None:
+        self._lock = Lock()
+        self._pending = dict.fromkeys(_COUNTERS, 0.0)
+        self._published = 0.0
+        family = pb_utils.MetricFamily
+        # A family has to stay referenced as long as its metrics are used.
+        self.families = {
+            name: family(_PREFIX + name, text, kind)
+            for kind, texts in ((family.GAUGE, _GAUGES), (family.COUNTER, _COUNTERS))
+            for name, text in texts.items()
+        }
+        self._metrics = {
+            name: made.Metric(labels={"model": model}) for name, made in self.families.items()
+        }
+
+    def count(self, name: str, amount: float) -> None:
+        """Add to a counter; Triton hears of it with the next hand-over."""
+        self._pending[name] += amount
+
+    def publish(self, now: float, gauges: Mapping[str, float], *, at_once: bool) -> None:
+        """Hand everything over, if the last time is long enough ago."""
+        if not at_once and now - self._published < _PAUSE:
+            return
+        self._published = now
+        with self._lock:
+            for name, value in gauges.items():
+                self._metrics[name].set(value)
+            for name, amount in self._pending.items():
+                if amount:
+                    self._metrics[name].increment(amount)
+                    self._pending[name] = 0.0

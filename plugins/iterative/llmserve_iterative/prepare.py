@@ -1,0 +1,76 @@
+"""What the plugin puts into a repository, on the machine that builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from llmserve.builder.causal import place_causal_model
+from llmserve.builder.context import BuildContext
+from llmserve.modelconfig import ModelConfig
+
+# A sequence that Triton has not seen for so long is nobody's any more.
+_IDLE_MICROSECONDS = 60_000_000
+
+
+def prepare_generator(context: BuildContext) -> Mapping[str, Any]:
+    """Place the weights and say how large the cache is."""
+    options = context.options
+    return {
+        **place_causal_model(context),
+        "max_sequences": options["max_batch_size"],
+        "cache_tokens": options["cache_tokens"],
+        "prefill_chunk": options["prefill_chunk"],
+    }
+
+
+def prepare_iterative(context: BuildContext) -> Mapping[str, Any]:
+    """Let Triton schedule each request again and again, with the id of its sequence."""
+    config, slots = context.config, context.config.max_batch_size
+    _stream(context)
+    batching = config.sequence_batching
+    batching.iterative_sequence = True
+    batching.max_sequence_idle_microseconds = _IDLE_MICROSECONDS
+    if context.options["slots"] == "direct":
+        batching.direct.SetInParent()
+        _take_parameters_only(config)
+    else:
+        # Left at 0 it means max_batch_size to this Triton and none at all to older ones.
+        batching.oldest.max_candidate_sequences = slots
+    _control(batching, "START", pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START)
+    _control(batching, "CORRID", pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID)
+    return {"burst_ms": context.options["burst_ms"]}
+
+
+def _take_parameters_only(config: ModelConfig) -> None:
+    """Leave ``text_input`` as the only input; all else comes as request parameters.
+
+    Triton puts requests of direct slots into one batch only if they have as many inputs, where a
+    model has optional ones, and counts the controls of those that were scheduled before: a new
+    request would wait until all others are done.
+    """
+    for tensor in reversed([tensor for tensor in config.input if tensor.name != "text_input"]):
+        config.input.remove(tensor)
+    config.input[0].optional = False
+
+
+def prepare_static(context: BuildContext) -> Mapping[str, Any]:
+    """Let Triton gather a batch while the one before it runs to its end."""
+    _stream(context)
+    context.config.dynamic_batching.SetInParent()
+    return {}
+
+
+def _stream(context: BuildContext) -> None:
+    context.config.model_transaction_policy.decoupled = True
+    context.exchange = "stream"
+
+
+def _control(batching: ModelConfig, name: str, kind: int) -> None:
+    control = batching.control_input.add(name=name).control.add(kind=kind)
+    if kind == pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
+        control.data_type = pb.DataType.TYPE_UINT64
+    else:
+        control.bool_false_true.extend([False, True])

@@ -1,0 +1,134 @@
+"""Tiny random models of every family, made from their configurations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.params import Params
+from llmserve_iterative.engine import Engine
+
+VOCAB = 97
+CONTEXT = 128
+
+_LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+_NARROW = {key: _LLAMA[key] for key in _LLAMA if key not in ("head_dim", "num_key_value_heads")}
+_GEMMA = {**_LLAMA, "query_pre_attn_scalar": 8, "sliding_window": 12}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}),
+    "llama": ("Llama", _LLAMA),
+    "qwen2": ("Qwen2", {**_NARROW, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", _LLAMA),
+    "mistral": ("Mistral", {**_LLAMA, "sliding_window": 12}),
+    "gemma": ("Gemma", _LLAMA),
+    "gemma2": ("Gemma2", _GEMMA),
+    "gemma3": ("Gemma3Text", _GEMMA),
+    "phi3": ("Phi3", {**_LLAMA, "pad_token_id": 0}),
+    "gpt_neox": ("GPTNeoX", _NARROW),
+    "opt": ("OPT", {**_NARROW, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "falcon": ("Falcon", {**_NARROW, "multi_query": True, "alibi": False}),
+    "falcon_alibi": ("Falcon", {**_NARROW, "multi_query": False, "alibi": True}),
+    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+}
+
+_CLASSES = {
+    "GPT2": "GPT2LMHeadModel",
+    "Gemma3Text": "Gemma3ForCausalLM",
+}
+
+
+def make_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a new model; the same family has the same weights each time."""
+    name, settings = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(
+        **settings,
+        vocab_size=VOCAB,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(5)
+    model = getattr(transformers, _CLASSES.get(name, f"{name}ForCausalLM"))(config)
+    with torch.no_grad():
+        # A random start is nearly uniform; stronger weights make a model with opinions.
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)
+    return model.to(dtype).eval()
+
+
+@cache
+def _reference(family: str) -> Any:
+    return make_model(family)
+
+
+@cache
+def expected(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    """Return the greedy tokens that ``generate()`` makes of a prompt, alone."""
+    model = _reference(family)
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        answer = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+        )
+    return [int(token) for token in answer[0, len(prompt) :]]
+
+
+class PlainTokenizer:
+    """A tokenizer whose tokens are letters."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        return [ord(letter) - 32 for letter in text]
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        return self.encode(str(messages))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(32 + token) for token in ids)
+
+
+def generation(
+    prompt: Sequence[int], max_tokens: int, *, eos: frozenset[int] = frozenset(), **params: Any
+) -> Generation:
+    """Return a generation of a prompt."""
+    return Generation(
+        prompt,
+        Params(**params),
+        max_tokens=max_tokens,
+        eos_ids=eos,
+        decode=PlainTokenizer().decode,
+    )
+
+
+def finish(engine: Engine, limit: int = 2000) -> None:
+    """Run an engine until nobody is left; nobody may fail on the way."""
+    while engine.busy:
+        assert not engine.step().failed
+        limit -= 1
+        assert limit, "the engine does not come to an end"
+
+
+def same_as_alone(family: str, generation: Generation) -> bool:
+    """Whether a finished generation has the tokens that ``generate()`` makes of its prompt."""
+    return generation.token_ids == expected(
+        family, tuple(generation.prompt_ids), generation.max_tokens
+    )

@@ -1,0 +1,240 @@
+"""Room, refusals, chunks, prefixes, seeds and failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmserve.errors import IncompatibleError
+from llmserve.runtime.errors import RequestError
+from llmserve_iterative.engine import Engine
+
+from .families import (
+    CONTEXT,
+    PlainTokenizer,
+    expected,
+    finish,
+    generation,
+    make_model,
+    same_as_alone,
+)
+
+
+def make_engine(**settings: Any) -> Engine:
+    given = {"max_sequences": 4, "cache_tokens": 512, **settings}
+    return Engine(make_model("gpt2"), PlainTokenizer(), **given)
+
+
+def test_who_finds_no_room_waits() -> None:
+    engine = make_engine(cache_tokens=64)
+    several = [generation([n + 1] * 10, 30) for n in range(3)]
+    for one in several:
+        engine.admit(one)
+    engine.step()
+    assert (engine.live, engine.waiting) == (1, 2)
+    finish(engine)
+    assert all(same_as_alone("gpt2", one) for one in several)
+
+
+def test_what_never_fits_is_refused() -> None:
+    engine = make_engine(cache_tokens=64)
+    with pytest.raises(RequestError, match=r"60 tokens and max_tokens 20 .* cache of 64 tokens"):
+        engine.admit(generation([1] * 60, 20))
+    with pytest.raises(
+        RequestError, match=rf"120 tokens and max_tokens 20 .* context of {CONTEXT}"
+    ):
+        engine.admit(generation([1] * 120, 20))
+    with pytest.raises(RequestError, match="no tokens"):
+        engine.admit(generation([], 5))
+    assert not engine.busy
+
+
+def test_the_whole_context_can_be_used() -> None:
+    engine = make_engine()
+    one = generation([3] * 100, CONTEXT - 100)
+    engine.admit(one)
+    finish(engine)
+    assert same_as_alone("gpt2", one)
+
+
+def test_a_full_queue_refuses() -> None:
+    engine = make_engine(max_waiting=1)
+    engine.admit(generation([1], 5))
+    with pytest.raises(RequestError, match="waiting already"):
+        engine.admit(generation([1], 5))
+
+
+def test_a_long_prompt_does_not_stall_the_others() -> None:
+    engine = make_engine(prefill_chunk=10)
+    early, late = generation([5, 6], 40), generation(list(range(1, 91)), 4)
+    engine.admit(early)
+    engine.step()
+    engine.admit(late)
+    for _ in range(8):
+        before = len(early.token_ids)
+        engine.step()
+        assert len(early.token_ids) == before + 1
+        assert not late.token_ids
+    engine.step()
+    assert len(late.token_ids) == 1
+    finish(engine)
+    assert same_as_alone("gpt2", early)
+    assert same_as_alone("gpt2", late)
+
+
+def test_short_prompts_share_a_pass() -> None:
+    engine = make_engine(prefill_chunk=32)
+    several = [generation([n, n + 1, n + 2], 2) for n in range(4)]
+    for one in several:
+        engine.admit(one)
+    engine.step()
+    assert [len(one.token_ids) for one in several] == [1, 1, 1, 1]
+
+
+def test_a_shared_beginning_is_computed_once() -> None:
+    engine = make_engine()
+    beginning = [(11 * i) % 90 for i in range(64)]
+    first = generation([*beginning, 1, 2], 8)
+    engine.admit(first)
+    finish(engine)
+    computed = engine.tokens_computed
+    second = generation([*beginning, 3], 8)
+    engine.admit(second)
+    finish(engine)
+    assert engine.tokens_computed - computed == 1 + 7
+    assert same_as_alone("gpt2", second)
+
+
+def test_a_beginning_is_shared_with_one_who_still_runs() -> None:
+    engine = make_engine()
+    beginning = [(11 * i) % 90 for i in range(64)]
+    first, second = generation([*beginning, 1, 2], 30), generation([*beginning, 3], 30)
+    engine.admit(first)
+    engine.step()
+    computed = engine.tokens_computed
+    engine.admit(second)
+    engine.step()
+    assert engine.tokens_computed - computed == 2
+    finish(engine)
+    assert same_as_alone("gpt2", first)
+    assert same_as_alone("gpt2", second)
+
+
+def test_a_conversation_goes_on_where_it_stopped() -> None:
+    engine = make_engine()
+    first = generation([(5 * i) % 90 for i in range(20)], 12)
+    engine.admit(first)
+    finish(engine)
+    computed = engine.tokens_computed
+    second = generation([*first.prompt_ids, *first.token_ids, 8, 9], 5)
+    engine.admit(second)
+    finish(engine)
+    # The last token of the first answer was told and never computed.
+    assert engine.tokens_computed - computed == 3 + 4
+    assert same_as_alone("gpt2", second)
+
+
+def test_kept_prefixes_give_way() -> None:
+    engine = make_engine(cache_tokens=128)
+    for n in range(6):
+        one = generation([n + 1] * 40, 20)
+        engine.admit(one)
+        finish(engine)
+        assert same_as_alone("gpt2", one)
+        assert 0 < engine.cache_kept <= 128
+    assert engine.cache_used == 0
+
+
+def test_dropping_frees_at_once() -> None:
+    engine = make_engine(max_sequences=1)
+    running, waiting = generation([1] * 20, 50), generation([2] * 20, 50)
+    engine.admit(running)
+    engine.admit(waiting)
+    engine.step()
+    assert engine.cache_used > 0
+    engine.drop(waiting)
+    engine.drop(running)
+    assert (engine.live, engine.waiting, engine.cache_used, engine.cache_kept) == (0, 0, 0, 0)
+    engine.drop(running)
+
+
+def test_a_seed_gives_the_same_whoever_is_beside_it() -> None:
+    def drawn(beside: int) -> list[int]:
+        engine = make_engine()
+        for n in range(beside):
+            engine.admit(generation([n + 3] * (n + 1), 30, temperature=1.3, seed=n))
+            engine.step()
+        one = generation([9, 8, 7], 24, temperature=1.2, top_p=0.9, seed=77)
+        engine.admit(one)
+        finish(engine)
+        return one.token_ids
+
+    alone = drawn(0)
+    assert alone == drawn(1) == drawn(3)
+    assert alone != expected("gpt2", (9, 8, 7), 24)
+
+
+def test_each_row_on_its_own_terms() -> None:
+    engine = make_engine()
+    greedy = generation([4, 5], 12)
+    hot = generation([4, 5], 12, temperature=2.0, seed=3)
+    bound = generation([4, 5], 12, repetition_penalty=5.0)
+    for one in (greedy, hot, bound):
+        engine.admit(one)
+    finish(engine)
+    assert same_as_alone("gpt2", greedy)
+    assert len({tuple(one.token_ids) for one in (greedy, hot, bound)}) == 3
+    assert len(set(bound.token_ids)) > len(set(greedy.token_ids))
+
+
+def test_an_end_token_ends() -> None:
+    plain = expected("gpt2", (9, 8, 7), 24)
+    end = plain[5]
+    one = generation([9, 8, 7], 24, eos=frozenset({end}))
+    engine = make_engine()
+    engine.admit(one)
+    finish(engine)
+    assert one.finish_reason == "stop"
+    assert one.token_ids == plain[: plain.index(end) + 1]
+
+
+def test_one_that_fails_fails_alone() -> None:
+    engine = make_engine()
+    good, bad = generation([1, 2, 3], 10), generation([4, 5, 6], 10)
+
+    def broken() -> None:
+        if len(bad.token_ids) == 3:
+            raise RuntimeError("nobody listens")
+
+    bad.on_text = broken
+    engine.admit(good)
+    engine.admit(bad)
+    failed = []
+    while engine.busy:
+        failed += engine.step().failed
+    assert [(one is bad, str(error)) for one, error in failed] == [(True, "nobody listens")]
+    assert same_as_alone("gpt2", good)
+    assert engine.cache_used == 0
+
+
+def test_what_has_no_cache_of_keys_and_values_is_refused() -> None:
+    import transformers
+
+    config = transformers.MambaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4
+    )
+    model = transformers.MambaForCausalLM(config).eval()
+    with pytest.raises(IncompatibleError, match="MambaForCausalLM cannot be decoded"):
+        Engine(model, PlainTokenizer(), max_sequences=2, cache_tokens=64)
+
+
+def test_bfloat16_decodes() -> None:
+    engine = Engine(
+        make_model("llama", torch.bfloat16), PlainTokenizer(), max_sequences=4, cache_tokens=512
+    )
+    one = generation([5, 6, 7], 20)
+    engine.admit(one)
+    finish(engine)
+    assert len(one.token_ids) == 20

@@ -1,0 +1,58 @@
+"""Every family, on the way that suits it, token for token as ``generate()`` has it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from llmserve_iterative.engine import Engine
+
+from .families import FAMILIES, VOCAB, PlainTokenizer, finish, generation, make_model, same_as_alone
+
+PADDED = {"falcon", "falcon_alibi", "bloom"}
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(family: str) -> Engine:
+    return Engine(
+        make_model(family),
+        PlainTokenizer(),
+        max_sequences=6,
+        cache_tokens=512,
+        prefill_chunk=8,
+    )
+
+
+def test_its_way(engine: Engine, family: str) -> None:
+    assert engine.way == ("padded" if family in PADDED else "flat")
+
+
+def test_alone(engine: Engine, family: str) -> None:
+    for prompt in ([5], [7, 8, 9], list(range(30, 60))):
+        one = generation(prompt, 24)
+        engine.admit(one)
+        finish(engine)
+        assert same_as_alone(family, one)
+
+
+def test_together(engine: Engine, family: str) -> None:
+    chance = random.Random(family)
+    several = [
+        generation(
+            [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 60))],
+            chance.randrange(1, 60),
+        )
+        for _ in range(14)
+    ]
+    for one in several:
+        engine.admit(one)
+        engine.step()
+    finish(engine)
+    assert all(same_as_alone(family, one) for one in several)
+    assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)

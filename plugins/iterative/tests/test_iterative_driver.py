@@ -1,0 +1,261 @@
+"""The driver without Triton: requests come, are given back, are cancelled, in any order."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.protocols import Tokenizer
+from llmserve.testing import FakeRequest
+from llmserve_iterative.driver import IterativeDriver
+from tests.unit.runtimes import Bytes, parts
+
+
+class Progress:
+    def __init__(self) -> None:
+        self.failed: list[tuple[Generation, Exception]] = []
+
+
+class Echoes:
+    """An engine that repeats prompts for ever; ``!`` fails at its third token, ``?`` at once."""
+
+    context_length: int | None = 1000
+    eos_ids: frozenset[int] = frozenset()
+
+    cache_tokens = 1000
+    waiting = 0
+
+    def __init__(self) -> None:
+        self.under_way: list[Generation] = []
+
+    @property
+    def live(self) -> int:
+        return len(self.under_way)
+
+    @property
+    def cache_used(self) -> int:
+        return sum(len(g.prompt_ids) + len(g.token_ids) for g in self.under_way)
+
+    def stepper(self, tokenizer: Tokenizer) -> Echoes:
+        return self
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.under_way)
+
+    def admit(self, generation: Generation) -> None:
+        if ord("?") in generation.prompt_ids:
+            raise RequestError("not this one")
+        self.under_way.append(generation)
+
+    def drop(self, generation: Generation) -> None:
+        self.under_way = [g for g in self.under_way if g is not generation]
+
+    def step(self) -> Progress:
+        progress = Progress()
+        for generation in list(self.under_way):
+            at = len(generation.token_ids)
+            if ord("!") in generation.prompt_ids and at == 2:
+                progress.failed.append((generation, MemoryError("no memory left")))
+                self.drop(generation)
+                continue
+            generation.push(generation.prompt_ids[at % len(generation.prompt_ids)])
+            if generation.done:
+                self.drop(generation)
+        return progress
+
+
+class Scheduler:
+    """What Triton does: schedules again what is given back, with a batch of some at a time."""
+
+    def __init__(self, *, burst_ms: float = 0.0) -> None:
+        self.engine = Echoes()
+        self.driver = IterativeDriver({"burst_ms": burst_ms}, Path())
+        self.driver.start(parts(self.engine))
+        self.queue: list[FakeRequest] = []
+        self._number = 0
+
+    def send(self, text: str, *, number: int | None = None, **asked: Any) -> FakeRequest:
+        self._number += 1
+        sequence = self._number if number is None else number
+        request = FakeRequest(
+            {"text_input": [text], "START": np.array([[True]]), "CORRID": np.array([[sequence]])},
+            sequence=sequence,
+            **asked,
+        )
+        self.queue.append(request)
+        return request
+
+    def run(self, batch: list[FakeRequest]) -> None:
+        for request in batch:
+            request.rescheduled = False
+            self.queue.remove(request)
+        self.driver.execute(batch)
+        for request in batch:
+            assert request.closed != request.rescheduled, "answered or given back, one of both"
+            if request.rescheduled:
+                request.replace_input("START", np.array([[False]]))
+                self.queue.append(request)
+
+    def run_all(self) -> None:
+        while self.queue:
+            self.run(list(self.queue))
+
+    def nothing_is_left(self) -> bool:
+        return not self.engine.live and not self.driver.in_flight
+
+
+def test_a_request_that_comes_later_joins_and_may_leave_earlier() -> None:
+    triton = Scheduler()
+    long = triton.send("ab", max_tokens=50)
+    triton.run([long])
+    short = triton.send("cd", max_tokens=2)
+    triton.run([long, short])
+    triton.run([long, short])
+    assert short.text == "cd"
+    assert not long.closed
+    triton.run_all()
+    assert long.text == "ab" * 25
+    assert triton.nothing_is_left()
+
+
+def test_pieces_join_to_the_whole() -> None:
+    triton = Scheduler()
+    pieces = triton.send("grüße 🙂", max_tokens=24, stream=True)
+    whole = triton.send("grüße 🙂", max_tokens=24)
+    triton.run_all()
+    assert len(pieces.responses) > 5
+    assert len(whole.responses) == 1
+    assert pieces.text == whole.text
+    assert "\ufffd" not in pieces.text
+
+
+def test_the_first_piece_does_not_wait_for_the_end_of_the_burst() -> None:
+    triton = Scheduler(burst_ms=50)
+    request = triton.send("ab", max_tokens=8, stream=True)
+    triton.run([request])
+    assert request.responses[0].texts == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("number", "flags"), [(77_777_777, 1), (2, 3), ("abc", 1)], ids=["number", "end", "text"]
+)
+def test_a_sequence_id_of_the_clients_own_is_refused(number: Any, flags: int) -> None:
+    triton = Scheduler()
+    stays = triton.send("ab", max_tokens=9)
+    triton.run([stays])
+    own = triton.send("cd", number=number if isinstance(number, int) else 5, flags=flags)
+    if isinstance(number, str):
+        own.sequence = number
+    triton.run_all()
+    assert "sequence id" in (own.error or "")
+    assert stays.text == "ababababa"
+    assert triton.nothing_is_left()
+
+
+def test_an_id_that_is_in_use_is_refused_and_its_owner_goes_on() -> None:
+    triton = Scheduler()
+    owner = triton.send("ab", max_tokens=9)
+    triton.run([owner])
+    thief = triton.send("cd", number=1)
+    triton.run([thief])
+    assert "sequence id" in (thief.error or "")
+    triton.run_all()
+    assert owner.text == "ababababa"
+
+
+def test_a_request_that_fails_does_so_alone() -> None:
+    triton = Scheduler()
+    good, breaks, refused = triton.send("ab"), triton.send("!"), triton.send("?")
+    wrong = triton.send("ab", max_tokens=0)
+    triton.run_all()
+    assert good.text == "abababab"
+    assert breaks.error == "the model failed: MemoryError: no memory left"
+    assert refused.error == "not this one"
+    assert "max_tokens" in (wrong.error or "")
+    assert triton.nothing_is_left()
+
+
+def test_a_client_that_goes_frees_its_place_at_once() -> None:
+    triton = Scheduler()
+    gone, stays = triton.send("ab", max_tokens=900), triton.send("cd", max_tokens=4)
+    triton.run([gone, stays])
+    gone.cancelled = True
+    triton.run([gone, stays])
+    assert gone.closed
+    assert triton.engine.live <= 1
+    triton.run_all()
+    assert stays.text == "cdcd"
+    assert triton.nothing_is_left()
+
+
+def test_a_request_that_is_never_scheduled_again_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    triton = Scheduler()
+    triton.run([lost := triton.send("ab", max_tokens=900)])
+    triton.queue.remove(lost)
+    monkeypatch.setattr("llmserve_iterative.driver._ABANDONED", 0.0)
+    other = triton.send("cd", max_tokens=3)
+    triton.run_all()
+    assert other.text == "cdc"
+    assert triton.nothing_is_left()
+
+
+def test_what_fills_an_empty_slot_is_let_go() -> None:
+    triton = Scheduler()
+    nobody = triton.send("", number=0)
+    triton.run_all()
+    assert nobody.closed
+    assert nobody.error is None
+
+
+def test_the_figures_are_those_of_what_happened() -> None:
+    triton = Scheduler()
+    triton.send("abc", max_tokens=4)
+    triton.send("de", max_tokens=6, stream=True)
+    triton.run_all()
+    found = {name: family.metric.value for name, family in triton.driver.figures.items()}
+    assert found["input_tokens_total"] == 5
+    assert found["output_tokens_total"] == 10
+    assert found["first_token_seconds_count"] == 2
+    assert found["token_seconds_count"] == 8
+    assert found["running_sequences"] == found["cache_used_tokens"] == 0
+    assert found["cache_tokens"] == 1000
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ab", "cde", "!", "?", "ü"]), st.integers(0, 12), st.booleans()),
+        max_size=10,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_any_order_of_arrivals_batches_and_cancellations(
+    asked: list[tuple[str, int, bool]], chance: random.Random
+) -> None:
+    triton, requests = Scheduler(), []
+    waiting = list(asked)
+    while waiting or triton.queue:
+        if waiting and (not triton.queue or chance.random() < 0.5):
+            text, length, stream = waiting.pop()
+            requests.append((text, length, triton.send(text, max_tokens=length, stream=stream)))
+            continue
+        if chance.random() < 0.05:
+            chance.choice(triton.queue).cancelled = True
+        triton.run(chance.sample(triton.queue, chance.randint(1, len(triton.queue))))
+    assert triton.nothing_is_left()
+    for text, length, request in requests:
+        assert request.closed
+        if length and not request.cancelled and text not in "!?":
+            expected = (text.encode() * length)[:length]
+            assert request.text == Bytes().decode(list(expected))
