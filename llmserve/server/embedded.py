@@ -107,8 +107,8 @@ def environment(home: Path, libraries: Path, programs: Path) -> dict[str, str]:
     bundled = home.parent.parent / "nvidia_pytriton.libs"
     found = [str(libraries), str(bundled), env.get("LD_LIBRARY_PATH", "")]
     env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, found))
-    # Threads that spin while they wait keep each other from running as soon as the cores are shared,
-    # and one server's models share them: torch then takes ten times as long.
+    # Threads that spin while they wait keep others from running as soon as cores are shared, and
+    # one server's models share them: torch then takes ten times as long.
     env.setdefault("OMP_WAIT_POLICY", "passive")
     env["PATH"] = os.pathsep.join([str(programs), env.get("PATH", os.defpath)])
     return env

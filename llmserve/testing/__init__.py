@@ -26,8 +26,17 @@ import pytest
 from llmserve.testing.conformance import RecipeConformance
 from llmserve.testing.fake import FakeBackendUtils, FakeRequest
 from llmserve.testing.live import LiveTriton
+from llmserve.testing.parts import ByteTokenizer, make_parts
 
-__all__ = ["FakeBackendUtils", "FakeRequest", "LiveTriton", "RecipeConformance", "triton"]
+__all__ = [
+    "ByteTokenizer",
+    "FakeBackendUtils",
+    "FakeRequest",
+    "LiveTriton",
+    "RecipeConformance",
+    "make_parts",
+    "triton",
+]
 
 
 @pytest.fixture(scope="session")

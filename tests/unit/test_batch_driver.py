@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve.runtime.batch import BatchDriver
-from llmserve.testing import FakeRequest
-from tests.unit.runtimes import Repeats, parts
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.protocols import Tokenizer
+from llmserve.testing import FakeRequest, make_parts
 
 
-def driver(generator: Repeats, **changes: bool) -> BatchDriver:
+class Repeats:
+    """A generator that repeats the prompt for ever; a prompt with ``!`` makes it fail."""
+
+    context_length: int | None = 100
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        self.batches.append(len(generations))
+        step = 0
+        while not all(generation.done for generation in generations):
+            for generation in generations:
+                if ord("!") in generation.prompt_ids and step == 2:
+                    raise MemoryError("no memory left\nfor this")
+                generation.push(generation.prompt_ids[step % len(generation.prompt_ids)])
+            step += 1
+
+
+def driver(generator: Repeats, **changes: Any) -> BatchDriver:
     made = BatchDriver({}, Path())
-    made.start(parts(generator, **changes))
+    made.start(make_parts(generator, **changes))
     return made
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
-from llmserve.testing import FakeRequest
+from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
 from llmserve_iterative.driver import IterativeDriver
-from tests.unit.runtimes import Bytes, parts
 
 
 class Progress:
@@ -79,7 +78,7 @@ class Scheduler:
     def __init__(self, *, burst_ms: float = 0.0) -> None:
         self.engine = Echoes()
         self.driver = IterativeDriver({"burst_ms": burst_ms}, Path())
-        self.driver.start(parts(self.engine))
+        self.driver.start(make_parts(self.engine))
         self.queue: list[FakeRequest] = []
         self._number = 0
 
@@ -258,4 +257,4 @@ def test_any_order_of_arrivals_batches_and_cancellations(
         assert request.closed
         if length and not request.cancelled and text not in "!?":
             expected = (text.encode() * length)[:length]
-            assert request.text == Bytes().decode(list(expected))
+            assert request.text == ByteTokenizer().decode(list(expected))

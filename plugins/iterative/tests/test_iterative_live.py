@@ -22,7 +22,10 @@ LONG, SHORT = 400, 5
 
 @pytest.fixture(params=["oldest", "direct"])
 def in_flight(request: pytest.FixtureRequest, triton: LiveTriton) -> str:
-    slots = {"oldest": {}, "direct": {"slots": "direct", "max_batch_size": 8}}
+    slots: dict[str, dict[str, Any]] = {
+        "oldest": {},
+        "direct": {"slots": "direct", "max_batch_size": 8},
+    }
     return triton.build("iterative", **slots[request.param])
 
 
