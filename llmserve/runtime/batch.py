@@ -50,6 +50,9 @@ class BatchDriver:
             self._parts.generator.generate(generations, self._parts.tokenizer)
         except Exception as error:
             self._isolate(jobs, error)
+        for job in jobs:
+            if not job.responder.closed:
+                job.responder.fail(RuntimeError("the generator left off before the end"))
 
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
         """A batch failed: serve each request alone, so that only the culprit fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,4 +17,6 @@ def located(settings: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, A
     if "path" in settings:
         # An absolute path, of weights that were not copied, stays what it is.
         return str(folder / settings["path"]), {**options, "local_files_only": True}
-    return settings["id"], {**options, "revision": settings["revision"]}
+    # False keeps a token that was once stored by a login out of it.
+    token = os.environ.get("HF_TOKEN") or False
+    return settings["id"], {**options, "revision": settings["revision"], "token": token}

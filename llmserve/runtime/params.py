@@ -58,6 +58,10 @@ class Params:
         )
 
 
+# Every word is looked for after every token, beside the other requests of a batch.
+_MOST_WORDS = 64
+_LONGEST_WORD = 256
+
 Read = Callable[[str, Any], Any]
 
 
@@ -106,13 +110,26 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
         if value.startswith("["):
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 value = [value]
         else:
             value = [value]
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
         raise RequestError(f"{name} takes a list of words, not {value!r}")
-    return tuple(word for word in value if word)
+    if len(value) > _MOST_WORDS or any(len(word) > _LONGEST_WORD for word in value):
+        raise RequestError(
+            f"{name} takes at most {_MOST_WORDS} words of {_LONGEST_WORD} characters"
+        )
+    return tuple(check_text(name, word) for word in value if word)
+
+
+def check_text(name: str, text: str) -> str:
+    """Refuse half a character, which JSON can write and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name} is not UTF-8: half a character at {error.start}") from None
+    return text
 
 
 _INT32 = 2**31 - 1
@@ -124,7 +141,7 @@ READERS: dict[str, Read] = {
     "top_k": _whole(-1, _INT32),
     "top_p": _number(0, 1, open_low=True),
     "min_p": _number(0, 1),
-    "repetition_penalty": _number(0, 100, open_low=True),
+    "repetition_penalty": _number(0.01, 100),
     "presence_penalty": _number(-100, 100),
     "frequency_penalty": _number(-100, 100),
     "seed": _whole(0, 2**64 - 1),

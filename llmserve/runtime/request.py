@@ -9,9 +9,10 @@ from typing import Any
 
 from llmserve.runtime.contract import ALIASES
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.params import READERS, Params, read_params
+from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts
 
+_MOST_PROMPTS = 256
 _LISTS = frozenset({"stop_words", "bad_words"})
 
 
@@ -33,8 +34,10 @@ def read_prompts(raw: Any, parts: Parts) -> list[Prompt]:
     chat = shared.pop("messages", None)
     source = chats if chats is not None else texts
     count = 1 if source is None else (source.shape[0] if source.ndim else 1)
-    if not count:
-        raise RequestError("text_input holds no prompt: send at least one")
+    if not 1 <= count <= _MOST_PROMPTS:
+        raise RequestError(f"a request takes 1 to {_MOST_PROMPTS} prompts, not {count}")
+    if texts is not None and chats is not None and texts.size != chats.size:
+        raise RequestError(f"{texts.size} of text_input and {chats.size} of messages: send one")
     prompts = []
     for row in range(count):
         values = dict(shared)
@@ -105,7 +108,7 @@ def _of_row(name: str, tensor: Any, row: int, count: int, batched: bool) -> Any:
 
 def _text(value: Any, name: str) -> str:
     if isinstance(value, str):
-        return value
+        return check_text(name, value)
     try:
         return str(bytes(value).decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -118,7 +121,7 @@ def _text(value: Any, name: str) -> str:
 def _messages(talk: Any) -> list[dict[str, str]]:
     try:
         messages = json.loads(talk) if isinstance(talk, str) else talk
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RequestError(f"messages is not JSON: {error}") from None
     fits = isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
@@ -126,4 +129,7 @@ def _messages(talk: Any) -> list[dict[str, str]]:
     )
     if not messages or not fits:
         raise RequestError('messages takes a JSON list of {"role": …, "content": …}')
+    for message in messages:
+        check_text("messages", message["content"])
+        check_text("messages", message["role"])
     return list(messages)

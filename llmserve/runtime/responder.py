@@ -82,6 +82,8 @@ class Responder:
             # The flag goes with the last response: clients of /generate count one for one.
             flag = self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             self._sender.send(response, flags=flag)
+            # A request that outlives its model, in a cycle say, brings the process down with it.
+            self.detach()
         else:
             self._sender.send(response)
 

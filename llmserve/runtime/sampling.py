@@ -18,6 +18,9 @@ from llmserve.runtime.protocols import Tokenizer
 
 Row = npt.NDArray[Any]
 
+# Below this the likeliest token is all that is left of a distribution.
+_COLD = 1e-5
+
 
 class Sampler:
     """Chooses tokens for one generation; the tokenizer tells what its bad words look like."""
@@ -40,9 +43,10 @@ class Sampler:
         self._penalise(scores)
         self._forbid(scores)
         params = self._params
-        if params.heat == 0 or params.top_k == 1:
+        if params.heat < _COLD or params.top_k == 1:
             return int(scores.argmax())
-        return self._draw(scores / params.heat)
+        # From the best score down and in double precision, where nothing overflows.
+        return self._draw((scores - scores.max()).astype(np.float64) / params.heat)
 
     def _penalise(self, scores: Row) -> None:
         params, generation = self._params, self._generation
@@ -58,7 +62,8 @@ class Sampler:
     def _forbid(self, scores: Row) -> None:
         generation = self._generation
         if len(generation.token_ids) < self._params.min_tokens:
-            scores[list(generation.eos_ids)] = -np.inf
+            # A request may name an end that the model has no token for.
+            scores[[token for token in generation.eos_ids if token < scores.size]] = -np.inf
         for ids in self._bad_ids:
             begun = len(ids) - 1
             if not begun or generation.token_ids[-begun:] == ids[:-1]:
@@ -72,7 +77,7 @@ class Sampler:
             ids = np.arange(scores.size)
         # A fixed order, likeliest first, makes the draw independent of how the ids were found.
         ids = ids[np.lexsort((ids, -scores[ids]))]
-        weights = np.exp((scores[ids] - scores[ids[0]]).astype(np.float64))
+        weights = np.exp(scores[ids])
         weights /= weights.sum()
         if params.min_p > 0:
             weights = weights[weights >= params.min_p * weights[0]]

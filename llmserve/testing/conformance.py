@@ -99,12 +99,12 @@ class RecipeConformance:
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
         """A seeded answer is the same alone and beside others."""
         asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
-        alone = triton.client.generate(name, self.prompts[0], **asked).text
+        alone = [triton.client.generate(name, p, **asked).text for p in self.prompts]
         with ThreadPoolExecutor(len(self.prompts)) as pool:
             texts = list(
                 pool.map(lambda p: triton.client.generate(name, p, **asked).text, self.prompts)
             )
-        assert texts[0] == alone
+        assert texts == alone
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With the prompt echoed, every answer begins with its own prompt and holds no other."""
@@ -138,6 +138,22 @@ class RecipeConformance:
         for job in bad:
             with pytest.raises(RequestRejectedError, match="max_tokens"):
                 job.result()
+
+    def test_a_full_context_does_not_disturb_neighbours(
+        self, triton: LiveTriton, name: str
+    ) -> None:
+        """A prompt that leaves room for four tokens runs beside answers that need many more."""
+        with pytest.raises(RequestRejectedError, match=r"context of \d+") as caught:
+            triton.client.generate(name, self.prompts[0], max_tokens=2**31 - 1)
+        context = int(str(caught.value).split("context of ")[1].split(":")[0])
+        full = self._prompt_of(context - 4, triton, name)
+        asked: dict[str, Any] = {"max_tokens": min(100, context // 4), "ignore_eos": True}
+        alone = [triton.client.generate(name, p, **asked).text for p in self.prompts[:3]]
+        with ThreadPoolExecutor(4) as pool:
+            crowded = pool.submit(triton.client.generate, name, full, max_tokens=4, ignore_eos=True)
+            beside = [pool.submit(self._stream, triton, name, p, asked) for p in self.prompts[:3]]
+        assert [job.result() for job in beside] == alone
+        assert crowded.result().output_tokens == 4
 
     @pytest.mark.parametrize("max_tokens", [0, -1, 2**31 - 1, 2**40])
     def test_impossible_lengths_are_refused(
@@ -189,6 +205,20 @@ class RecipeConformance:
     def _ask(triton: LiveTriton, name: str, prompt: str) -> tuple[str, str | None, int | None]:
         answer = triton.client.generate(name, prompt, max_tokens=16)
         return answer.text, answer.finish_reason, answer.output_tokens
+
+    @staticmethod
+    def _stream(triton: LiveTriton, name: str, prompt: str, asked: dict[str, Any]) -> str:
+        return "".join(piece.text for piece in triton.client.stream(name, prompt, **asked))
+
+    @staticmethod
+    def _prompt_of(tokens: int, triton: LiveTriton, name: str) -> str:
+        """Return a prompt of so many tokens, or a few less."""
+        counts = [
+            triton.client.generate(name, "so " * n, max_tokens=1).input_tokens or 0
+            for n in (10, 20)
+        ]
+        each = (counts[1] - counts[0]) / 10
+        return "so " * int(10 + (tokens - counts[0]) / each)
 
     @staticmethod
     def _is_one_line(message: str) -> None:

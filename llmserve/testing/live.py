@@ -83,6 +83,9 @@ class LiveTriton:
         with grpc.insecure_channel(self.server.grpc_url) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             try:
+                if self.client.model(model).exchange == "unary":
+                    stub.ModelInfer(request)
+                    return None
                 messages = [m.error_message for m in stub.ModelStreamInfer(iter([request]))]
             except grpc.RpcError as error:
                 return error.details()

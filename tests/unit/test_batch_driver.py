@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,3 +145,57 @@ def test_any_batch_is_answered_completely(asked: list[tuple[str, int, bool]]) ->
             # A zero byte is this tokenizer's end.
             expected = (text.encode() * 20)[:length].split(b"\0")[0]
             assert request.text == expected.decode(errors="replace")
+
+
+class LeavesEarly(Repeats):
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        for generation in generations:
+            generation.push(generation.prompt_ids[0])
+
+
+def test_a_generator_that_leaves_off_early_leaves_nobody_waiting() -> None:
+    done, left = ask("a", max_tokens=1), ask("b", max_tokens=5)
+    driver(LeavesEarly()).execute([done, left])
+    assert done.text == "a"
+    assert left.closed
+    assert "left off" in (left.error or "")
+
+
+def test_a_request_is_let_go_as_soon_as_it_is_answered() -> None:
+    """One that lived until the process ends would take shared memory that is gone by then."""
+    request, refused = ask("ab"), ask("")
+    kept = [weakref.ref(request), weakref.ref(refused)]
+    serving = driver(Repeats())
+    gc.disable()
+    try:
+        serving.execute([request, refused])
+        del request, refused
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "message"),
+    [
+        ({"text_input": []}, {}, "1 to 256 prompts"),
+        ({"text_input": ["a"] * 257}, {}, "1 to 256 prompts"),
+        ({"text_input": ["a", "b"], "messages": ["[]"]}, {}, "send one"),
+        ({"text_input": ["a"]}, {"messages": "[" * 100_000}, "not JSON"),
+        (
+            {"text_input": ["a"]},
+            {"messages": '[{"role": "user", "content": "\\ud800"}]'},
+            "half a character",
+        ),
+        ({"text_input": ["a"]}, {"stop_words": '["\\ud800"]'}, "half a character"),
+        ({"text_input": ["a"]}, {"stop_words": json.dumps(["x"] * 65)}, "at most 64 words"),
+        ({"text_input": ["a"]}, {"stop_words": "x" * 257}, "256 characters"),
+    ],
+)
+def test_what_would_hurt_others_is_refused(
+    inputs: dict[str, Any], parameters: dict[str, Any], message: str
+) -> None:
+    wrong, good = FakeRequest(inputs, **parameters), ask("ab", max_tokens=2)
+    driver(Repeats()).execute([wrong, good])
+    assert message in (wrong.error or "")
+    assert good.text == "ab"

@@ -104,6 +104,37 @@ def test_presence_and_frequency_weigh_on_the_answer_alone() -> None:
     assert sampler(made=made, presence_penalty=1.1).choose(logits) == 2
 
 
+@given(
+    st.floats(1e-300, 100),
+    st.floats(0.01, 100),
+    st.floats(-100, 100),
+    st.integers(0, 2**64 - 1),
+)
+def test_extreme_wishes_choose_a_token_that_can_be_chosen(
+    temperature: float, repetition: float, presence: float, seed: int
+) -> None:
+    chooser = sampler(
+        prompt=[1, 2], made=[3], temperature=temperature, repetition_penalty=repetition,
+        presence_penalty=presence, seed=seed,
+    )  # fmt: skip
+    logits = np.array([1e4, -1e4, 3e38, -3e38, 0, np.inf * -1, 5, 6], dtype=np.float32)
+    assert 0 <= chooser.choose(logits) < logits.size
+    assert chooser.choose(logits) != 5
+
+
+@pytest.mark.parametrize("temperature", [1e-60, 1e-38, 1e-6, 0.001])
+def test_a_temperature_near_nothing_is_greedy(temperature: float) -> None:
+    assert drawn(20, temperature=temperature) == {7}
+
+
+def test_an_end_that_the_model_does_not_have_is_no_matter() -> None:
+    new = Generation(
+        [1], Params(min_tokens=3), max_tokens=9, eos_ids=frozenset({2**31 - 1, EOS}),
+        decode=Letters().decode,
+    )  # fmt: skip
+    assert Sampler(new, Letters()).choose(LOGITS) == 1
+
+
 def test_the_logits_are_left_as_they_are() -> None:
     before = LOGITS.copy()
     sampler(prompt=[7], repetition_penalty=2.0, min_tokens=3).choose(LOGITS)

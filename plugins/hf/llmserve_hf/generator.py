@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from llmserve.runtime.causal import context_length, eos_ids, load
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
-from llmserve_hf.rows import RowChooser, RowFinisher
+from llmserve_hf.rows import Row, RowChooser, RowFinisher
 
 
 class TransformersGenerator:
@@ -28,18 +28,34 @@ class TransformersGenerator:
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""
-        rows = list(generations)
-        width = max(len(row.prompt_ids) for row in rows)
+        rows = [Row(generation, tokenizer) for generation in generations]
+        while rows:
+            self._run(rows, self._length(rows))
+            rows = [row for row in rows if not row.generation.done]
+
+    def _length(self, rows: Sequence[Row]) -> int:
+        """Return for how many tokens the rows can run together.
+
+        A row that is done goes along to the end, so the end must be within everybody's context;
+        who needs more runs on without it.
+        """
+        wanted = max(row.wanted for row in rows)
+        if self.context_length is None:
+            return wanted
+        return min(wanted, *(self.context_length - len(row.ids) for row in rows))
+
+    def _run(self, rows: Sequence[Row], length: int) -> None:
+        width = max(len(row.ids) for row in rows)
         # Padding stands on the left, so that the last position of every row is its newest token.
-        ids = [[0] * (width - len(row.prompt_ids)) + row.prompt_ids for row in rows]
-        mask = [[0] * (width - len(row.prompt_ids)) + [1] * len(row.prompt_ids) for row in rows]
+        ids = [[0] * (width - len(row.ids)) + row.ids for row in rows]
+        mask = [[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in rows]
         device = self._model.device
         with torch.inference_mode():
             self._model.generate(
                 input_ids=torch.tensor(ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
-                max_new_tokens=max(row.max_tokens for row in rows),
+                max_new_tokens=length,
                 do_sample=False,
-                logits_processor=[RowChooser(rows, tokenizer)],
+                logits_processor=[RowChooser(rows)],
                 stopping_criteria=[RowFinisher(rows)],
             )

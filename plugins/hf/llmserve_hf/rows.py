@@ -1,4 +1,4 @@
-"""The two places where ``generate`` lets every row of a batch go its own way."""
+"""Rows of a batch, and the two places where ``generate`` lets each go its own way."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import (
-    LogitsProcessor,
-    StoppingCriteria,
-)
+from transformers import LogitsProcessor, StoppingCriteria
 
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.runtime.sampling import Sampler
+
+
+class Row:
+    """One generation in a batch, with the sampler that chooses its tokens if it needs one."""
+
+    def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
+        self.generation = generation
+        plain = generation.params.plain
+        self.sampler = None if plain else Sampler(generation, tokenizer)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens so far, prompt and answer."""
+        return self.generation.prompt_ids + self.generation.token_ids
+
+    @property
+    def wanted(self) -> int:
+        """How many tokens may still come."""
+        return self.generation.max_tokens - len(self.generation.token_ids)
 
 
 class RowChooser(LogitsProcessor):  # type: ignore[misc]
@@ -22,19 +38,15 @@ class RowChooser(LogitsProcessor):  # type: ignore[misc]
     ``generate`` runs greedily, so leaving one token in a row is choosing it.
     """
 
-    def __init__(self, rows: Sequence[Generation], tokenizer: Tokenizer) -> None:
-        self._choosers = [
-            (index, row, Sampler(row, tokenizer))
-            for index, row in enumerate(rows)
-            if not row.params.plain
-        ]
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores with one token left in every row that was chosen for."""
         del input_ids
-        for index, row, sampler in self._choosers:
-            if not row.done:
-                token = sampler.choose(scores[index].float().cpu().numpy())
+        for index, row in enumerate(self._rows):
+            if row.sampler and not row.generation.done:
+                token = row.sampler.choose(scores[index].float().cpu().numpy())
                 scores[index] = -torch.inf
                 scores[index, token] = 0
         return scores
@@ -43,13 +55,13 @@ class RowChooser(LogitsProcessor):  # type: ignore[misc]
 class RowFinisher(StoppingCriteria):  # type: ignore[misc]
     """Hands each row its newest token and tells ``generate`` which rows are done."""
 
-    def __init__(self, rows: Sequence[Generation]) -> None:
+    def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Return a flag per row."""
         del scores, kwargs
         for row, token in zip(self._rows, input_ids[:, -1].tolist(), strict=True):
-            row.push(token)
-        done = [row.done for row in self._rows]
+            row.generation.push(token)
+        done = [row.generation.done for row in self._rows]
         return torch.tensor(done, device=input_ids.device)

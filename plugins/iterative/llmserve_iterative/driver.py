@@ -99,6 +99,7 @@ class IterativeDriver:
         for flight in self._flights.values():
             self._drop(flight.job)
         self._flights.clear()
+        self._metrics.close()
 
     def _arrive(self, raw: Any, now: float) -> int | None:
         """Match a request with its flight, or begin one; return its number if it goes on."""

@@ -46,6 +46,11 @@ class Metrics:
             name: made.Metric(labels={"model": model}) for name, made in self.families.items()
         }
 
+    def close(self) -> None:
+        """Let go of all metrics; one that outlived Triton's memory would crash the process."""
+        self._metrics.clear()
+        self.families.clear()
+
     def count(self, name: str, amount: float) -> None:
         """Add to a counter; Triton hears of it with the next hand-over."""
         self._pending[name] += amount

@@ -231,6 +231,15 @@ def test_the_figures_are_those_of_what_happened() -> None:
     assert found["cache_tokens"] == 1000
 
 
+def test_unloading_lets_go_of_everything_that_is_tritons() -> None:
+    """Metrics that outlive the server's memory crash the process when it ends."""
+    triton = Scheduler()
+    triton.run([triton.send("ab", max_tokens=900)])
+    triton.driver.finalize()
+    assert triton.nothing_is_left()
+    assert not triton.driver.figures
+
+
 @settings(deadline=None)
 @given(
     st.lists(

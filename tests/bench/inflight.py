@@ -1,0 +1,112 @@
+"""Ways of serving a GPT-2 of 86 M parameters through Triton, in turns, in one run."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from rich.table import Table
+
+from llmserve.builder import BuildSpec, build_spec
+from llmserve.demo import demo_model_path
+from llmserve.registry import Entry, Registry
+from llmserve.testing import LiveTriton
+
+TOKENS = 64
+ROUNDS = 2
+PROMPT = "Programming in C++ is like"
+BASE = "tutorial (whole prefix each step)"
+WAYS: dict[str, tuple[str, dict[str, object]]] = {
+    BASE: ("recompute", {"max_batch_size": 8}),
+    "hf, float32": ("hf", {"max_batch_size": 32}),
+    "hf, bfloat16": ("hf", {"max_batch_size": 32, "dtype": "bfloat16"}),
+    "iterative, float32": ("iterative", {}),
+    "iterative, bfloat16": ("iterative", {"dtype": "bfloat16"}),
+}
+
+
+def make_model(folder: Path) -> Path:
+    """Write a GPT-2 of the small size with random weights and the demo model's tokenizer."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=1024, n_positions=1024, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_model_path() / name, folder / name)
+    return folder
+
+
+def registry() -> Registry:
+    """Return the registry with the tutorial's algorithm as one more way."""
+    found = Registry.load()
+    generator = found.generator("stepwise")
+    recipe = found.recipe("iterative")
+    runtime = "tests.bench.recompute:RecomputingGenerator"
+    plugin = found.plugin_of(recipe)
+    found.entries += [
+        Entry(replace(generator, name="recompute", runtime=runtime), "generator", plugin),
+        Entry(replace(recipe, name="recompute", generator="recompute"), "recipe", plugin),
+    ]
+    return found
+
+
+@contextmanager
+def serving() -> Iterator[tuple[LiveTriton, dict[str, str]]]:
+    """Serve every way, one model each."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder) / "model")
+        with LiveTriton.start(Path(folder) / "repository") as live:
+            names = {}
+            for index, (way, (plugin, options)) in enumerate(WAYS.items()):
+                spec = BuildSpec(
+                    plugin, str(model), name=f"way-{index}", output=live.repository, options=options
+                )
+                names[way] = build_spec(spec, registry=registry()).name
+                live.server.load(names[way])
+            yield live, names
+
+
+def rate(live: LiveTriton, model: str, streams: int) -> float:
+    """Return tokens a second over so many requests at the same time."""
+
+    def ask(_: int) -> int:
+        answer = live.client.generate(
+            model, PROMPT, max_tokens=TOKENS, ignore_eos=True, timeout=600
+        )
+        return answer.output_tokens or 0
+
+    with ThreadPoolExecutor(streams) as pool:
+        began = time.perf_counter()
+        tokens = sum(pool.map(ask, range(streams)))
+    return tokens / (time.perf_counter() - began)
+
+
+def table() -> Table:
+    """Compare the ways at 1, 8 and 32 requests at a time."""
+    found = Table(title=f"tokens/s through Triton, {TOKENS} each, GPT-2 shape of 86 M parameters")
+    for column in ("way", "1", "8", "32", f"against {BASE}: 8", "32"):
+        found.add_column(column)
+    with serving() as (live, names):
+        seen: dict[tuple[str, int], list[float]] = {}
+        for turn in range(ROUNDS + 1):
+            for streams in (1, 8, 32):
+                for way in random.Random(turn).sample(list(names), len(names)):
+                    value = rate(live, names[way], streams)
+                    if turn:  # The first is to warm up.
+                        seen.setdefault((way, streams), []).append(value)
+    middle = {key: median(values) for key, values in seen.items()}
+    for way in names:
+        rates = [f"{middle[way, streams]:.0f}" for streams in (1, 8, 32)]
+        ratios = [f"{middle[way, n] / middle[BASE, n]:.1f} x" for n in (8, 32)]
+        found.add_row(way, *rates, *ratios)
+    return found
