@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := llmserve cli/llmserve_cli plugins tests
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint format bench clean
 
 demo: $(READY)
 	@$(BIN)/llmserve demo

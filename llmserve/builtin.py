@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import OptionError
 from llmserve.hookspecs import hookimpl
-from llmserve.options import Option
+from llmserve.options import INT32_MAX, Option
 from llmserve.roles import Batching, Formatter, Tokenizer
 from llmserve.runtime import contract
 
@@ -46,12 +46,14 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                     8,
                     "Most prompts in one batch; 0 makes a model without a batch dimension.",
                     minimum=0,
+                    maximum=INT32_MAX,
                 ),
                 Option(
                     "queue_delay_us",
                     0,
                     "How long a request may wait for company, in microseconds.",
                     minimum=0,
+                    maximum=INT32_MAX,
                 ),
                 Option(
                     "decoupled",

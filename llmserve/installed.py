@@ -75,7 +75,8 @@ def _announced(path: str, group: str) -> list[EntryPoint]:
 
 def _lines(folder: str, file: str) -> Iterator[str]:
     try:
-        with open(f"{folder}/{file}", encoding="utf-8") as stream:  # noqa: PTH123
+        # A stranger's damaged file must not hide everybody's plugins.
+        with open(f"{folder}/{file}", encoding="utf-8", errors="replace") as stream:  # noqa: PTH123
             for line in stream:
                 yield line.strip()
     except OSError:

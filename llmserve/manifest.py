@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,17 @@ FILE = "llmserve.json"
 SCHEMA = 1
 # What a server leaves behind when it loads a model is nobody's edit.
 _LEFT_BY_PYTHON = "__pycache__"
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A model's papers. The same inputs give the same manifest: it holds no time and no path."""
+    """A model's papers. The same inputs give the same manifest: it holds no time and no path.
+
+    But for one: a local model built with ``weights=reference`` is found by the absolute path of
+    its folder, which stands in the settings of its components.
+    """
 
     name: str
     recipe: str
@@ -45,14 +53,14 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest | None:
         """Read a model folder's manifest; None if it has none."""
         path = folder / FILE
-        if not path.is_file():
-            return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             schema = content["schema"]
             if schema == SCHEMA:
-                return cls(**content)
-        except (OSError, ValueError, TypeError, KeyError):
+                return _checked(cls(**content))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             raise ConfigError(f"{path} is damaged", mend="build the model again") from None
         raise ConfigError(
             f"{path} has schema {schema}, this llmserve reads {SCHEMA}",
@@ -70,21 +78,19 @@ class Manifest:
         return told + [f"{name} was added" for name in sorted(now.keys() - self.files.keys())]
 
 
-def manifests(repository: Path) -> list[Manifest]:
-    """Read the manifests of all models of a repository that have one."""
-    found = (Manifest.read(folder) for folder in sorted(repository.iterdir()))
-    return [manifest for manifest in found if manifest]
-
-
 def references(repository: Path) -> list[Path]:
-    """Return the folders outside of a repository that its models need."""
-    paths = {
-        settings["path"]
-        for manifest in manifests(repository)
-        for component in manifest.components.values()
-        if str((settings := component["settings"]).get("path", "")).startswith("/")
-    }
-    return [Path(path) for path in sorted(paths)]
+    """Return the folders outside of a repository that its models need.
+
+    A damaged manifest counts for nothing here: it must not keep the other models from being
+    served, and its own model says what is wrong when it is loaded.
+    """
+    paths: set[str] = set()
+    for folder in repository.iterdir():
+        with suppress(ConfigError):
+            manifest = Manifest.read(folder)
+            parts = manifest.components.values() if manifest else ()
+            paths.update(part["settings"].get("path", "") for part in parts)
+    return [Path(path) for path in sorted(paths) if path.startswith("/")]
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -102,3 +108,38 @@ def _sha256(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """Return a manifest that has the shape which its readers rely on, else raise ValueError."""
+    texts = (manifest.name, manifest.recipe, manifest.plugin, manifest.exchange, manifest.llmserve)
+    maps = (manifest.source, manifest.options, manifest.components, manifest.contract)
+    parts = manifest.components.values() if isinstance(manifest.components, dict) else ()
+    sound = (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(content, dict) for content in maps)
+        and all(_is_component(part) for part in parts)
+        and _maps_texts(manifest.files)
+        and _maps_texts(manifest.packages)
+        # These two become part of a command line in the Dockerfile.
+        and all(_PACKAGE.fullmatch(name) for name in manifest.packages)
+        and all(_VERSION.fullmatch(version) for version in manifest.packages.values())
+        and isinstance(manifest.trust_remote_code, bool)
+    )
+    if not sound:
+        raise ValueError
+    return manifest
+
+
+def _is_component(part: object) -> bool:
+    return (
+        isinstance(part, dict)
+        and isinstance(part.get("name"), str)
+        and isinstance(part.get("runtime"), str)
+        and isinstance(settings := part.get("settings"), dict)
+        and isinstance(settings.get("path", ""), str)
+    )
+
+
+def _maps_texts(content: object) -> bool:
+    return isinstance(content, dict) and all(isinstance(text, str) for text in content.values())

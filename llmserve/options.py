@@ -10,6 +10,9 @@ from llmserve.naming import near
 
 Value = bool | int | float | str
 
+INT32_MAX = 2**31 - 1
+"""The most that a whole number can be which goes into Triton's configuration or a tensor."""
+
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -65,8 +68,8 @@ class Option:
             ends = [
                 text
                 for text, end in (
-                    (f"at least {self.minimum:g}" if self.minimum is not None else "", low),
-                    (f"at most {self.maximum:g}" if self.maximum is not None else "", high),
+                    (f"at least {self.minimum}" if self.minimum is not None else "", low),
+                    (f"at most {self.maximum}" if self.maximum is not None else "", high),
                 )
                 if text and not end
             ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from llmserve.errors import OptionError
-from llmserve.options import Option
+from llmserve.options import INT32_MAX, Option
 
 if TYPE_CHECKING:
     from llmserve.modelconfig import ModelConfig
@@ -23,8 +24,14 @@ DEVICE_OPTION = Option(
     "there is one when the model is loaded.",
 )
 INSTANCES_OPTION = Option(
-    "instances", 1, "Copies of the model, each with its own memory.", minimum=1
+    "instances",
+    1,
+    "Copies of the model, each with its own memory.",
+    minimum=1,
+    maximum=INT32_MAX,
 )
+# No more digits than any machine has GPUs for, and none but these: str.isdigit knows others.
+_CUDA = re.compile(r"cuda(:[0-9]{1,4})?")
 PLACEMENT_OPTIONS = (DTYPE_OPTION, DEVICE_OPTION, INSTANCES_OPTION)
 """What a generator over transformers can be told of its place."""
 
@@ -42,7 +49,7 @@ def place_instances(config: ModelConfig, device: str, count: int) -> None:
         group.kind = pb.ModelInstanceGroup.KIND_CPU
     elif device in ("auto", "balanced"):
         group.kind = pb.ModelInstanceGroup.KIND_MODEL
-    elif device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit()):
+    elif _CUDA.fullmatch(device):
         group.kind = pb.ModelInstanceGroup.KIND_GPU
         group.gpus.append(int(device[5:] or 0))
     else:

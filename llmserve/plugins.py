@@ -57,6 +57,10 @@ def reason(error: BaseException) -> str:
 
 
 def _imported(point: EntryPoint) -> Plugin:
+    module_name, colon, _ = point.value.partition(":")
+    if colon:
+        problem = f"its entry point names an attribute ({point.value})"
+        return _plugin(point, problem=f"{problem}: name the module, {module_name}")
     try:
         module = import_module(point.value)
     except (Exception, SystemExit) as error:

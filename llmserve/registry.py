@@ -110,13 +110,16 @@ class Registry:
         """Register a plugin, all of it or nothing."""
         if plugin.module is None:
             return plugin
+        if owner := self._manager.get_name(plugin.module):
+            return replace(plugin, problem=f"plugin {owner} has brought its module", module=None)
         try:
-            self._manager.register(plugin.module, plugin.name)
+            # Under no name of its own: two distributions may name their entry points alike.
+            self._manager.register(plugin.module, str(plugin))
             _refuse_misspelt(plugin)
             self.entries += list(self._components(plugin))
-        except Exception as error:
-            if self._manager.has_plugin(plugin.name):
-                self._manager.unregister(name=plugin.name)
+        except (Exception, SystemExit) as error:
+            if self._manager.is_registered(plugin.module):
+                self._manager.unregister(plugin.module)
             told = str(error) if isinstance(error, PluginError) else reason(error)
             return replace(plugin, problem=told, module=None)
         return plugin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ def build(
     from llmserve.builder import BuildSpec, build_spec
     from llmserve.errors import OptionError
     from llmserve.options import parse_assignments
+    from llmserve_cli.ending import end_in_order
     from llmserve_cli.status import Status
 
     options: dict[str, object] = dict(parse_assignments(assignments))
@@ -92,6 +94,7 @@ def build(
         options=options,
         force=force,
     )
+    end_in_order(signal.SIGTERM)
     with Status(f"building {spec.model_name}") as status:
         result = build_spec(spec, report=status.say)
     if as_json:
@@ -102,14 +105,16 @@ def build(
 
 
 def _say_what_next(result: BuildResult) -> None:
-    repository = result.repository
-    where = "" if str(repository) == "model_repository" else f" {repository}"
+    from shlex import quote
+
+    repository = quote(str(result.repository))
+    where = "" if repository == "model_repository" else f" {repository}"
     lines = [
         f"serve it:          llmserve serve{where}",
         f"or in a container: docker build -t llmserve-triton {repository}",
         f"                   {result.docker_run}",
         f'ask it:            llmserve query {result.name} "..."',
-        f'                   python {result.folder / "client.py"} "..."',
+        f'                   python {quote(str(result.folder / "client.py"))} "..."',
     ]
     if result.manifest.trust_remote_code:
         lines.insert(0, "note: this model runs Python code that came with it, as you asked")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -21,8 +23,27 @@ COMMANDS = {
 }
 
 
+TRACEBACK = "LLMSERVE_TRACEBACK"
+BROKEN_PIPE = 141
+"""As a shell tells of a program that SIGPIPE has ended."""
+
+
+class ReaderGone(Exception):
+    """Who read our output has seen enough; click would make an ordinary failure of it."""
+
+
 class Commands(click.Group):
     """Our commands, and those that plugins add."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Print help and the version, which click does while it reads the arguments."""
+        with _noticing_a_closed_pipe():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _noticing_a_closed_pipe():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return our commands in the order in which one meets them, then the plugins'."""
@@ -47,7 +68,7 @@ class Commands(click.Group):
             added = click.Group()
             try:
                 register(cli=added)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 click.echo(f"llmserve: plugin {plugin} adds no commands: {reason(error)}", err=True)
                 continue
             for name, command in added.commands.items():
@@ -100,12 +121,45 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
+    except ReaderGone:
+        _forget_output()
+        sys.exit(BROKEN_PIPE)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # Not only Exception: a panic in a library written in Rust is none.
+        _fail_unforeseen(error)
+
+
+@contextmanager
+def _noticing_a_closed_pipe() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
-        # Who read our output has seen enough; Python must not flush into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        raise ReaderGone from None
 
 
-def _fail(problem: str, code: int) -> None:
+def _fail(problem: str, code: int) -> NoReturn:
     click.echo(f"llmserve: {problem}", err=True)
     sys.exit(code)
+
+
+def _fail_unforeseen(error: BaseException) -> NoReturn:
+    from llmserve.plugins import reason
+
+    if os.environ.get(TRACEBACK):
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, OSError):
+        what, mend = "the system refused", "shows where"
+        _forget_output()
+    else:
+        what, mend = "this is a bug", "shows where, which belongs in a report"
+    _fail(f"{what}: {reason(error)}: running it again with {TRACEBACK}=1 {mend}", 1)
+
+
+def _forget_output() -> None:
+    """Keep Python from writing, at its end, what could not be written before."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from llmserve.client import Client, Completion, Piece
+    from llmserve.errors import LLMServeError
 
 
 @click.command()
@@ -30,10 +32,17 @@ if TYPE_CHECKING:
     "--file",
     "prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One prompt a line; one answer each, in their order.",
+    help="One prompt a line; one answer a line, empty if refused.",
 )
 @click.option(
     "--concurrency", type=click.IntRange(1), default=8, help="Requests at a time (--file)."
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any other option that the model takes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each answer with its counts.")
 def query(
@@ -51,15 +60,24 @@ def query(
     timeout: float | None,
     prompts: Path | None,
     concurrency: int,
+    assignments: tuple[str, ...],
     as_json: bool,
-) -> None:
+) -> int:
     """Ask a model and print its answer; the prompt can come from standard input (-).
 
     \b
     llmserve query demo "Programming in C++ is like"
     llmserve query demo --file prompts.txt --max-tokens 32 --json
+    llmserve query demo "Once upon a time" --set repetition_penalty=1.2
     """
     from llmserve.client import connect
+
+    if stream and (as_json or prompts):
+        raise click.UsageError(
+            f"{'--json' if as_json else '--file'} gives whole answers: leave out --stream"
+        )
+    if prompts and prompt is not None:
+        raise click.UsageError("give a prompt or --file, not both")
 
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -69,22 +87,22 @@ def query(
         "seed": seed,
         "stop_words": list(stop) or None,
     }
+    options |= _assigned(assignments, {k for k, value in options.items() if value is not None})
     with connect(url, timeout=timeout) as client:
         if prompts:
-            if prompt is not None:
-                raise click.UsageError("give a prompt or --file, not both")
-            _answer_file(client, model, prompts, options, chat, concurrency, as_json)
-            return
+            return _answer_file(client, model, prompts, options, chat, concurrency, as_json)
         text = _read_prompt(prompt)
         if as_json or stream is False:
-            _print_answer(client.generate(model, **_asked(text, chat), **options), as_json)
-            return
+            answer = client.generate(model, **_asked(text, chat), **options)
+            _print_json(asdict(answer)) if as_json else click.echo(answer.text)
+            return 0
         if stream and client.model(model).exchange == "unary":
             raise click.UsageError(
                 f"{model} answers in one piece: leave out --stream, or build it with "
                 "--set decoupled=true"
             )
         _print_pieces(client.stream(model, **_asked(text, chat), **options))
+        return 0
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -92,21 +110,46 @@ def _read_prompt(prompt: str | None) -> str:
         return str(prompt)
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("give a prompt, or - to read it from standard input")
-    return sys.stdin.read().rstrip("\n")
+    try:
+        # Not as the locale has it: what is no text must not travel as something else.
+        return sys.stdin.buffer.read().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise click.UsageError("standard input is not UTF-8 text") from None
+
+
+def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
+    """Read ``--set``; what has an argument of its own is given by that."""
+    from llmserve.errors import OptionError
+    from llmserve.options import parse_assignments
+
+    options = parse_assignments(assignments)
+    for key in options:
+        if key in taken:
+            raise OptionError(f"{key} is given twice", mend="leave it out of --set")
+        if key in ("self", "model", "prompt", "messages", "stream", "timeout"):
+            raise OptionError(f"--set cannot give {key}", mend="see `llmserve query --help`")
+    return {key: _value(text) for key, text in options.items()}
+
+
+def _value(text: str) -> bool | int | float | str:
+    """Take numbers, true and false for what they are, and anything else for text."""
+    import json
+
+    try:
+        value = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
 
 
 def _asked(text: str, chat: bool) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
 
 
-def _print_answer(answer: Completion, as_json: bool) -> None:
-    if not as_json:
-        click.echo(answer.text)
-        return
+def _print_json(content: dict[str, Any]) -> None:
     import json
-    from dataclasses import asdict
 
-    click.echo(json.dumps(asdict(answer), ensure_ascii=False))
+    click.echo(json.dumps(content, ensure_ascii=False))
 
 
 def _print_pieces(pieces: Iterator[Piece]) -> None:
@@ -124,13 +167,21 @@ def _answer_file(
     chat: bool,
     concurrency: int,
     as_json: bool,
-) -> None:
-    """Ask several at a time, so that the server can batch; print in the file's order."""
-    from concurrent.futures import ThreadPoolExecutor
+) -> int:
+    from llmserve_cli.promptfile import Line, answer_lines, read_lines
 
-    texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    with ThreadPoolExecutor(concurrency) as pool:
-        answers = pool.map(lambda t: client.generate(model, **_asked(t, chat), **options), texts)
-        for answer in answers:
-            # One answer a line, whatever is in it.
-            _print_answer(answer, True) if as_json else click.echo(" ".join(answer.text.split()))
+    def ask(text: str) -> Completion:
+        answer: Completion = client.generate(model, **_asked(text, chat), **options)
+        return answer
+
+    def show(line: Line, answer: Completion | LLMServeError) -> None:
+        # One line for each prompt, whatever came of it, so that they stay side by side.
+        if isinstance(answer, Exception):
+            refused = {"error": str(answer), "line": line.number}
+            _print_json(refused) if as_json else click.echo()
+        elif as_json:
+            _print_json(asdict(answer))
+        else:
+            click.echo(" ".join(answer.text.split()))
+
+    return answer_lines(client, read_lines(path), ask, concurrency, show)

@@ -46,6 +46,7 @@ def serve(
     from llmserve.errors import ServerError
     from llmserve.manifest import references
     from llmserve.server import ServerSettings, start
+    from llmserve_cli.ending import end_in_order
     from llmserve_cli.status import Status
 
     settings = ServerSettings(
@@ -59,7 +60,8 @@ def serve(
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
-    _end_in_order()
+    # A service manager's signal, and Ctrl-C in a background job too, end the server.
+    end_in_order(signal.SIGTERM, signal.SIGINT)
     with Status("starting Triton") as status:
         server = start(settings, on_progress=lambda p: status.say(_told(p)))
     with server:
@@ -72,12 +74,6 @@ def serve(
         raise ServerError(
             f"Triton ended by itself (exit code {code})", mend=f"see {server.log_file}"
         )
-
-
-def _end_in_order() -> None:
-    """Let a service manager's signal, and Ctrl-C in a background job too, end the server."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
 
 
 def _told(progress: Progress) -> str:

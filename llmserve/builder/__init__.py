@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmserve import modelconfig
+from llmserve.builder import dockerfile
 from llmserve.builder.context import BuildContext
-from llmserve.builder.dockerfile import docker_run, write_dockerfile
 from llmserve.builder.fused import VERSION_FOLDER, write_model
 from llmserve.builder.plan import make_plan
-from llmserve.builder.publish import check_output, publish, staging
+from llmserve.builder.publish import check_output, publish
+from llmserve.builder.requirements import check_runtimes, needed_packages
 from llmserve.builder.spec import DEFAULT_OUTPUT, BuildResult, BuildSpec
+from llmserve.builder.staging import staging
 from llmserve.registry import Registry
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
@@ -57,7 +59,11 @@ def build_spec(
     """Build what a spec asks for; a failed build leaves the repository as it was."""
     name = spec.model_name
     plan = make_plan(spec, registry or Registry.load())
+    check_runtimes(plan)
+    packages = needed_packages(plan)
     check_output(spec.output, name, force=spec.force)
+    # Publishing asks again under its lock; asked here too, it is told before much is copied.
+    dockerfile.updated(spec.output, name, packages)
     with staging(spec.output) as scratch:
         folder = scratch / name
         context = BuildContext(
@@ -72,12 +78,12 @@ def build_spec(
             ),
             report=report,
         )
-        manifest = write_model(plan, context, folder)
+        manifest = write_model(plan, context, folder, packages)
         publish(folder, spec.output, name, force=spec.force)
     return BuildResult(
         name=name,
         repository=spec.output,
         manifest=manifest,
-        dockerfile=write_dockerfile(spec.output),
-        docker_run=docker_run(spec.output),
+        dockerfile=spec.output / dockerfile.FILE,
+        docker_run=dockerfile.docker_run(spec.output),
     )

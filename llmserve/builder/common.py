@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmserve.options import Option
+from llmserve.options import INT32_MAX, Option
 
 SOURCE_OPTIONS = (
     Option("revision", "", "Branch, tag or commit of a model on the hub."),
@@ -18,7 +18,13 @@ SOURCE_OPTIONS = (
 )
 
 REQUEST_OPTIONS = (
-    Option("max_tokens", 64, "Longest answer of a request that does not say.", minimum=1),
+    Option(
+        "max_tokens",
+        64,
+        "Longest answer of a request that does not say.",
+        minimum=1,
+        maximum=INT32_MAX,
+    ),
     Option("stream", False, "Send pieces to a request that does not say."),
     Option("chat", False, "Treat text_input as a user's message in the model's chat template."),
     Option("echo", False, "Begin the answer with the prompt, as the seeds of Triton's demos do."),

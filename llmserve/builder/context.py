@@ -11,6 +11,7 @@ from pathlib import Path
 from llmserve.modelconfig import ModelConfig
 from llmserve.options import Value
 from llmserve.sources import ModelSource, resolve
+from llmserve.sources.intact import check_intact
 
 
 @dataclass
@@ -48,9 +49,12 @@ class BuildContext:
     def place(self, files: Iterable[Path], folder: str) -> dict[str, Value]:
         """Put the source's files where the runtime finds them, and say where that is.
 
+        A file that is cut short or is not what it is called is refused.
         Returns the settings ``llmserve.runtime.located`` reads: a folder within
         the repository, or the hub's id and commit, or a path outside.
         """
+        files = list(files)
+        check_intact(files)
         settings: dict[str, Value] = {}
         if self.options["trust_remote_code"]:
             settings["trust_remote_code"] = True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmserve.container import BASE_IMAGE, HF_HOME, IMAGE, MODELS
-from llmserve.errors import IncompatibleError
-from llmserve.manifest import Manifest, manifests, references
+from llmserve.errors import OutputError
+from llmserve.manifest import Manifest, references
 
 FILE = "Dockerfile"
 _MARK = (
@@ -16,32 +16,45 @@ _MARK = (
 )
 
 
-def write_dockerfile(repository: Path) -> Path:
-    """Write the Dockerfile for all models of a repository, beside them.
+def updated(repository: Path, name: str, packages: Mapping[str, str]) -> str | None:
+    """Return the Dockerfile that a repository gets with a model that needs these packages.
 
     It lies in the repository's folder, where Triton overlooks files, so that it travels with
-    the models. One that lost its first line is the user's own and stays.
+    the models. One that lost its first line is the user's own and stays: that is None.
     """
     path = repository / FILE
-    if path.exists() and not path.read_text(encoding="utf-8").startswith(_MARK):
-        return path
-    path.write_text(dockerfile(manifests(repository)), encoding="utf-8")
-    return path
+    try:
+        # As bytes, since a file of the user's own may be in any encoding.
+        if path.exists() and not path.read_bytes().startswith(_MARK.encode()):
+            return None
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}") from None
+    models = {name: packages}
+    for folder in repository.iterdir() if repository.is_dir() else ():
+        # What is replaced may be damaged; a neighbour may not, for its packages are not known.
+        if folder.name != name and (manifest := Manifest.read(folder)):
+            models[folder.name] = manifest.packages
+    return dockerfile(models, name)
 
 
-def dockerfile(models: Iterable[Manifest]) -> str:
-    """Return a Dockerfile that installs what the models of a repository need."""
-    pins: dict[str, tuple[str, str]] = {}
-    for manifest in models:
-        for package, version in manifest.packages.items():
-            other = pins.setdefault(package, (version, manifest.name))
-            if other[0] != version:
-                raise IncompatibleError(
-                    f"{manifest.name} was built with {package} {version} and {other[1]} with "
-                    f"{other[0]}, and one container has only one",
-                    mend=f"build {other[1]} again, or use another --output",
-                )
-    needs = " \\\n        ".join(f"{package}=={version}" for package, (version, _) in pins.items())
+def dockerfile(models: Mapping[str, Mapping[str, str]], newest: str) -> str:
+    """Return a Dockerfile that installs what models need: their packages by their names.
+
+    One container has one version of a package: that of the newest model, for an upgrade has to
+    begin with one of them. Models built with another are named in a comment.
+    """
+    pins: dict[str, str] = {}
+    for name in sorted(models, key=lambda name: (name == newest, name)):
+        pins |= models[name]
+    needs = " \\\n        ".join(
+        shlex.quote(f"{package}=={version}") for package, version in sorted(pins.items())
+    )
+    notes = "".join(
+        f"# {name} was built with {package} {version}: build it again.\n"
+        for name in sorted(models)
+        for package, version in sorted(models[name].items())
+        if pins[package] != version
+    )
     return f"""{_MARK}
 #
 #     docker build -t {IMAGE} .
@@ -53,7 +66,7 @@ def dockerfile(models: Iterable[Manifest]) -> str:
 FROM scratch AS wheels
 
 FROM {BASE_IMAGE}
-RUN --mount=type=bind,from=wheels,target=/wheels \\
+{notes}RUN --mount=type=bind,from=wheels,target=/wheels \\
     pip install --no-cache-dir --break-system-packages --find-links /wheels \\
         {needs}
 ENV HF_HOME={HF_HOME}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ VERSION_FOLDER = "1"
 MODEL_PY = "from llmserve.runtime.model import TritonPythonModel as TritonPythonModel\n"
 
 
-def write_model(plan: Plan, context: BuildContext, folder: Path) -> Manifest:
+def write_model(
+    plan: Plan, context: BuildContext, folder: Path, packages: Mapping[str, str]
+) -> Manifest:
     """Write a model's folder: configuration, entry, files, client and, last, the manifest."""
     config = context.config
     modelconfig.add_inputs(config, plan.inputs)
@@ -54,7 +56,7 @@ def write_model(plan: Plan, context: BuildContext, folder: Path) -> Manifest:
         options=dict(plan.options),
         components=components,
         contract=_contract(plan),
-        packages=_packages(plan),
+        packages=packages,
         trust_remote_code=bool(plan.options["trust_remote_code"]),
         llmserve=__version__,
     )
@@ -71,24 +73,6 @@ def _contract(plan: Plan) -> dict[str, Any]:
         "defaults": {option.name: plan.options[option.name] for option in REQUEST_OPTIONS},
         "extras": sorted(name for name in given if name not in ours),
     }
-
-
-def _packages(plan: Plan) -> dict[str, str]:
-    """Record what the repository needs, as it is installed here."""
-    needed = {"llmserve", plan.origin}
-    for _, component in plan.components():
-        needed.update(component.requires)
-    found = {}
-    for name in sorted(needed):
-        try:
-            # A local build's suffix, such as +cpu, is no version that an index has.
-            found[name] = version(name).partition("+")[0]
-        except PackageNotFoundError:
-            raise PluginError(
-                f"{name} is needed by --plugin {plan.recipe.name} and not installed",
-                mend=f"pip install {name}",
-            ) from None
-    return found
 
 
 def _source_of(module: str) -> str:

@@ -20,6 +20,8 @@ class Plan:
 
     recipe: Recipe
     origin: str
+    origins: frozenset[str]
+    """The distributions that the recipe and every chosen component come from."""
     tokenizer: Tokenizer
     generator: Generator
     batching: Batching
@@ -58,11 +60,12 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     _check_mode(generator, batching, registry)
     tokenizer = registry.tokenizer(spec.tokenizer or recipe.tokenizer)
     formatter = registry.formatter(spec.formatter or recipe.formatter)
-    plugin = registry.plugin_of(recipe)
-    options = _options(recipe, (tokenizer, generator, batching, formatter))
+    components = (tokenizer, generator, batching, formatter)
+    options = _options(recipe, components)
     return Plan(
         recipe,
-        plugin.origin,
+        registry.plugin_of(recipe).origin,
+        frozenset(registry.plugin_of(part).origin for part in (recipe, *components)),
         tokenizer,
         generator,
         batching,

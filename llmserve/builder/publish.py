@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 from llmserve import modelconfig
-from llmserve.errors import OutputError
+from llmserve.builder import dockerfile
+from llmserve.builder.staging import ASIDE, locked
+from llmserve.errors import ConfigError, OutputError
 from llmserve.manifest import Manifest
-
-
-@contextmanager
-def staging(output: Path) -> Iterator[Path]:
-    """Lend a folder on the repository's own file system; what is left in it is thrown away.
-
-    It lies beside the repository, for Triton does not start over a folder that is no model.
-    """
-    output = output.absolute()
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror}") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_output(output: Path, name: str, *, force: bool) -> None:
@@ -52,7 +31,12 @@ def check_output(output: Path, name: str, *, force: bool) -> None:
     target = output / name
     if not target.exists() or force:
         return
-    manifest = Manifest.read(target)
+    try:
+        manifest = Manifest.read(target)
+    except ConfigError as error:
+        raise OutputError(
+            error.problem, mend="give another --name, or --force to replace"
+        ) from None
     if manifest is None:
         raise OutputError(
             f"{target} was not built by llmserve", mend="give another --name, or --force to replace"
@@ -66,31 +50,50 @@ def check_output(output: Path, name: str, *, force: bool) -> None:
 
 
 def publish(staged: Path, output: Path, name: str, *, force: bool) -> None:
-    """Move a staged model into the repository; on any failure the old one stays or comes back."""
-    output.mkdir(parents=True, exist_ok=True)
-    with _locked(output):
-        check_output(output, name, force=force)
-        target, aside = output / name, staged.parent / f"{staged.name}.old"
-        replaced = target.exists()
-        if replaced:
-            target.rename(aside)
-        try:
-            staged.rename(target)
-        except BaseException:
-            if replaced:
-                aside.rename(target)
-            raise
+    """Move a staged model into the repository, and its Dockerfile with it.
 
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Keep two builds into one repository from crossing; the folder itself is the lock."""
-    handle = os.open(output, os.O_RDONLY)
+    Everything that can be refused is refused before anything moves; on any failure the old
+    model stays or comes back.
+    """
+    created = not output.exists()
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+        output.mkdir(parents=True, exist_ok=True)
+        with locked(output):
+            check_output(output, name, force=force)
+            _move(staged, output, name)
+    except BaseException as error:
+        if created:
+            with suppress(OSError):
+                output.rmdir()
+        if isinstance(error, OSError):
+            raise OutputError(
+                f"{output / name} cannot be written: {error.strerror or error}"
+            ) from error
+        raise
+
+
+def _move(staged: Path, output: Path, name: str) -> None:
+    manifest = Manifest.read(staged)
+    text = dockerfile.updated(output, name, manifest.packages if manifest else {})
+    draft = staged.parent / f".{dockerfile.FILE}"
+    if text is not None:
+        draft.write_text(text, encoding="utf-8")
+    target, aside = output / name, staged.parent / ASIDE / name
+    aside.parent.mkdir()
+    try:
+        if target.exists():
+            target.rename(aside)
+        staged.rename(target)
+        if text is not None:
+            # At once or not at all: nobody reads half a Dockerfile.
+            draft.replace(output / dockerfile.FILE)
+    except BaseException:
+        # What has moved is seen in what is there: an interrupt may come between any two lines.
+        if not staged.exists():
+            target.rename(staged)
+        if aside.exists():
+            aside.rename(target)
+        raise
 
 
 def _is_model(folder: Path) -> bool:

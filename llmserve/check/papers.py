@@ -1,4 +1,4 @@
-"""What a model's manifest promises: its files, and the packages it needs."""
+"""What a model's manifest promises: its files, its parts and the packages they need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 
 from llmserve.check.problem import Problem
 from llmserve.errors import ConfigError
+from llmserve.importable import problem_with
 from llmserve.manifest import Manifest
+from llmserve.roles import ROLES
+
+# A recipe is what chose the components, not one of them.
+_ROLES = ROLES.keys() - {"recipe"}
 
 
 def check_papers(folder: Path) -> Iterator[Problem]:
@@ -41,8 +46,27 @@ def check_papers(folder: Path) -> Iterator[Problem]:
                 "build it again",
                 fatal=False,
             )
+    yield from _check_components(folder, manifest)
+
+
+def _check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    if manifest.name != folder.name:
+        yield Problem(
+            folder.name,
+            f"its manifest is that of {manifest.name!r}",
+            f"call the folder {manifest.name} again, or build it as {folder.name}",
+            fatal=False,
+        )
+    for role in sorted(_ROLES - manifest.components.keys()):
+        yield Problem(folder.name, f"its manifest names no {role}", "build it again")
     for role, component in manifest.components.items():
-        path = component.get("settings", {}).get("path", "")
+        if problem := problem_with(component["runtime"]):
+            yield Problem(
+                folder.name,
+                f"its {role} {component['name']!r} cannot be run: {problem}",
+                "install the plugin it comes from, or serve it from its container",
+            )
+        path = component["settings"].get("path", "")
         if path.startswith("/") and not Path(path).is_dir():
             yield Problem(
                 folder.name,

@@ -1,13 +1,15 @@
 """Keep watch over one server: run as a script, in a process of its own.
 
-It starts the server, tells its process id on stdout and waits. When stdin closes, when a
-number of seconds is written to it, or when the process that started it is gone, it ends the
+The first line on its stdin is a JSON object with the fields of :class:`Watch`; it holds the key
+of the restricted interfaces, which an argument would show to every user of the machine. The
+guard starts the server, tells its process id on stdout and waits. When stdin closes, when a
+line with a number of seconds comes, or when the process that started it is gone, it ends the
 server: SIGTERM, then SIGKILL to its process group. Whatever way the server ended, its
 shared memory and its scratch folder are removed. So nothing is left behind even where the
 process that started the server was killed and could not clean up.
 
-The only argument is a JSON object with the fields of :class:`Watch`. Only the standard
-library is used, since it runs isolated from every installed package.
+Its only argument is the server's name, for whoever lists processes. Only the standard library
+is used, since it runs isolated from every installed package.
 """
 
 from __future__ import annotations
@@ -26,6 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+_ABANDONED = 3.0
+"""Seconds for requests in flight once the process that started the server is gone."""
+_REPORTED = 2.0
+"""Seconds after which a model's process loads its weights, and Triton notices its death."""
+_GIVING_UP = 8.0
+"""Seconds for a server that is loading models to end in order after they were killed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Watch:
 
 def main() -> int:
     """Run the server until it ends or has to; return its exit code as a shell would."""
-    watch = Watch(**json.loads(sys.argv[1]))
+    watch = Watch(**json.loads(_first_line()))
     alarm = _signals_as_bytes()
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,6 +77,16 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
+def _first_line() -> bytes:
+    """Read no further than that: what follows is for select to wake up for."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            raise SystemExit("the process that starts the server ended before it said which")
+        line += byte
+    return line
+
+
 def _signals_as_bytes() -> int:
     """Return a descriptor from which each signal that matters is read as one byte."""
     readable, writable = os.pipe()
@@ -86,17 +104,64 @@ def _run_until_told(server: subprocess.Popen[bytes], watch: Watch, alarm: int) -
     while server.poll() is None and time.monotonic() < deadline:
         left = deadline - time.monotonic()
         ready, _, _ = select.select(sources, [], [], max(0.0, min(1.0, left)))
-        orders = [watch.grace] if os.getppid() != watch.parent else []
+        orders = [_ABANDONED] if os.getppid() != watch.parent else []
         if alarm in ready and set(os.read(alarm, 64)) - {signal.SIGCHLD}:
             orders.append(watch.grace)
         if 0 in ready:
-            text = os.read(0, 64)
-            if not text:
+            lines = os.read(0, 4096).split()
+            if not lines:
                 sources.remove(0)
-            orders.append(float(text) if text.strip() else watch.grace)
+                orders.append(_ABANDONED)
+            orders += [float(line) for line in lines]
         if orders and deadline == float("inf"):
+            _end_loading(server, _GIVING_UP if min(orders) > 0 else 0.0, set(sources) & {0})
             server.terminate()
         deadline = min([deadline, *(time.monotonic() + grace for grace in orders)])
+
+
+def _end_loading(server: subprocess.Popen[bytes], patience: float, orders: set[int]) -> None:
+    """Make a server that still loads its models give up by itself.
+
+    Until they are loaded SIGTERM would kill it on the spot, and the folder
+    ``/tmp/python_env_…`` that it has made, whose name only it knows, would stay. When the
+    processes that load the models are killed, it ends in order. A further order cuts this short.
+    """
+    deadline = time.monotonic() + patience
+    while server.poll() is None and time.monotonic() < deadline and not _heeds(server.pid):
+        for process in _members(server.pid):
+            # Before that it completes the configuration, and Triton would wait for it for ever.
+            with suppress(OSError):
+                if _age(process) > _REPORTED:
+                    os.kill(process, signal.SIGKILL)
+        if select.select(orders, [], [], 0.05)[0]:
+            return
+
+
+def _age(process: int) -> float:
+    """Return for how many seconds a process has run."""
+    # Counted behind the program's name, which may hold spaces itself.
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
+def _heeds(process: int) -> bool:
+    """Say whether a process has a handler for SIGTERM."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return True
+
+
+def _members(group: int) -> list[int]:
+    """Return the processes of a group but for its leader."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(entry.name)) == group != int(entry.name):
+                found.append(int(entry.name))
+    return found
 
 
 def _remove_leftovers(watch: Watch) -> None:

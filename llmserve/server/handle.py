@@ -95,10 +95,13 @@ class Server:
         where it was asked for, or where the server had ended by itself.
         """
         ended_by_itself = not self.alive()
-        self._process.stop(grace)
-        if not self._keep_log and not ended_by_itself:
-            self.log_file.unlink(missing_ok=True)
-            self._keep_log = True
+        try:
+            self._process.stop(grace)
+        finally:
+            # Also where a second Ctrl-C has cut the stopping short.
+            if not self._keep_log and not ended_by_itself:
+                self.log_file.unlink(missing_ok=True)
+                self._keep_log = True
 
     def _require_explicit(self) -> None:
         if not self._explicit:

@@ -60,6 +60,9 @@ def triton_args(settings: ServerSettings, own: Own, *, repository: str) -> tuple
         guarded += ",model-repository"
         args += ["--model-control-mode=explicit"]
         args += [f"--load-model={name}" for name in settings.models]
+    # Triton takes the key on its command line alone, where other users of this machine can read
+    # it unless /proc hides processes from them; it is new with every start and opens no more
+    # than what a Triton without restrictions leaves open to all.
     args += [
         f"--http-restricted-api={guarded}:{KEY_HEADER}={own.key}",
         f"--grpc-restricted-protocol={guarded}:{KEY_HEADER}={own.key}",

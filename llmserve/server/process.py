@@ -31,7 +31,7 @@ class ServerProcess:
         guard = Path(__file__).with_name("guard.py")
         with log_file.open("ab") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(guard), json.dumps(watch)],
+                [sys.executable, "-I", "-S", str(guard), own.name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -42,6 +42,7 @@ class ServerProcess:
         if self._guard.stdout is None or self._guard.stdin is None:
             raise AssertionError("both were asked for as pipes")
         self._orders = self._guard.stdin
+        self._send(json.dumps(watch).encode() + b"\n")
         with self._guard.stdout as answer:
             self.pid = int(answer.readline() or 0)
 
@@ -74,8 +75,12 @@ class ServerProcess:
                 self._orders.close()
 
     def _order(self, grace: float) -> None:
+        self._send(b"%f\n" % grace)
+
+    def _send(self, line: bytes) -> None:
+        # A guard that has ended reads nothing, and needs no order any more.
         with suppress(OSError, ValueError):
-            self._orders.write(b"%f\n" % grace)
+            self._orders.write(line)
             self._orders.flush()
 
     def _kill(self) -> None:

@@ -70,12 +70,19 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Ser
             explicit=settings.explicit,
         )
     except BaseException as error:
-        if process is not None:
-            process.stop(_GRACE)
-        shutil.rmtree(scratch, ignore_errors=True)
-        # The error's message sends its reader there; nobody else would look for it.
-        if log_file and not settings.log_file and not isinstance(error, ServerError):
-            log_file.unlink(missing_ok=True)
+        # A server's error sends its reader to the log; nobody else would look for it.
+        log_is_told = isinstance(error, ServerError) or settings.log_file is not None
+        try:
+            if process is not None:
+                process.stop(_GRACE)
+        except BaseException:
+            # A second Ctrl-C is told instead of the error.
+            log_is_told = settings.log_file is not None
+            raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if log_file and not log_is_told:
+                log_file.unlink(missing_ok=True)
         raise
 
 

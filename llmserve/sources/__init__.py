@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import ModelSourceError
+from llmserve.sources.intact import read_object
 
 DEMO = "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -30,12 +30,19 @@ class ModelSource:
     def config(self) -> dict[str, Any]:
         """Return the model's ``config.json``."""
         path = self.path / "config.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelSourceError(f"{path} cannot be read: {error}") from None
-        if not isinstance(content, dict):
-            raise ModelSourceError(f"{path} is not a model's configuration")
+        content = read_object(path)
+        names = content.get("architectures") or []
+        sound = (
+            isinstance(names, list)
+            and all(isinstance(name, str) for name in names)
+            and isinstance(content.get("model_type") or "", str)
+            and isinstance(content.get("auto_map") or {}, dict)
+        )
+        if not sound:
+            raise ModelSourceError(
+                f"{path} is not a model's configuration",
+                mend="architectures is a list of names, model_type a name, auto_map an object",
+            )
         return content
 
     def described(self) -> dict[str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from llmserve.errors import ModelSourceError
 from llmserve.sources import PICKLED, WEIGHTS, ModelSource
+from llmserve.sources.intact import read_object
 
 _TEMPLATES = {"chat_template.jinja", "chat_template.json"}
 _TOKENIZER = _TEMPLATES | {
@@ -41,7 +41,7 @@ def has_chat_template(source: ModelSource) -> bool:
     if any((source.path / name).is_file() for name in _TEMPLATES):
         return True
     config = source.path / "tokenizer_config.json"
-    return config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    return config.is_file() and "chat_template" in read_object(config)
 
 
 def weight_files(source: ModelSource, *, pickle: bool) -> list[Path]:

@@ -34,6 +34,9 @@ def fetch(repo_id: str, *, revision: str, pickle: bool, report: Callable[[str], 
             snapshot_download(
                 repo_id,
                 revision=revision or None,
+                # To the hub's client * goes on past a slash: without this, onnx/ and original/,
+                # which nothing here reads, would come too.
+                ignore_patterns=["*/*"],
                 allow_patterns=[*_NEEDED, "*.bin"] if pickle else _NEEDED,
                 # False keeps a token that was once stored by a login out of it.
                 token=os.environ.get("HF_TOKEN") or False,

@@ -73,9 +73,10 @@ def test_several_models_share_a_repository_and_its_dockerfile(repo: Path) -> Non
 
 def test_a_dockerfile_of_the_users_own_stays(repo: Path) -> None:
     llmserve.build("hf", "demo", output=repo)
-    (repo / DOCKERFILE).write_text("FROM mine\n")
+    mine = "# für Müller\nFROM mine\n".encode("latin-1")
+    (repo / DOCKERFILE).write_bytes(mine)
     llmserve.build("hf", "demo", output=repo)
-    assert (repo / DOCKERFILE).read_text() == "FROM mine\n"
+    assert (repo / DOCKERFILE).read_bytes() == mine
 
 
 def test_an_unbatched_model_has_no_batch_dimension(repo: Path) -> None:

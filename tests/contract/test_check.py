@@ -76,6 +76,22 @@ def spoil_manifest(model: Path) -> None:
     (model / "llmserve.json").write_text("{}")
 
 
+def spoil_settings(model: Path) -> None:
+    replace(model / "llmserve.json", '"settings": {}', '"setting": {}')
+
+
+def spoil_runtime(model: Path) -> None:
+    replace(model / "llmserve.json", "llmserve_hf.generator:", "llmserve_hf.no_such_module:")
+
+
+def spoil_class(model: Path) -> None:
+    replace(model / "llmserve.json", "generator:TransformersGenerator", "generator")
+
+
+def spoil_role(model: Path) -> None:
+    replace(model / "llmserve.json", '"formatter": {', '"farmatter": {')
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -92,6 +108,10 @@ def spoil_manifest(model: Path) -> None:
         (spoil_neighbour, "notes: it is no model"),
         (spoil_package, "no-such-package"),
         (spoil_manifest, "is damaged"),
+        (spoil_settings, "is damaged"),
+        (spoil_runtime, r"there is no module llmserve_hf\.no_such_module"),
+        (spoil_class, "not of the form package.module:Class"),
+        (spoil_role, "names no formatter"),
     ],
 )
 def test_what_would_not_load_is_found(
@@ -110,6 +130,13 @@ def test_an_edit_is_worth_a_note(repo: Path) -> None:
     (problem,) = check_repository(repo)
     assert not problem.fatal
     assert "client.py was changed" in problem.what
+
+
+def test_the_papers_of_another_model_are_worth_a_note(repo: Path) -> None:
+    replace(repo / "demo" / "llmserve.json", '"name": "demo"', '"name": "other"')
+    (problem,) = check_repository(repo)
+    assert not problem.fatal
+    assert "is that of 'other'" in problem.what
 
 
 ENSEMBLE = """

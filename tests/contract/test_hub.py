@@ -86,6 +86,59 @@ def hub(status: int, code: str) -> Iterator[tuple[str, list[Mapping[str, str]]]]
         server.shutdown()
 
 
+FILES = {path.name: path.read_bytes() for path in demo_model_path().iterdir() if path.is_file()}
+MANY = {**FILES, "onnx/config.json": b"{}", "original/model.safetensors": b"0" * 1000}
+
+
+@contextmanager
+def generous_hub() -> Iterator[tuple[str, list[str]]]:
+    """Run a hub on loopback that has one model, with copies of it in subfolders."""
+    fetched: list[str] = []
+
+    class Serves(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            name = path.rpartition(f"/resolve/{COMMIT}/")[2]
+            if name in MANY:
+                fetched.append(name)
+                self.answer(MANY[name], ETag=f'"{name}"', **{"X-Repo-Commit": COMMIT})
+            elif "/tree/" in path:
+                sizes = {name: len(content) for name, content in MANY.items()}
+                tree = [{"type": "file", "path": n, "size": s, "oid": n} for n, s in sizes.items()]
+                self.answer(json.dumps(tree).encode())
+            else:
+                siblings = [{"rfilename": name} for name in MANY]
+                info = {"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}
+                self.answer(json.dumps(info).encode())
+
+        do_HEAD = do_GET
+
+        def answer(self, content: bytes, **headers: str) -> None:
+            self.send_response(200)
+            for key, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Serves) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", fetched
+        server.shutdown()
+
+
+def test_what_lies_in_subfolders_is_not_fetched(tmp_path: Path) -> None:
+    with generous_hub() as (url, fetched):
+        done = build("acme/tiny", tmp_path / "repo", tmp_path / "home", HF_ENDPOINT=url)
+    assert done.returncode == 0, done.stderr
+    assert set(fetched) == FILES.keys()
+    (snapshot,) = (tmp_path / "home").glob("hub/*/snapshots/*")
+    assert {path.name for path in snapshot.iterdir()} == FILES.keys()
+
+
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [

@@ -2,86 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import re
-import signal
+import shlex
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.contract.test_hub import cache
-
-LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
-FREE = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-PROMPT = "Programming in C++ is like"
-
-
-def run(*words: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LLMSERVE, *words],
-        env={**os.environ, **env},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
-class Serving:
-    """`llmserve serve` in a process of its own, as in a second terminal."""
-
-    def __init__(self, repository: Path, *words: str, **env: str) -> None:
-        self.process = subprocess.Popen(
-            [*LLMSERVE, "serve", str(repository), *FREE, *words],
-            env={**os.environ, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        self.told = ""
-        for line in self.process.stderr:
-            self.told += line
-            if "Ctrl-C stops it" in line:
-                break
-        assert "Ctrl-C stops it" in self.told, self.told
-
-    @property
-    def url(self) -> str:
-        found = re.search(r"grpc +(\S+)", self.told)
-        assert found
-        return found[1]
-
-    def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.communicate(timeout=60)
-        finally:
-            self.process.kill()
-        return self.process.returncode
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cli") / "model_repository"
-    for words in (["--set", "decoupled=true"], ["--name", "unary"]):
-        done = run("build", "--plugin", "hf", "--model", "demo", "--output", str(folder), *words)
-        assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def serving(repository: Path) -> Iterator[Serving]:
-    served = Serving(repository)
-    yield served
-    if served.process.poll() is None:
-        assert served.interrupt() == 0
+from tests.live.commands import FREE, LLMSERVE, PROMPT, Serving, run
+from tests.live.servers import eventually
 
 
 def test_build_prints_where_the_model_is_and_says_what_next(tmp_path: Path) -> None:
@@ -91,73 +24,33 @@ def test_build_prints_where_the_model_is_and_says_what_next(tmp_path: Path) -> N
         assert part in done.stderr
 
 
-def test_a_query_prints_the_answer_and_nothing_else(serving: Serving) -> None:
-    whole = run("query", "unary", PROMPT, "--url", serving.url, "--max-tokens", "16")
-    assert whole.returncode == 0
-    assert whole.stderr == ""
-    streamed = run("query", "demo", PROMPT, "--url", serving.url, "--max-tokens", "16")
-    assert streamed.stdout == whole.stdout
-    assert len(whole.stdout) > 20
+def test_what_to_type_next_survives_a_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "two words"
+    done = run("build", "--plugin", "hf", "--model", "demo", "--output", str(folder))
+    typed = [shlex.split(line) for line in done.stderr.splitlines()]
+    assert any(words[-3:] == ["llmserve", "serve", str(folder)] for words in typed)
+    assert any(words[-2:] == ["llmserve-triton", str(folder)] for words in typed)
+    assert any(words[-2:] == [str(folder / "demo" / "client.py"), "..."] for words in typed)
 
 
-def test_a_query_reads_standard_input_and_the_environment(serving: Serving) -> None:
-    plain = run("query", "demo", PROMPT, "--url", serving.url, "--max-tokens", "8").stdout
-    assert run("query", "demo", "--max-tokens", "8", stdin=PROMPT + "\n",
-               LLMSERVE_URL=serving.url).stdout == plain  # fmt: skip
-    assert run("query", "demo", "-", "--max-tokens", "8", stdin=PROMPT,
-               LLMSERVE_URL=serving.url).stdout == plain  # fmt: skip
-
-
-def test_json_has_the_counts(serving: Serving) -> None:
-    done = run("query", "demo", PROMPT, "--json", "--max-tokens", "8", "--url", serving.url)
-    answer = json.loads(done.stdout)
-    assert answer["output_tokens"] == 8
-    assert answer["finish_reason"] == "length"
-    assert answer["text"]
-
-
-def test_a_file_of_prompts_is_answered_in_its_order(serving: Serving, tmp_path: Path) -> None:
-    prompts = [PROMPT, "The capital of France is", "Once upon a time", "Hello"]
-    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
-    common = ["--url", serving.url, "--max-tokens", "12"]
-    done = run("query", "unary", "--file", str(tmp_path / "prompts.txt"), "--json", *common)
-    answers = [json.loads(line)["text"] for line in done.stdout.splitlines()]
-    alone = [
-        json.loads(run("query", "unary", p, "--json", *common).stdout)["text"] for p in prompts
-    ]
-    assert answers == alone
-
-
-def test_the_emitted_client_runs_by_itself(
-    serving: Serving, repository: Path, tmp_path: Path
-) -> None:
-    for name in ("demo", "unary"):
-        client = repository / name / "client.py"
-        command = [sys.executable, str(client), PROMPT, "--url", serving.url, "--max-tokens", "16"]
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
-        )
-        expected = run("query", name, PROMPT, "--url", serving.url, "--max-tokens", "16")
-        assert done.stdout == expected.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["query", "gone", "Hi"], 5, "demo"),
-        (["query", "unary", "Hi", "--stream"], 2, "decoupled=true"),
-        (["query", "unary", "Hi", "--max-tokens", "0"], 7, "max_tokens"),
-        (["query", "unary", ""], 7, "empty"),
-        (["query", "demo", "Hi", "--timeout", "0.000001"], 6, "time"),
-    ],
-)
-def test_what_the_server_refuses_is_one_line(
-    serving: Serving, words: list[str], code: int, message: str
-) -> None:
-    done = run(*words, LLMSERVE_URL=serving.url)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_build_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
+    repository = tmp_path / "r"
+    repository.mkdir()
+    # Whoever holds this lock makes a build wait when all but the last step is done.
+    held = os.open(repository, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    words = ["build", "--plugin", "hf", "--model", "demo", "--output", str(repository)]
+    build = subprocess.Popen([*LLMSERVE, *words], stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: list(tmp_path.glob(".r*/demo/llmserve.json")))
+        build.terminate()
+        told = build.communicate(timeout=20)[1]
+    finally:
+        build.kill()
+        os.close(held)
+    assert build.returncode == 130
+    assert told.split() == ["llmserve:", "interrupted"]
+    assert list(tmp_path.rglob("*")) == [repository]
 
 
 def closed_port() -> int:
@@ -172,6 +65,13 @@ def closed_port() -> int:
         (["query", "demo", "Hi", "--url", f"127.0.0.1:{closed_port()}"], 4, "llmserve serve"),
         (["query", "demo", "Hi", "--url", "http://127.0.0.1:8000"], 2, "8001"),
         (["query", "demo", "Hi", "--file", __file__], 2, "not both"),
+        (["query", "demo", "Hi", "--json", "--stream"], 2, "--json"),
+        (["query", "demo", "--file", __file__, "--stream"], 2, "--file"),
+        (["query", "demo", "--file", "/proc/self/exe"], 2, "UTF-8"),
+        (["query", "demo", "Hi", "--set", "top_k"], 2, "key=value"),
+        (["query", "demo", "Hi", "--set", "seed=1", "--seed", "2"], 2, "seed is given twice"),
+        (["query", "demo", "Hi", "--set", "timeout=3"], 2, "timeout"),
+        (["query", "demo", "Hi", "--set", "stream=true"], 2, "--set cannot give stream"),
         (["build", "--plugin", "hff", "--model", "demo"], 3, "did you mean 'hf'"),
         (["build", "--plugin", "hf", "--model", "./gone"], 3, "--model takes"),
         (["build", "--plugin", "hf", "--model", "demo", "--set", "x"], 2, "key=value"),
@@ -194,12 +94,13 @@ def test_bad_input_is_told_in_one_line_with_its_mend(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_in_use_is_named(repository: Path) -> None:
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    run("build", "--plugin", "hf", "--model", "demo", "--output", str(tmp_path / "r"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = run("serve", str(repository), *FREE, "--http-port", port)
+        done = run("serve", str(tmp_path / "r"), *FREE, "--http-port", port)
     assert done.returncode == 1
     assert port in done.stderr
     assert "--http-port" in done.stderr

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 import venv
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from llmserve.errors import UsageError
-from llmserve.server import start
+from llmserve.server import Progress, start
+from llmserve.server.process import ServerProcess
 from tests.live.servers import (
     ECHO,
     SLOW,
@@ -95,6 +100,96 @@ def test_ctrl_c_during_the_start_ends_it(tmp_path: Path) -> None:
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert left_of(name) == []
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_ctrl_c_during_the_start_leaves_no_folder_of_tritons(tmp_path: Path) -> None:
+    """Triton makes it in /tmp whatever TMPDIR says, and only removes it when it ends in order."""
+    before = environments()
+    repository(tmp_path / "models", one=SLOW)
+    process, _ = run_script(tmp_path, "loading=('one',)")
+    made = eventually(lambda: environments() - before)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=15)
+    assert not made & environments()
+
+
+def environments() -> set[Path]:
+    return set(Path("/tmp").glob("python_env_*"))
+
+
+def test_a_second_ctrl_c_leaves_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    options = settings(repository(tmp_path / "models", echo=ECHO))
+    wait = ServerProcess.wait
+
+    def interrupted(self: ServerProcess, timeout: float | None) -> int | None:
+        # As Ctrl-C would, once, while the server is given its time to end.
+        monkeypatch.setattr(ServerProcess, "wait", wait)
+        raise KeyboardInterrupt
+
+    running = start(options)
+    monkeypatch.setattr(ServerProcess, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.stop()
+    assert not running.alive()
+    eventually(lambda: not list((tmp_path / "tmp").iterdir()))
+
+    def first(step: Progress) -> None:
+        monkeypatch.setattr(ServerProcess, "wait", interrupted)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(options, on_progress=first)
+    eventually(lambda: not list((tmp_path / "tmp").iterdir()))
+
+
+def test_the_key_is_not_on_the_guards_command_line(tmp_path: Path) -> None:
+    with start(settings(repository(tmp_path, echo=ECHO))) as running:
+        parent = Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[1]
+        command = Path(f"/proc/{parent}/cmdline").read_bytes()
+        assert b"guard.py" in command
+        assert name_of(running).encode() in command
+        assert b"restricted" not in command
+
+
+BUSY = """
+import time
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(60)
+        return [pb.InferenceResponse([]) for _ in requests]
+"""
+
+
+def test_a_killed_parents_requests_are_not_waited_for(tmp_path: Path) -> None:
+    repository(tmp_path / "models", one=BUSY)
+    process, name = run_script(tmp_path, "READY")
+    with process, socket.create_connection(("127.0.0.1", http_port(name))) as client:
+        tensor = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        head = f"POST /v2/models/one/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        client.sendall(f"{head}\r\n\r\n".encode() + body)
+        time.sleep(1)
+        process.kill()
+        begun = time.monotonic()
+        eventually(lambda: left_of(name) == [])
+    assert time.monotonic() - begun < 10
+
+
+def http_port(name: str) -> int:
+    """Read a server's port off its command line."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if f"--id={name}".encode() in words:
+                (port,) = [word[12:] for word in words if word.startswith(b"--http-port=")]
+                return int(port)
+    raise AssertionError(f"{name} does not run")
 
 
 EDITABLE_HOOK = """

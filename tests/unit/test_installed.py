@@ -45,3 +45,16 @@ def test_files_are_read_as_the_specification_lays_them_out(
         ("b", "c.d", "acme-llmserve", "1.2"),
         ("old", "old", "old", "1.2"),
     ]
+
+
+def test_a_file_that_is_not_utf_8_hides_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "c"):
+        distribution(tmp_path, name, f"[llmserve]\n{name} = {name}\n")
+    distribution(tmp_path, "b", "")
+    (tmp_path / "b-1.2.dist-info" / "entry_points.txt").write_bytes(b"[other]\n\xff = x\n")
+    (tmp_path / "c-1.2.dist-info" / "METADATA").write_bytes(b"Name: c\nAuthor: J\xf6rg\n\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = [(p.name, p.distribution) for p in entry_points("llmserve")]
+    assert found == [("a", "a"), ("c", "c")]

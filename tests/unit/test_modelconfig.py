@@ -57,7 +57,21 @@ def test_a_model_is_placed_once_unless_asked(device: str, kind: str, gpus: list[
     assert (group.Kind.Name(group.kind), list(group.gpus), group.count) == (kind, gpus, 1)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "tpu"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "gpu",
+        "cuda:",
+        "cuda:x",
+        "cuda:-1",
+        "cuda:²",
+        "cuda:٣",
+        "cuda:99999999999",
+        "cuda:1\n",
+        "",
+        "tpu",
+    ],
+)
 def test_an_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(OptionError, match="device"):
         place_instances(modelconfig.new_config("m", backend="p", max_batch_size=1), device, 1)

@@ -48,6 +48,22 @@ def test_a_wrong_value_is_refused_with_what_would_do(name: str, value: Any, mess
     assert name in str(caught.value)
 
 
+def test_whole_numbers_for_tritons_configuration_fit_into_it() -> None:
+    from llmserve.builder.plan import known_options
+    from llmserve.registry import Registry
+    from llmserve.roles import Recipe
+
+    registry = Registry.load()
+    seen = set()
+    for recipe in registry.all(Recipe):
+        for option in known_options(recipe, registry):
+            if type(option.default) is int:
+                seen.add(option.name)
+                with pytest.raises(OptionError, match=f"{option.name} must be at most 2147483647"):
+                    option.parse("99999999999999")
+    assert {"max_batch_size", "instances", "queue_delay_us", "max_tokens", "cache_tokens"} <= seen
+
+
 def test_an_unknown_name_is_refused_with_the_near_one() -> None:
     with pytest.raises(OptionError, match="did you mean 'size'"):
         resolve(ALL, {"sise": 3})

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from llmserve.builder.publish import check_output, publish, staging
-from llmserve.errors import OutputError
-from llmserve.manifest import Manifest
+from llmserve.builder.dockerfile import FILE as DOCKERFILE
+from llmserve.builder.publish import check_output, publish
+from llmserve.builder.staging import ASIDE, staging
+from llmserve.errors import ConfigError, OutputError
+from llmserve.manifest import Manifest, hashes
 
 
-def model(folder: Path, text: str = "one") -> Path:
+def model(folder: Path, text: str = "one", **packages: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.pbtxt").write_text("")
     (folder / "1").mkdir()
     (folder / "1" / "model.py").write_text(text)
     Manifest(
         name=folder.name, recipe="r", plugin="p", exchange="unary", source={}, options={},
-        components={}, contract={}, packages={}, trust_remote_code=False, llmserve="0",
+        components={}, contract={}, packages=packages, trust_remote_code=False, llmserve="0",
     ).write(folder)  # fmt: skip
     return folder
 
 
-def put(output: Path, name: str, text: str, *, force: bool = False) -> None:
+def put(output: Path, name: str, text: str, *, force: bool = False, **packages: str) -> None:
     with staging(output) as scratch:
-        publish(model(scratch / name, text), output, name, force=force)
+        publish(model(scratch / name, text, **packages), output, name, force=force)
 
 
 def text_of(output: Path) -> str:
@@ -94,18 +99,111 @@ def test_a_failure_in_the_middle_leaves_the_old_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path / "repo", "m", "one")
+    before = hashes(tmp_path / "repo")
     rename = Path.rename
 
     def fails_for_the_new(self: Path, target: Path) -> Path:
-        if Path(target) == tmp_path / "repo" / "m" and not self.name.endswith(".old"):
-            raise OSError("disk full")
+        if Path(target).parent.parent == tmp_path and self.parent.name != ASIDE:
+            raise OSError(28, "disk full")
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", fails_for_the_new)
-    with pytest.raises(OSError, match="disk full"):
+    def fails(self: Path, target: Path) -> Path:
+        raise OSError(28, "disk full")
+
+    for name, failing in (("rename", fails_for_the_new), ("replace", fails)):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, name, failing)
+            with pytest.raises(OutputError, match="disk full"):
+                put(tmp_path / "repo", "m", "two", torch="1.0")
+            with pytest.raises(OutputError, match="disk full"):
+                put(tmp_path / "new", "m", "two")
+        assert hashes(tmp_path / "repo") == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
+
+
+def damage(manifest: Path) -> None:
+    manifest.write_text("{")
+
+
+def test_a_damaged_neighbour_is_told_before_anything_moves(tmp_path: Path) -> None:
+    put(tmp_path / "repo", "m", "one", torch="2.0")
+    put(tmp_path / "repo", "n", "one", torch="2.0")
+    damage(tmp_path / "repo" / "n" / "llmserve.json")
+    before = hashes(tmp_path / "repo")
+    with pytest.raises(ConfigError, match=r"n/llmserve\.json is damaged"):
+        put(tmp_path / "repo", "m", "two", torch="2.0")
+    assert hashes(tmp_path / "repo") == before
+
+
+def test_an_upgrade_begins_with_one_model_and_names_the_others(tmp_path: Path) -> None:
+    put(tmp_path / "repo", "m", "one", torch="1.0")
+    put(tmp_path / "repo", "n", "one", torch="1.0")
+    put(tmp_path / "repo", "m", "two", torch="2.0")
+    text = (tmp_path / "repo" / DOCKERFILE).read_text()
+    assert "torch==2.0" in text
+    assert "# n was built with torch 1.0: build it again." in text
+    put(tmp_path / "repo", "n", "two", torch="2.0")
+    assert "build it again" not in (tmp_path / "repo" / DOCKERFILE).read_text()
+
+
+def test_a_damaged_model_is_replaced_when_forced(tmp_path: Path) -> None:
+    put(tmp_path / "repo", "m", "one")
+    damage(tmp_path / "repo" / "m" / "llmserve.json")
+    with pytest.raises(OutputError, match=r"is damaged: .*--force to replace"):
         put(tmp_path / "repo", "m", "two")
-    assert text_of(tmp_path / "repo") == "one"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
+    put(tmp_path / "repo", "m", "two", force=True)
+    assert text_of(tmp_path / "repo") == "two"
+
+
+def test_a_dockerfile_of_the_users_own_may_be_in_any_encoding(tmp_path: Path) -> None:
+    put(tmp_path / "repo", "m", "one")
+    (tmp_path / "repo" / DOCKERFILE).write_bytes("# für Müller".encode("latin-1"))
+    put(tmp_path / "repo", "m", "two")
+    assert text_of(tmp_path / "repo") == "two"
+    assert (tmp_path / "repo" / DOCKERFILE).read_bytes() == "# für Müller".encode("latin-1")
+
+
+@pytest.mark.parametrize(("old", "new"), [("torch", "torch; echo"), ("2.0", "2.0 $(id)")])
+def test_a_package_that_would_run_a_command_in_the_container_is_refused(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    put(tmp_path / "repo", "n", "one", torch="2.0")
+    before = (tmp_path / "repo" / DOCKERFILE).read_text()
+    manifest = tmp_path / "repo" / "n" / "llmserve.json"
+    manifest.write_text(manifest.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match="is damaged"):
+        put(tmp_path / "repo", "m", "one")
+    assert (tmp_path / "repo" / DOCKERFILE).read_text() == before
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from llmserve.builder.staging import ASIDE, staging
+
+repo = Path(sys.argv[1])
+with staging(repo) as scratch:
+    (scratch / ASIDE).mkdir()
+    (repo / "m").rename(scratch / ASIDE / "m")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    put(repo, "m", "one")
+    command = [sys.executable, "-c", KILLED, str(repo)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as build:
+        assert build.stdout is not None
+        assert build.stdout.readline() == b"ready\n"
+        put(repo, "n", "one")
+        (stage,) = [path for path in tmp_path.iterdir() if path != repo]
+        assert (stage / ASIDE / "m").is_dir()
+        build.send_signal(signal.SIGKILL)
+    put(repo, "n", "one")
+    assert list(tmp_path.iterdir()) == [repo]
+    assert text_of(repo) == "one", "what the killed build had set aside is back"
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:

@@ -106,6 +106,41 @@ def test_a_hook_that_raises_or_returns_something_else_breaks_its_plugin_alone() 
     assert found.tokenizer("words")
 
 
+def test_a_hook_that_ends_the_process_breaks_its_plugin_alone() -> None:
+    def leaves() -> list[Tokenizer]:
+        raise SystemExit(3)
+
+    found = registry(
+        bad=module(llmserve_register_tokenizers=leaves),
+        good=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]),
+    )
+    assert problem_of(found, "bad") == "SystemExit: 3"
+    assert found.tokenizer("words")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_plugin_cannot_switch_off_another_by_taking_its_name(broken: bool) -> None:
+    def fails() -> list[Tokenizer]:
+        raise RuntimeError("no licence")
+
+    theirs = module(llmserve_register_tokenizers=fails if broken else lambda: [tokenizer("a")])
+    ours = module(llmserve_register_tokenizers=lambda: [tokenizer("words")])
+    found = Registry(
+        [Plugin("hf", "ours", "1", module=ours), Plugin("hf", "theirs", "2", module=theirs)]
+    )
+    assert found.plugin_of(found.tokenizer("words")).origin == "ours"
+    assert [bool(plugin.problem) for plugin in found.plugins] == [False, broken]
+    origins = {p.origin for p, _ in found.implementations("llmserve_register_tokenizers")}
+    assert origins == ({"ours"} if broken else {"ours", "theirs"})
+
+
+def test_a_module_that_two_plugins_announce_counts_once() -> None:
+    made = module(llmserve_register_tokenizers=lambda: [tokenizer("words")])
+    found = registry(one=made, two=made)
+    assert found.plugin_of(found.tokenizer("words")).name == "one"
+    assert "one-dist" in problem_of(found, "two")
+
+
 def test_selecting_a_broken_plugin_says_why() -> None:
     found = registry(acme=module(llmserve_register_recipe=lambda: []))
     with pytest.raises(PluginError, match=r"acme-dist 1\.0.*no hook"):
@@ -121,7 +156,9 @@ def test_an_import_that_fails_breaks_its_plugin_alone(monkeypatch: pytest.Monkey
     points(monkeypatch, gone="no_such_module_anywhere", attribute="json:dumps")
     found = {plugin.name: plugin for plugin in find_plugins({})}
     assert "no_such_module_anywhere" in (found["gone"].problem or "")
-    assert "json:dumps" in (found["attribute"].problem or "")
+    assert found["attribute"].problem == (
+        "its entry point names an attribute (json:dumps): name the module, json"
+    )
     assert found["core"].problem is None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve import hookimpl
+from llmserve.options import INT32_MAX
 from llmserve.placement import PLACEMENT_OPTIONS
 from llmserve.roles import Batching, Generator, Option, Recipe
 from llmserve.runtime import contract
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
 
 _INPUTS = (contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS)
-_SLOTS = Option("max_batch_size", 32, "Most sequences under way at a time; others wait.", minimum=1)
+_SLOTS = Option(
+    "max_batch_size",
+    32,
+    "Most sequences under way at a time; others wait.",
+    minimum=1,
+    maximum=INT32_MAX,
+)
 
 
 @hookimpl
@@ -36,12 +43,14 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "Tokens that the cache holds for all sequences together; 0 is four contexts, "
                     "or a quarter of one for every sequence if that is more.",
                     minimum=0,
+                    maximum=INT32_MAX,
                 ),
                 Option(
                     "prefill_chunk",
                     256,
                     "Most prompt tokens in one step, so that a long prompt does not stall others.",
                     minimum=1,
+                    maximum=INT32_MAX,
                 ),
             ),
             requires=("accelerate", "llmserve-iterative", "torch", "transformers"),
@@ -67,6 +76,14 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                     "oldest",
                     "oldest fills a batch from all sequences, direct gives each its own place.",
                     choices=("oldest", "direct"),
+                ),
+                Option(
+                    "idle_seconds",
+                    10.0,
+                    "How long Triton keeps the place of a sequence whose client has gone; longer "
+                    "than any step takes.",
+                    minimum=1,
+                    maximum=3600,
                 ),
                 Option(
                     "burst_ms",

@@ -11,8 +11,9 @@ from llmserve.builder.causal import place_causal_model
 from llmserve.builder.context import BuildContext
 from llmserve.modelconfig import ModelConfig
 
-# A sequence that Triton has not seen for so long is nobody's any more.
-_IDLE_MICROSECONDS = 60_000_000
+# A request that is cancelled keeps Triton's place for its sequence until it has been idle for
+# long enough (seen on 2.51). So there are many more places than sequences under way.
+_CANDIDATES = 4096
 
 
 def prepare_generator(context: BuildContext) -> Mapping[str, Any]:
@@ -28,20 +29,19 @@ def prepare_generator(context: BuildContext) -> Mapping[str, Any]:
 
 def prepare_iterative(context: BuildContext) -> Mapping[str, Any]:
     """Let Triton schedule each request again and again, with the id of its sequence."""
-    config, slots = context.config, context.config.max_batch_size
+    config, options = context.config, context.options
     _stream(context)
     batching = config.sequence_batching
     batching.iterative_sequence = True
-    batching.max_sequence_idle_microseconds = _IDLE_MICROSECONDS
-    if context.options["slots"] == "direct":
+    batching.max_sequence_idle_microseconds = int(float(options["idle_seconds"]) * 1_000_000)
+    if options["slots"] == "direct":
         batching.direct.SetInParent()
         _take_parameters_only(config)
     else:
-        # Left at 0 it means max_batch_size to this Triton and none at all to older ones.
-        batching.oldest.max_candidate_sequences = slots
+        batching.oldest.max_candidate_sequences = max(_CANDIDATES, config.max_batch_size)
     _control(batching, "START", pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START)
     _control(batching, "CORRID", pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID)
-    return {"burst_ms": context.options["burst_ms"]}
+    return {"burst_ms": options["burst_ms"]}
 
 
 def _take_parameters_only(config: ModelConfig) -> None:
