@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import click
@@ -33,9 +34,11 @@ def demo(max_tokens: int) -> None:
 
     from llmserve import build, connect
     from llmserve.server import ServerSettings, start
+    from llmserve_cli.ending import end_in_order
     from llmserve_cli.race import run_race, show_race
     from llmserve_cli.status import Status
 
+    end_in_order(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="llmserve-demo-") as folder:
         repository = Path(folder) / "model_repository"
         with Status("building") as status:

@@ -79,10 +79,10 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                 ),
                 Option(
                     "idle_seconds",
-                    10.0,
-                    "How long Triton keeps the place of a sequence whose client has gone; longer "
-                    "than any step takes.",
-                    minimum=1,
+                    0.0,
+                    "How long Triton keeps the place of a sequence whose client has gone; it ends "
+                    "one that waits so long for a step too. 0 is 300, and 10 with direct slots.",
+                    minimum=0,
                     maximum=3600,
                 ),
                 Option(

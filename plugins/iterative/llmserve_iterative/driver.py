@@ -26,7 +26,7 @@ _SCHEDULING_COST = 0.00006
 _RESPONSE_COST = 0.00025
 _SMALL_PART = 0.05
 
-_ABANDONED = 10.0
+_ABANDONED = 300.0
 _OWN_IDS = 1 << 16
 _END = 2
 # What fills a direct slot that has no request.

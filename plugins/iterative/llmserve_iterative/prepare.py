@@ -13,7 +13,7 @@ from llmserve.modelconfig import ModelConfig
 
 # A request that is cancelled keeps Triton's place for its sequence until it has been idle for
 # long enough (seen on 2.51). So there are many more places than sequences under way.
-_CANDIDATES = 4096
+_CANDIDATES = 65_536
 
 
 def prepare_generator(context: BuildContext) -> Mapping[str, Any]:
@@ -33,8 +33,12 @@ def prepare_iterative(context: BuildContext) -> Mapping[str, Any]:
     _stream(context)
     batching = config.sequence_batching
     batching.iterative_sequence = True
-    batching.max_sequence_idle_microseconds = int(float(options["idle_seconds"]) * 1_000_000)
-    if options["slots"] == "direct":
+    direct = options["slots"] == "direct"
+    # Too short an idle time ends sequences under way. Direct slots are few, so theirs is short all
+    # the same: until it is over, nobody else gets the slot of a client that has gone.
+    idle = float(options["idle_seconds"]) or (10.0 if direct else 300.0)
+    batching.max_sequence_idle_microseconds = int(idle * 1_000_000)
+    if direct:
         batching.direct.SetInParent()
         _take_parameters_only(config)
     else:
