@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import ConfigError
+from llmserve.runtime.contract import SCHEMA
 
 FILE = "llmserve.json"
-SCHEMA = 1
 # What a server leaves behind when it loads a model is nobody's edit.
 _LEFT_BY_PYTHON = "__pycache__"
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SCHEMA = 1
+"""The form of the manifest, which the runtime reads as well; a change of it raises this."""
+
 
 @dataclass(frozen=True)
 class Tensor:

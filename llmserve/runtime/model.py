@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from llmserve.runtime.contract import SCHEMA
 from llmserve.runtime.protocols import Driver, Parts
 
 MANIFEST = "llmserve.json"
@@ -23,6 +24,11 @@ class TritonPythonModel:
         home = Path(args["model_repository"])
         folder = home / args["model_version"]
         manifest = json.loads((home / MANIFEST).read_text(encoding="utf-8"))
+        if manifest.get("schema") != SCHEMA:
+            raise RuntimeError(
+                f"built by llmserve {manifest.get('llmserve')}, whose manifest is of another "
+                "form: build it again"
+            )
         config = json.loads(args["model_config"])
         components = manifest["components"]
         contract = manifest["contract"]

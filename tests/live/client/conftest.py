@@ -14,12 +14,7 @@ import pytest
 
 from llmserve import errors
 from llmserve.client import Client, connect
-from llmserve.server import Server, ServerSettings, embedded, start
-
-try:
-    embedded.find()
-except errors.ServerError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+from llmserve.server import Server, ServerSettings, start
 
 MODELS = Path(__file__).with_name("models")
 SOURCES = {"echo": "echo", "plain": "echo", "foreign": "echo", "words": "words", "steps": "steps"}
