@@ -39,14 +39,14 @@ class Sampler:
 
     def choose(self, logits: Row) -> int:
         """Return the next token's id."""
-        scores = logits.astype(np.float32, copy=True)
+        # In double precision no penalty and no temperature makes a score overflow.
+        scores = logits.astype(np.float64)
         self._penalise(scores)
         self._forbid(scores)
         params = self._params
         if params.heat < _COLD or params.top_k == 1:
             return int(scores.argmax())
-        # From the best score down and in double precision, where nothing overflows.
-        return self._draw((scores - scores.max()).astype(np.float64) / params.heat)
+        return self._draw((scores - scores.max()) / params.heat)
 
     def _penalise(self, scores: Row) -> None:
         params, generation = self._params, self._generation
