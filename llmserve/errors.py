@@ -21,7 +21,7 @@
 
 An error is one line that says what is wrong, and ``mend``, where there is one,
 says what to do about it. The command line prints both and exits with
-``exit_code``; a traceback always means a bug.
+``exit_code``. Anything else that is raised is a bug, and is told as one.
 """
 
 from __future__ import annotations

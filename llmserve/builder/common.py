@@ -27,5 +27,5 @@ REQUEST_OPTIONS = (
     ),
     Option("stream", False, "Send pieces to a request that does not say."),
     Option("chat", False, "Treat text_input as a user's message in the model's chat template."),
-    Option("echo", False, "Begin the answer with the prompt, as the seeds of Triton's demos do."),
+    Option("echo", False, "Begin the answer with the prompt, as Triton's tutorial does."),
 )
