@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
     from llmserve.roles import Batching, Formatter, Generator, Recipe, Tokenizer
 
+__all__ = [
+    "hookimpl",
+    "llmserve_register_batchings",
+    "llmserve_register_commands",
+    "llmserve_register_formatters",
+    "llmserve_register_generators",
+    "llmserve_register_recipes",
+    "llmserve_register_tokenizers",
+]
+
 F = TypeVar("F", bound="Callable[..., Any]")
 
 PROJECT = "llmserve"

@@ -23,10 +23,25 @@ class EntryPoint:
     value: str
     distribution: str
     version: str
+    group: str = ""
+    folder: str = ""
+    """Where the distribution's metadata lies."""
 
 
-def entry_points(group: str) -> list[EntryPoint]:
+def normal(distribution: str) -> str:
+    """Return the one spelling of a distribution's name by which names are compared.
+
+    >>> normal("Acme_Words.Plus")
+    'acme-words-plus'
+    """
+    return distribution.lower().replace("_", "-").replace(".", "-")
+
+
+def entry_points(group: str, *, below: bool = False) -> list[EntryPoint]:
     """Return the entry points of a group; the first distribution of a name on the path counts.
+
+    With ``below`` those of the groups below it are among them: of ``llmserve.api1`` when
+    ``llmserve`` is asked for.
 
     >>> [point.value for point in entry_points("no such group")]
     []
@@ -34,9 +49,9 @@ def entry_points(group: str) -> list[EntryPoint]:
     found: dict[str, list[EntryPoint]] = {}
     for folder in sys.path:
         for path in _distributions(folder or "."):
-            points = _announced(path, group)
+            points = _announced(path, group, below)
             if points:
-                found.setdefault(points[0].distribution.lower(), points)
+                found.setdefault(normal(points[0].distribution), points)
     return sorted((p for points in found.values() for p in points), key=lambda p: p.name)
 
 
@@ -49,15 +64,16 @@ def _distributions(folder: str) -> Iterator[str]:
         return
 
 
-def _announced(path: str, group: str) -> list[EntryPoint]:
-    values: dict[str, str] = {}
-    section = ""
+def _announced(path: str, group: str, below: bool) -> list[EntryPoint]:
+    values: dict[tuple[str, str], str] = {}
+    section, wanted = "", False
     for line in _lines(path, "entry_points.txt"):
         if line.startswith("["):
             section = line.strip("[] ")
-        elif section == group and "=" in line and not line.startswith("#"):
+            wanted = section == group or (below and section.startswith(f"{group}."))
+        elif wanted and "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            values[name.strip()] = value.partition("[")[0].strip()
+            values[section, name.strip()] = value.partition("[")[0].strip()
     if not values:
         return []
     name = version = "unknown"
@@ -70,7 +86,10 @@ def _announced(path: str, group: str) -> list[EntryPoint]:
         elif not line:
             # The description follows an empty line.
             break
-    return [EntryPoint(entry, value, name, version) for entry, value in values.items()]
+    return [
+        EntryPoint(entry, value, name, version, section, path)
+        for (section, entry), value in values.items()
+    ]
 
 
 def _lines(folder: str, file: str) -> Iterator[str]:

@@ -81,7 +81,8 @@ class Registry:
         """Return a component, or say which name was probably meant and what is broken."""
         same = [e for e in self.entries if type(e.component) is kind and e.component.name == name]
         if len(same) > 1:
-            raise PluginError(_clash(same), mend=f"uninstall one of them, or name it in {BLOCKED}")
+            mend = f"uninstall one, or set {BLOCKED}={same[-1].plugin.selector}"
+            raise PluginError(_clash(same), mend=mend)
         if same and isinstance(component := same[0].component, kind):
             return component
         label = "plugin" if kind is Recipe else role_of(kind)

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, shell_complete=recipe_names)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plugins(name: str | None, as_json: bool) -> None:
-    """List what plugins bring, or all that one way of serving can be told.
+    """List what plugins bring and where they come from, or all that one can be told.
 
-    Plugins that cannot be used are listed with the reason.
+    Plugins that cannot be used are listed with the reason. LLMSERVE_PLUGINS names the only ones
+    to load, LLMSERVE_BLOCK_PLUGINS those to leave out: by name, or as DISTRIBUTION:NAME.
 
     \b
     llmserve plugins
@@ -30,14 +31,24 @@ def plugins(name: str | None, as_json: bool) -> None:
     if name:
         _show_recipe(registry, name, as_json)
     elif as_json:
-        _print_json({"components": _rows(registry), "problems": registry.problems()})
+        _print_json(
+            {
+                "components": _rows(registry),
+                "plugins": _origins(registry),
+                "problems": _problems(registry),
+            }
+        )
     else:
         rows = [["NAME", "ROLE", "FROM", "VERSION", "WHAT IT IS"]]
         rows += [
             [r["name"], r["role"], r["origin"], r["version"], r["summary"]] for r in _rows(registry)
         ]
         _print_table(rows)
-        for problem in registry.problems():
+        click.echo()
+        rows = [["PLUGIN", "FROM", "VERSION", "API", "ENTRY POINT", "PATH"]]
+        rows += [[_shown(value) for value in list(o.values())[:6]] for o in _origins(registry)]
+        _print_table(rows)
+        for problem in _problems(registry):
             click.echo(f"! {problem}")
 
 
@@ -55,6 +66,32 @@ def _rows(registry: Registry) -> list[dict[str, str]]:
         }
         for e in entries
     ]
+
+
+def _origins(registry: Registry) -> list[dict[str, Any]]:
+    """Return where the code of each plugin comes from, used or not."""
+    return [
+        {
+            "name": plugin.name,
+            "distribution": plugin.origin,
+            "version": plugin.version,
+            "api": plugin.api,
+            "entry_point": plugin.entry_point,
+            "path": plugin.path,
+            "problem": plugin.problem,
+        }
+        for plugin in registry.plugins
+    ]
+
+
+def _problems(registry: Registry) -> list[str]:
+    from llmserve.plugins import unmatched
+
+    return [*registry.problems(), *unmatched(registry.plugins)]
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:

@@ -149,7 +149,7 @@ def test_selecting_a_broken_plugin_says_why() -> None:
 
 def points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     found = [EntryPoint(name, value, f"{name}-dist", "1.0") for name, value in values.items()]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+    monkeypatch.setattr(plugins, "entry_points", lambda group, below: found)
 
 
 def test_an_import_that_fails_breaks_its_plugin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
