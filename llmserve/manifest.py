@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +40,10 @@ class Manifest:
     packages: Mapping[str, str]
     trust_remote_code: bool
     llmserve: str
+    part_of: str = ""
+    """The model that this one is a part of, where several answer under one name."""
+    parts: Sequence[str] = ()
+    """The other models that this one needs beside it in the repository."""
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -93,6 +97,14 @@ def references(repository: Path) -> list[Path]:
     return [Path(path) for path in sorted(paths) if path.startswith("/")]
 
 
+def parts_of(repository: Path, name: str) -> list[str]:
+    """Return the models that have to be loaded with one, before it."""
+    with suppress(ConfigError):
+        manifest = Manifest.read(repository / name)
+        return list(manifest.parts) if manifest else []
+    return []
+
+
 def hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, but for the manifest itself."""
     return {
@@ -112,11 +124,15 @@ def _sha256(path: Path) -> str:
 
 def _checked(manifest: Manifest) -> Manifest:
     """Return a manifest that has the shape which its readers rely on, else raise ValueError."""
-    texts = (manifest.name, manifest.recipe, manifest.plugin, manifest.exchange, manifest.llmserve)
+    texts = (
+        manifest.name, manifest.recipe, manifest.plugin, manifest.exchange, manifest.llmserve,
+        manifest.part_of, *manifest.parts,
+    )  # fmt: skip
     maps = (manifest.source, manifest.options, manifest.components, manifest.contract)
     parts = manifest.components.values() if isinstance(manifest.components, dict) else ()
     sound = (
-        all(isinstance(text, str) for text in texts)
+        isinstance(manifest.parts, list | tuple)
+        and all(isinstance(text, str) for text in texts)
         and all(isinstance(content, dict) for content in maps)
         and all(_is_component(part) for part in parts)
         and _maps_texts(manifest.files)

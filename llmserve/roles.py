@@ -15,6 +15,7 @@ from llmserve.options import Option, Value
 from llmserve.runtime.contract import Tensor
 
 if TYPE_CHECKING:
+    from llmserve.builder.assembly import Assembly
     from llmserve.builder.context import BuildContext
 
 __all__ = [
@@ -31,6 +32,10 @@ __all__ = [
 
 Prepare = Callable[["BuildContext"], Mapping[str, Any]]
 """Writes what the runtime class needs, and returns the settings it is made with (JSON)."""
+
+
+Assemble = Callable[["Assembly"], None]
+"""Adds the models that a generator needs beside it, and wires them into an ensemble."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +66,13 @@ class Tokenizer(Component):
 class Generator(Component):
     """Ids to more ids. Runtime: :class:`llmserve.runtime.protocols.Generator`.
 
-    ``modes`` says how it can be driven, in the words that ``Batching.mode`` uses.
+    ``modes`` says how it can be driven, in the words that ``Batching.mode`` uses. One that runs
+    in a backend other than Python's has ``assemble``: what is built is then an ensemble of
+    several models, and ``runtime`` the class of whichever of them the generator calls its own.
     """
 
     modes: frozenset[str] = frozenset({"batch"})
+    assemble: Assemble | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ def serve(
     llmserve serve model_repository --model demo --http-port 9000
     """
     from llmserve.errors import ServerError
-    from llmserve.manifest import references
+    from llmserve.manifest import parts_of, references
     from llmserve.server import ServerSettings, start
     from llmserve_cli.ending import end_in_order
     from llmserve_cli.status import Status
@@ -56,7 +56,7 @@ def serve(
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
-        models=models,
+        models=tuple(m for name in models for m in (*parts_of(repository, name), name)),
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from llmserve import modelconfig
 from llmserve.builder import dockerfile
+from llmserve.builder.assembly import Assembly
 from llmserve.builder.context import BuildContext
-from llmserve.builder.fused import VERSION_FOLDER, write_model
-from llmserve.builder.plan import make_plan
+from llmserve.builder.fused import write_fused
+from llmserve.builder.papers import VERSION_FOLDER
+from llmserve.builder.plan import Plan, make_plan
 from llmserve.builder.publish import check_output, publish
 from llmserve.builder.requirements import check_runtimes, needed_packages
 from llmserve.builder.spec import DEFAULT_OUTPUT, BuildResult, BuildSpec
-from llmserve.builder.staging import staging
+from llmserve.builder.staging import MODELS, staging
+from llmserve.manifest import Manifest
 from llmserve.registry import Registry
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
@@ -61,25 +64,24 @@ def build_spec(
     plan = make_plan(spec, registry or Registry.load())
     check_runtimes(plan)
     packages = needed_packages(plan)
-    check_output(spec.output, name, force=spec.force)
+    check_output(spec.output, [name], force=spec.force)
     # Publishing asks again under its lock; asked here too, it is told before much is copied.
-    dockerfile.updated(spec.output, name, packages)
+    dockerfile.updated(spec.output, {name: packages}, newest=name)
     with staging(spec.output) as scratch:
-        folder = scratch / name
         context = BuildContext(
             name=name,
             model=spec.model,
             options=plan.options,
-            folder=folder / VERSION_FOLDER,
+            folder=scratch / MODELS / name / VERSION_FOLDER,
             config=modelconfig.new_config(
                 name,
-                backend="python",
+                backend="",
                 max_batch_size=int(plan.options.get("max_batch_size", 0)),
             ),
             report=report,
         )
-        manifest = write_model(plan, context, folder, packages)
-        publish(folder, spec.output, name, force=spec.force)
+        manifest = _write(plan, context, packages)
+        publish(scratch, spec.output, name, force=spec.force)
     return BuildResult(
         name=name,
         repository=spec.output,
@@ -87,3 +89,12 @@ def build_spec(
         dockerfile=spec.output / dockerfile.FILE,
         docker_run=dockerfile.docker_run(spec.output),
     )
+
+
+def _write(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> Manifest:
+    """Write one model, or the several that the generator needs."""
+    if plan.generator.assemble is None:
+        return write_fused(plan, context, packages)
+    assembly = Assembly(plan, context)
+    plan.generator.assemble(assembly)
+    return assembly.finish(packages)

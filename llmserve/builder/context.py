@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -40,16 +40,28 @@ class BuildContext:
             report=self.report,
         )
 
+    def sibling(self, name: str, config: ModelConfig) -> BuildContext:
+        """Return the context of another model of the same build, beside this one."""
+        folder = self.folder.parent.parent / name / self.folder.name
+        other = replace(self, name=name, folder=folder, config=config, exchange="unary")
+        # The same model is looked for once.
+        other.__dict__["source"] = self.source
+        return other
+
     @property
     def copies_weights(self) -> bool:
         """Whether files go into the repository: local ones do, the hub's stay in its cache."""
         asked = self.options["weights"]
         return asked == "copy" or (asked == "auto" and self.source.repo_id is None)
 
-    def place(self, files: Iterable[Path], folder: str) -> dict[str, Value]:
+    def place(
+        self, files: Iterable[Path], folder: str, *, copy: bool | None = None
+    ) -> dict[str, Value]:
         """Put the source's files where the runtime finds them, and say where that is.
 
-        A file that is cut short or is not what it is called is refused.
+        A file that is cut short or is not what it is called is refused. ``copy`` is for a runtime
+        that opens small files by itself and knows nothing of the hub: they are copied whatever
+        the build says of weights, and the settings then have a ``path`` in the repository.
         Returns the settings ``llmserve.runtime.located`` reads: a folder within
         the repository, or the hub's id and commit, or a path outside.
         """
@@ -58,7 +70,7 @@ class BuildContext:
         settings: dict[str, Value] = {}
         if self.options["trust_remote_code"]:
             settings["trust_remote_code"] = True
-        if self.copies_weights:
+        if self.copies_weights if copy is None else copy:
             target = self.folder / folder
             target.mkdir(parents=True, exist_ok=True)
             for file in files:

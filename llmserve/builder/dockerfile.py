@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from llmserve.container import BASE_IMAGE, HF_HOME, IMAGE, MODELS
@@ -16,11 +16,18 @@ _MARK = (
 )
 
 
-def updated(repository: Path, name: str, packages: Mapping[str, str]) -> str | None:
-    """Return the Dockerfile that a repository gets with a model that needs these packages.
+def updated(
+    repository: Path,
+    built: Mapping[str, Mapping[str, str]],
+    *,
+    newest: str,
+    gone: Collection[str] = (),
+) -> str | None:
+    """Return the Dockerfile that a repository gets with models that need these packages.
 
-    It lies in the repository's folder, where Triton overlooks files, so that it travels with
-    the models. One that lost its first line is the user's own and stays: that is None.
+    ``gone`` are models that this build takes away. The file lies in the repository's folder,
+    where Triton overlooks files, so that it travels with the models. One that lost its first
+    line is the user's own and stays: that is None.
     """
     path = repository / FILE
     try:
@@ -29,12 +36,12 @@ def updated(repository: Path, name: str, packages: Mapping[str, str]) -> str | N
             return None
     except OSError as error:
         raise OutputError(f"{path} cannot be read: {error.strerror}") from None
-    models = {name: packages}
+    models = dict(built)
     for folder in repository.iterdir() if repository.is_dir() else ():
         # What is replaced may be damaged; a neighbour may not, for its packages are not known.
-        if folder.name != name and (manifest := Manifest.read(folder)):
+        if folder.name not in {*built, *gone} and (manifest := Manifest.read(folder)):
             models[folder.name] = manifest.packages
-    return dockerfile(models, name)
+    return dockerfile(models, newest)
 
 
 def dockerfile(models: Mapping[str, Mapping[str, str]], newest: str) -> str:

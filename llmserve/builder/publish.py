@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from llmserve import modelconfig
 from llmserve.builder import dockerfile
-from llmserve.builder.staging import ASIDE, locked
+from llmserve.builder.staging import locked
+from llmserve.builder.swap import MODELS, commit, swap, undo
 from llmserve.errors import ConfigError, OutputError
-from llmserve.manifest import Manifest
+from llmserve.manifest import Manifest, parts_of
+
+_OTHER_NAME = "give another --name, or --force to replace"
 
 
-def check_output(output: Path, name: str, *, force: bool) -> None:
-    """Refuse an output that holds something else, and a model that is not ours to replace."""
+def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
+    """Refuse an output that holds something else, and models that are not ours to replace.
+
+    The first of ``names`` is the model that was asked for, the others are its parts.
+    """
     if not output.exists():
         return
     if not output.is_dir():
@@ -28,39 +35,48 @@ def check_output(output: Path, name: str, *, force: bool) -> None:
             f"{output} holds something else: {strangers[0]}/ is no Triton model",
             mend="name a new or empty folder with --output",
         )
-    target = output / name
-    if not target.exists() or force:
-        return
+    for name in {*names, *parts_of(output, names[0])}:
+        if (output / name).exists():
+            _check_target(output / name, names[0], force=force)
+
+
+def _check_target(target: Path, name: str, *, force: bool) -> None:
+    """Refuse to replace what somebody else made, has edited or needs."""
     try:
         manifest = Manifest.read(target)
     except ConfigError as error:
-        raise OutputError(
-            error.problem, mend="give another --name, or --force to replace"
-        ) from None
+        if force:
+            return
+        raise OutputError(error.problem, mend=_OTHER_NAME) from None
+    owner = manifest.part_of if manifest else ""
+    if owner != name and target.name in parts_of(target.parent, owner or "."):
+        raise OutputError(f"{target} is a part of {owner}", mend="give another --name")
+    if force:
+        return
     if manifest is None:
-        raise OutputError(
-            f"{target} was not built by llmserve", mend="give another --name, or --force to replace"
-        )
+        raise OutputError(f"{target} was not built by llmserve", mend=_OTHER_NAME)
+    if target.name != name and owner != name:
+        raise OutputError(f"{target} is a model of its own", mend=_OTHER_NAME)
     edits = [line for line in manifest.differences(target) if not line.endswith("is missing")]
     if edits:
-        raise OutputError(
-            f"{target} was edited since it was built: {edits[0]}",
-            mend="give another --name, or --force to replace",
-        )
+        raise OutputError(f"{target} was edited since it was built: {edits[0]}", mend=_OTHER_NAME)
 
 
-def publish(staged: Path, output: Path, name: str, *, force: bool) -> None:
-    """Move a staged model into the repository, and its Dockerfile with it.
+def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
+    """Move a stage's models into the repository, and its Dockerfile with them.
 
     Everything that can be refused is refused before anything moves; on any failure the old
-    model stays or comes back.
+    models stay or come back.
     """
     created = not output.exists()
     try:
         output.mkdir(parents=True, exist_ok=True)
         with locked(output):
-            check_output(output, name, force=force)
-            _move(staged, output, name)
+            built = sorted(folder.name for folder in (stage / MODELS).iterdir())
+            # What was asked for comes last: whoever sees it sees its parts.
+            built.sort(key=lambda model: model == name)
+            check_output(output, [name, *built], force=force)
+            _move(stage, output, name, built)
     except BaseException as error:
         if created:
             with suppress(OSError):
@@ -72,27 +88,23 @@ def publish(staged: Path, output: Path, name: str, *, force: bool) -> None:
         raise
 
 
-def _move(staged: Path, output: Path, name: str) -> None:
-    manifest = Manifest.read(staged)
-    text = dockerfile.updated(output, name, manifest.packages if manifest else {})
-    draft = staged.parent / f".{dockerfile.FILE}"
+def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
+    old = {name, *built, *parts_of(output, name)}
+    stale = sorted((model for model in old if (output / model).exists()), key=name.__ne__)
+    manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
+    needs = {model: papers.packages if papers else {} for model, papers in manifests.items()}
+    text = dockerfile.updated(output, needs, newest=name, gone=stale)
+    draft = stage / f".{dockerfile.FILE}"
     if text is not None:
         draft.write_text(text, encoding="utf-8")
-    target, aside = output / name, staged.parent / ASIDE / name
-    aside.parent.mkdir()
     try:
-        if target.exists():
-            target.rename(aside)
-        staged.rename(target)
+        swap(stage, output, built, stale)
         if text is not None:
             # At once or not at all: nobody reads half a Dockerfile.
             draft.replace(output / dockerfile.FILE)
+        commit(stage)
     except BaseException:
-        # What has moved is seen in what is there: an interrupt may come between any two lines.
-        if not staged.exists():
-            target.rename(staged)
-        if aside.exists():
-            aside.rename(target)
+        undo(stage, output)
         raise
 
 

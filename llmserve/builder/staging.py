@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmserve.builder.swap import MODELS, undo
 from llmserve.errors import OutputError
 
-ASIDE = ".replaced"
-"""Within a stage: where the model that is being replaced waits; no model's name has a dot first."""
+__all__ = ["MODELS", "locked", "staging"]
 
 
 @contextmanager
@@ -89,8 +89,7 @@ def _sweep(output: Path) -> None:
 
 
 def _put_back(stage: Path, output: Path) -> None:
-    """Bring back a model that its build had set aside when it was killed."""
-    for model in (stage / ASIDE).glob("*"):
+    """Bring back the models that their build had set aside when it was killed."""
+    if output.is_dir():
         with locked(output):
-            if not (output / model.name).exists():
-                model.rename(output / model.name)
+            undo(stage, output)

@@ -9,7 +9,7 @@ from pathlib import Path
 from llmserve.check.problem import Problem
 from llmserve.errors import ConfigError
 from llmserve.importable import problem_with
-from llmserve.manifest import Manifest
+from llmserve.manifest import Manifest, parts_of
 from llmserve.roles import ROLES
 
 # A recipe is what chose the components, not one of them.
@@ -57,8 +57,19 @@ def _check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             f"call the folder {manifest.name} again, or build it as {folder.name}",
             fatal=False,
         )
-    for role in sorted(_ROLES - manifest.components.keys()):
-        yield Problem(folder.name, f"its manifest names no {role}", "build it again")
+    if not manifest.part_of:
+        for role in sorted(_ROLES - manifest.components.keys()):
+            yield Problem(folder.name, f"its manifest names no {role}", "build it again")
+    for part in manifest.parts:
+        if not (folder.parent / part).is_dir():
+            yield Problem(folder.name, f"its part {part} is missing", "build it again")
+    if manifest.part_of and folder.name not in parts_of(folder.parent, manifest.part_of):
+        yield Problem(
+            folder.name,
+            f"it is a part of {manifest.part_of}, which is not here or no longer needs it",
+            "build that again, or move the folder out",
+            fatal=False,
+        )
     for role, component in manifest.components.items():
         if problem := problem_with(component["runtime"]):
             yield Problem(

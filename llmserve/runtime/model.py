@@ -15,7 +15,7 @@ MANIFEST = "llmserve.json"
 
 
 class TritonPythonModel:
-    """A fused model: tokenizer, generator, formatter and driver in one process of Triton."""
+    """A model in one process of Triton: all parts of a fused one, or those of a stage."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Make the parts that the manifest names; Triton calls this once."""
@@ -32,13 +32,18 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         components = manifest["components"]
         contract = manifest["contract"]
-        self._driver: Driver = _make(components["batching"], folder)
+
+        def made(role: str) -> Any:
+            return _make(components[role], folder) if role in components else None
+
+        # In a part of an ensemble another class drives what batching drives in a fused model.
+        self._driver: Driver = made("stage" if "stage" in components else "batching")
         self._driver.start(
             Parts(
                 name=args["model_name"],
-                tokenizer=_make(components["tokenizer"], folder),
-                generator=_make(components["generator"], folder),
-                formatter=_make(components["formatter"], folder),
+                tokenizer=made("tokenizer"),
+                generator=made("generator"),
+                formatter=made("formatter"),
                 inputs=frozenset(contract["inputs"]),
                 extras=frozenset(contract["extras"]),
                 batched=config["max_batch_size"] > 0,

@@ -124,7 +124,10 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a model as they were made from its manifest."""
+    """The parts of a model as they were made from its manifest.
+
+    A stage of an ensemble has those that its build gave it; each of the others is None.
+    """
 
     name: str
     tokenizer: Tokenizer

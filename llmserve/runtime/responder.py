@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from llmserve.runtime.errors import failure_line
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Answer, Parts
 
@@ -71,8 +72,7 @@ class Responder:
     def fail(self, error: Exception) -> None:
         """Send an error that is not the request's fault; the log gets its traceback."""
         self._parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-        first = (str(error).strip().splitlines() or [""])[0]
-        self.refuse(f"the model failed: {type(error).__name__}: {first}", internal=True)
+        self.refuse(failure_line(error), internal=True)
 
     def _send(self, response: Any, final: bool) -> None:
         if self.closed:

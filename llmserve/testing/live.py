@@ -46,8 +46,9 @@ class LiveTriton:
         key = json.dumps([plugin, model, asked], sort_keys=True, default=str)
         if key not in self._built:
             name = asked.pop("name", None) or f"{plugin}-{len(self._built)}"
-            build(plugin, model, name=name, output=self.repository, **asked)
-            self.server.load(name)
+            result = build(plugin, model, name=name, output=self.repository, **asked)
+            for part in (*result.manifest.parts, name):
+                self.server.load(part)
             self._built[key] = name
         return self._built[key]
 

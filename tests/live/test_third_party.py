@@ -12,12 +12,6 @@ from pathlib import Path
 import pytest
 
 ACME = Path(__file__).parents[1] / "acme_words"
-SUITE = """
-from llmserve.testing import RecipeConformance
-
-class TestAcme(RecipeConformance):
-    recipe = "acme"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +34,13 @@ def llmserve(*words: str, env: Mapping[str, str]) -> str:
 def test_it_is_listed_with_where_it_comes_from(installed: Mapping[str, str]) -> None:
     listed = json.loads(llmserve("plugins", "--json", env=installed))
     ours = {(c["role"], c["name"]) for c in listed["components"] if c["origin"] == "acme-llmserve"}
-    assert ours == {("recipe", "acme"), ("tokenizer", "acme-bpe")}
+    assert ours == {
+        ("recipe", "acme"),
+        ("recipe", "acme-echo"),
+        ("tokenizer", "acme-bpe"),
+        ("generator", "acme-echo"),
+        ("batching", "acme-alone"),
+    }
     assert {c["version"] for c in listed["components"] if c["plugin"] == "acme"} == {"0.3.0"}
     assert not listed["problems"]
 
@@ -86,9 +86,9 @@ def test_it_replaces_one_cell_of_another_recipe(
 def test_it_passes_the_suite_that_every_recipe_has_to_pass(
     installed: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """As its author would: one line, in a test of the package's own."""
-    (tmp_path / "test_acme.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "llmserve.testing", str(tmp_path)]
+    """As its author would: by one class, in a test of the package's own."""
+    suite = str(ACME / "suite.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "llmserve.testing", suite]
     done = subprocess.run(
         command, env=installed, cwd=tmp_path, capture_output=True, text=True, check=False
     )

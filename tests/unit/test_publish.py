@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from llmserve.builder.dockerfile import FILE as DOCKERFILE
 from llmserve.builder.publish import check_output, publish
-from llmserve.builder.staging import ASIDE, staging
+from llmserve.builder.staging import staging
+from llmserve.builder.swap import ASIDE, MODELS
 from llmserve.errors import ConfigError, OutputError
 from llmserve.manifest import Manifest, hashes
 
 
-def model(folder: Path, text: str = "one", **packages: str) -> Path:
+def model(
+    folder: Path,
+    text: str = "one",
+    *,
+    part_of: str = "",
+    parts: Sequence[str] = (),
+    **packages: str,
+) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.pbtxt").write_text("")
     (folder / "1").mkdir()
@@ -24,13 +34,28 @@ def model(folder: Path, text: str = "one", **packages: str) -> Path:
     Manifest(
         name=folder.name, recipe="r", plugin="p", exchange="unary", source={}, options={},
         components={}, contract={}, packages=packages, trust_remote_code=False, llmserve="0",
+        part_of=part_of, parts=list(parts),
     ).write(folder)  # fmt: skip
     return folder
 
 
 def put(output: Path, name: str, text: str, *, force: bool = False, **packages: str) -> None:
     with staging(output) as scratch:
-        publish(model(scratch / name, text, **packages), output, name, force=force)
+        model(scratch / MODELS / name, text, **packages)
+        publish(scratch, output, name, force=force)
+
+
+def put_all(output: Path, name: str, text: str, *suffixes: str, force: bool = False) -> None:
+    parts = [f"{name}_{suffix}" for suffix in suffixes]
+    with staging(output) as scratch:
+        model(scratch / MODELS / name, text, parts=parts)
+        for part in parts:
+            model(scratch / MODELS / part, text, part_of=name)
+        publish(scratch, output, name, force=force)
+
+
+def models_of(output: Path) -> list[str]:
+    return sorted(path.name for path in output.iterdir() if path.is_dir())
 
 
 def text_of(output: Path) -> str:
@@ -53,6 +78,50 @@ def test_a_second_model_leaves_the_first(tmp_path: Path) -> None:
     put(tmp_path / "repo", "m", "one")
     put(tmp_path / "repo", "n", "two")
     assert text_of(tmp_path / "repo") == "one"
+
+
+def test_parts_come_and_go_with_their_model(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    put_all(repo, "m", "one", "a", "b")
+    put(repo, "n", "one")
+    assert models_of(repo) == ["m", "m_a", "m_b", "n"]
+    put_all(repo, "m", "two", "b", "c")
+    assert models_of(repo) == ["m", "m_b", "m_c", "n"]
+    assert (repo / "m_b" / "1" / "model.py").read_text() == "two"
+    put(repo, "m", "three")
+    assert models_of(repo) == ["m", "n"]
+
+
+def test_a_part_is_replaced_with_its_model_only(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    put_all(repo, "m", "one", "a")
+    for force in (False, True):
+        with pytest.raises(OutputError, match="m_a is a part of m: give another --name"):
+            put(repo, "m_a", "two", force=force)
+    put(repo, "n_a", "one")
+    with pytest.raises(OutputError, match="n_a is a model of its own"):
+        put_all(repo, "n", "one", "a")
+    assert models_of(repo) == ["m", "m_a", "n_a"]
+
+
+def test_an_edited_part_is_kept_unless_forced(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    put_all(repo, "m", "one", "a")
+    (repo / "m_a" / "config.pbtxt").write_text("mine")
+    for suffixes in (["a"], []):
+        with pytest.raises(OutputError, match="m_a was edited"):
+            put_all(repo, "m", "two", *suffixes)
+    put_all(repo, "m", "two", "a", force=True)
+    assert (repo / "m_a" / "1" / "model.py").read_text() == "two"
+
+
+def test_a_part_of_a_model_that_is_gone_can_be_replaced(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    put_all(repo, "m", "one", "a")
+    shutil.rmtree(repo / "m")
+    put(repo, "m_a", "two", force=True)
+    put_all(repo, "m", "two", "b")
+    assert models_of(repo) == ["m", "m_a", "m_b"]
 
 
 def test_missing_weights_are_no_edit(tmp_path: Path) -> None:
@@ -78,21 +147,21 @@ def test_somebody_elses_model_is_kept_unless_forced(tmp_path: Path) -> None:
     put(tmp_path / "repo", "m", "one")
     (tmp_path / "repo" / "m" / "llmserve.json").unlink()
     with pytest.raises(OutputError, match="not built by llmserve"):
-        check_output(tmp_path / "repo", "m", force=False)
-    check_output(tmp_path / "repo", "m", force=True)
+        check_output(tmp_path / "repo", ["m"], force=False)
+    check_output(tmp_path / "repo", ["m"], force=True)
 
 
 def test_a_folder_that_holds_something_else_is_refused_even_when_forced(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for force in (False, True):
         with pytest.raises(OutputError, match="photos/ is no Triton model"):
-            check_output(tmp_path, "m", force=force)
+            check_output(tmp_path, ["m"], force=force)
 
 
 def test_a_file_is_no_repository(tmp_path: Path) -> None:
     (tmp_path / "repo").write_text("")
     with pytest.raises(OutputError, match="is a file"):
-        check_output(tmp_path / "repo", "m", force=False)
+        check_output(tmp_path / "repo", ["m"], force=False)
 
 
 def test_a_failure_in_the_middle_leaves_the_old_model(
@@ -177,22 +246,26 @@ def test_a_package_that_would_run_a_command_in_the_container_is_refused(
 
 
 KILLED = """
-import sys, time
+import shutil, sys, time
 from pathlib import Path
-from llmserve.builder.staging import ASIDE, staging
+from llmserve.builder.staging import staging
+from llmserve.builder.swap import MODELS, swap
 
 repo = Path(sys.argv[1])
 with staging(repo) as scratch:
-    (scratch / ASIDE).mkdir()
-    (repo / "m").rename(scratch / ASIDE / "m")
-    print("ready", flush=True)
-    time.sleep(60)
+    (scratch / MODELS).mkdir()
+    shutil.copytree(repo / "m_a", scratch / MODELS / "m_b")
+    try:
+        swap(scratch, repo, ["m_b", "m"], ["m", "m_a"])
+    except FileNotFoundError:
+        print("ready", flush=True)
+        time.sleep(60)
 """
 
 
 def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
-    put(repo, "m", "one")
+    put_all(repo, "m", "one", "a")
     command = [sys.executable, "-c", KILLED, str(repo)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as build:
         assert build.stdout is not None
@@ -200,10 +273,12 @@ def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(tmp_path: Pa
         put(repo, "n", "one")
         (stage,) = [path for path in tmp_path.iterdir() if path != repo]
         assert (stage / ASIDE / "m").is_dir()
+        assert (repo / "m_b").is_dir()
         build.send_signal(signal.SIGKILL)
     put(repo, "n", "one")
     assert list(tmp_path.iterdir()) == [repo]
     assert text_of(repo) == "one", "what the killed build had set aside is back"
+    assert models_of(repo) == ["m", "m_a", "n"], "and what it had brought is gone"
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A plugin as an outsider writes it: one component, one recipe, one command."""
+"""A plugin as an outsider writes it: a tokenizer, an ensemble, their recipes, a command."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve import hookimpl
-from llmserve.roles import Option, Recipe, Tokenizer
+from llmserve.roles import Batching, Generator, Option, Recipe, Tokenizer
+from llmserve.runtime import contract
 
 if TYPE_CHECKING:
     import click
 
+    from llmserve.builder.assembly import Assembly
     from llmserve.builder.context import BuildContext
 
 
@@ -30,6 +32,36 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
 
 
 @hookimpl
+def llmserve_register_generators() -> Sequence[Generator]:
+    """Register a generator that is a model of its own, between two others."""
+    return [
+        Generator(
+            name="acme-echo",
+            summary="Says the prompt again, as the middle of an ensemble",
+            runtime="acme_llmserve.echo:Echo",
+            modes=frozenset({"acme"}),
+            assemble=_assemble,
+            requires=("acme-llmserve",),
+        )
+    ]
+
+
+@hookimpl
+def llmserve_register_batchings() -> Sequence[Batching]:
+    """Register what drives that generator: Triton alone."""
+    return [
+        Batching(
+            name="acme-alone",
+            summary="One request after the other",
+            runtime="acme_llmserve.echo:Echo",
+            mode="acme",
+            inputs=(contract.MAX_TOKENS,),
+            options=(Option("max_batch_size", 4, "Most prompts in one request.", minimum=1),),
+        )
+    ]
+
+
+@hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
     """Register what ``build --plugin acme`` selects."""
     return [
@@ -41,7 +73,15 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             batching="dynamic",
             formatter="text",
             defaults={"max_batch_size": 4},
-        )
+        ),
+        Recipe(
+            name="acme-echo",
+            summary="An ensemble of three models",
+            tokenizer="acme-bpe",
+            generator="acme-echo",
+            batching="acme-alone",
+            formatter="text",
+        ),
     ]
 
 
@@ -59,3 +99,9 @@ def llmserve_register_commands(cli: click.Group) -> None:
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
     files = [context.source.path / "tokenizer.json"]
     return {**context.place(files, "acme"), "lowercase": context.options["acme_lowercase"]}
+
+
+def _assemble(assembly: Assembly) -> None:
+    from acme_llmserve.ensemble import assemble
+
+    assemble(assembly)
