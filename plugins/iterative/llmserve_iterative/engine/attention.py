@@ -106,6 +106,8 @@ class Plan:
             seen = attend(query[None, :, done:stop], *own, mask, scale, softcap)
             parts.append(seen[0].transpose(0, 1))
             done = stop
+        if blank := query.shape[1] - done:
+            parts.append(parts[0].new_zeros(blank, *parts[0].shape[1:]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _mask_of_run(self, index: int, window: int | None) -> tuple[int, torch.Tensor | None]:

@@ -13,6 +13,7 @@ import torch
 from transformers import AttentionInterface
 
 from llmserve_iterative.engine.attention import Plan
+from llmserve_iterative.engine.buckets import bucket
 from llmserve_iterative.engine.cache import StepCache
 from llmserve_iterative.engine.span import Span
 from llmserve_iterative.engine.store import Places, Store
@@ -21,7 +22,10 @@ NAME = "llmserve_flat"
 
 
 class Row:
-    """All tokens of a pass, one behind the other; a layout of the cache."""
+    """All tokens of a pass, one behind the other; a layout of the cache.
+
+    Blanks fill it up to a size that passes are made for. Nothing is written for them.
+    """
 
     past = 0
 
@@ -30,15 +34,18 @@ class Row:
         ids = [token for span in spans for token in span.ids]
         positions = [position for span in spans for position in range(span.start, span.stop)]
         extents = [span.extent for span in spans for _ in span.ids]
-        self.width = len(ids)
-        self.ids, self.positions = torch.tensor([[ids], [positions]], device=device)
+        self._count = len(ids)
+        self.width = bucket(len(ids))
+        blank = [0] * (self.width - len(ids))
+        self.ids, self.positions = torch.tensor([[ids + blank], [positions + blank]], device=device)
         self._places = Places(extents, positions, device)
 
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new keys and values and return the whole layer, for attention to choose."""
-        return self._store.write(layer, self._places, keys[0], values[0])
+        written = keys[0][:, : self._count], values[0][:, : self._count]
+        return self._store.write(layer, self._places, *written)
 
 
 class FlatRunner:

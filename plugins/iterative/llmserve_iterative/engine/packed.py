@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from llmserve_iterative.engine.buckets import bucket
+
 
 class PackedLinear(nn.Module):
     """A linear layer whose weight lies in memory as the processor wants to read it."""
@@ -20,6 +22,12 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x @ weight.T + bias``."""
+        if blank := bucket(rows := x.shape[:-1].numel()) - rows:
+            filled = nn.functional.pad(x.reshape(rows, -1), (0, 0, 0, blank))
+            return self._product(filled)[:rows].view(*x.shape[:-1], -1)
+        return self._product(x)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.packed, self.bias, "none", [], ""
         )
