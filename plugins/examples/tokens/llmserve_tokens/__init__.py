@@ -1,0 +1,36 @@
+"""The plugin ``tokens``: a model's ``tokenizer.json``, read without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmserve import hookimpl
+from llmserve.roles import Tokenizer
+from llmserve.runtime import contract
+
+if TYPE_CHECKING:
+    from llmserve.builder.context import BuildContext
+
+
+@hookimpl
+def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
+    """Register the tokenizer that ``--tokenizer tokenizers`` selects."""
+    return [
+        Tokenizer(
+            name="tokenizers",
+            summary="The model's tokenizer.json, read by the tokenizers library alone",
+            runtime="llmserve_tokens.runtime:FileTokenizer",
+            prepare=_prepare,
+            # Declared here, because only a tokenizer that can write a conversation takes one.
+            inputs=(contract.MESSAGES,),
+            requires=("jinja2", "tokenizers"),
+        )
+    ]
+
+
+def _prepare(context: BuildContext) -> Mapping[str, Any]:
+    # Imported here: listing plugins must not load what only a build needs.
+    from llmserve_tokens.prepare import prepare
+
+    return prepare(context)

@@ -1,0 +1,39 @@
+"""What the plugin does on the machine that builds: choose the files, and try them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmserve.builder.context import BuildContext
+from llmserve.errors import LLMServeError, ModelSourceError, OptionError
+from llmserve_tokens.runtime import FileTokenizer
+
+_FOLDER = "tokens"
+_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+_OTHERWISE = "choose --tokenizer transformers"
+
+
+def prepare(context: BuildContext) -> Mapping[str, Any]:
+    """Copy the tokenizer's files into the model, and load them once as Triton will."""
+    source = context.source
+    files = [source.path / name for name in _FILES if (source.path / name).is_file()]
+    if source.path / "tokenizer.json" not in files:
+        raise ModelSourceError(f"{source.asked} has no tokenizer.json", mend=_OTHERWISE)
+    # Always a copy: these files are small, and the hub's cache would need its client to be read.
+    settings = context.place(files, _FOLDER, copy=True)
+    try:
+        tokenizer = FileTokenizer(settings, context.folder)
+    except LLMServeError:
+        raise
+    except Exception as error:
+        # The library raises bare exceptions; whatever it is, the files are not for it.
+        told = " ".join(str(error).split())[:200]
+        raise ModelSourceError(
+            f"the tokenizer of {source.asked} cannot be used: {told}", mend=_OTHERWISE
+        ) from None
+    if context.options["chat"] and not tokenizer.has_chat_template:
+        raise OptionError(
+            f"{context.model} has no chat template", mend="leave out --chat, or use a chat model"
+        )
+    return settings

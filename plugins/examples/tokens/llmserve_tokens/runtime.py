@@ -1,0 +1,68 @@
+"""What runs in Triton: text to ids and back by ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmserve.runtime.errors import RequestError
+from llmserve_tokens.chat import ChatTemplate, find_template
+
+
+class FileTokenizer:
+    """The runtime of the tokenizer ``tokenizers``."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        home = folder / settings["path"]
+        self._tokenizer = Tokenizer.from_file(str(home / "tokenizer.json"))
+        # A file can ask for both, meant for training; a prompt must come out as it is.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config = _read(home / "tokenizer_config.json")
+        special = _special_tokens(config)
+        template = find_template(home, config)
+        self._chat = ChatTemplate(template, special) if template else None
+        eos = special.get("eos_token")
+        eos_id = None if eos is None else self._tokenizer.token_to_id(eos)
+        self.eos_ids = frozenset() if eos_id is None else frozenset([eos_id])
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether a conversation can be written."""
+        return self._chat is not None
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the ids of a conversation, by the model's own chat template."""
+        if self._chat is None:
+            raise RequestError(
+                "this model has no chat template: send text_input instead of messages"
+            )
+        # The template has written the special tokens already.
+        return self.encode(self._chat.render(messages), special=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, leaving out special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``bos_token``, ``eos_token`` and their like; each is a text or an object with one."""
+    found = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
