@@ -79,6 +79,21 @@ class Load:
     limit_latency: float | None = None
     limit_ttft: float | None = None
     processes: int = 1
+    timeout: float | None = None
+
+    @classmethod
+    def closed(cls, concurrency: int, **given: Any) -> Load:
+        """Keep so many requests under way; what is not given has the command line's default.
+
+        >>> Load.closed(8, requests=98).label
+        'concurrency 8'
+        """
+        return cls(**{**_DEFAULTS, "warmup": concurrency, **given, "concurrency": concurrency})
+
+    @classmethod
+    def open(cls, rate: float, **given: Any) -> Load:
+        """Send so many a second, whatever comes back."""
+        return cls(**{**_DEFAULTS, "arrivals": "poisson", **given, "rate": rate})
 
     @property
     def label(self) -> str:
@@ -86,6 +101,19 @@ class Load:
         if self.concurrency is not None:
             return f"concurrency {self.concurrency}"
         return f"rate {self.rate:g}/s"
+
+
+_DEFAULTS: dict[str, Any] = {
+    "concurrency": None,
+    "rate": None,
+    "arrivals": None,
+    "requests": None,
+    "duration": None,
+    "warmup": 4,
+    "stream": False,
+    "seed": 0,
+    "dataset": "",
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,188 @@
+"""One load against one subject: what ``llmserve bench`` does."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from llmserve.client.model import ModelInfo
+from llmserve.errors import UsageError
+from llmserve.measure.crew import Crew, Noted
+from llmserve.measure.figures import Observer, difference
+from llmserve.measure.job import Ask, Job, Place, split
+from llmserve.measure.plan import Prompts, plan_requests
+from llmserve.measure.runs import Load, Record, Run, Subject
+from llmserve.measure.tokens import Counter, find_counter
+
+OnProgress = Callable[[int, float], None]
+"""Called with how many requests are done and how many seconds have passed."""
+
+
+def _ignore(done: int, seconds: float) -> None:
+    del done, seconds
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model that is served: where, and what is known of how it was built.
+
+    ``repository`` is where its tokenizer may be read.
+    """
+
+    model: str
+    place: Place
+    name: str = ""
+    repository: Path | None = None
+    tokenizer: Path | None = None
+    metrics_url: str | None = None
+    build: Mapping[str, Any] = field(default_factory=dict)
+    server: str | None = None
+
+    def counter(self) -> Counter:
+        """Give what counts its tokens."""
+        return find_counter(self.repository, self.model, self.tokenizer)
+
+    def info(self) -> ModelInfo:
+        """Ask the server how the model wants to be asked."""
+        from llmserve.client import connect
+
+        place = self.place
+        with connect(
+            place.url,
+            tls=place.tls,
+            root_certificates=place.root_certificates,
+            headers=place.headers,
+        ) as client:
+            return client.model(self.model)
+
+
+Asks = tuple[tuple[Ask, ...], tuple[Ask, ...]]
+"""A warm-up and the requests after it."""
+
+
+def bench(
+    target: Target, load: Load, prompts: Prompts, *, on_progress: OnProgress = _ignore
+) -> Run:
+    """Measure a model under a load, and give every request with its times.
+
+    >>> target = Target("demo", Place("127.0.0.1:8001"))
+    >>> load = Load.closed(8, requests=98, stream=True)
+    >>> bench(target, load, Prompts())  # doctest: +SKIP
+    Run(...)
+    """
+    info = target.info()
+    counter = target.counter()
+    load = replace(load, dataset=prompts.describe(counter))
+    asks = plan_requests(load, prompts, counter, ours=info.made_by_llmserve is not None)
+    return run_load(target, info, load, asks, counter, on_progress=on_progress)
+
+
+def run_load(
+    target: Target,
+    info: ModelInfo,
+    load: Load,
+    asks: Asks,
+    counter: Counter,
+    *,
+    on_progress: OnProgress = _ignore,
+) -> Run:
+    """Send requests that are settled already, and gather what came of them."""
+    warmup, requests = asks
+    if not requests:
+        raise UsageError("there is nothing to send", mend="allow more requests or more time")
+    check_askable(info, requests[0], load)
+    job = Job(
+        place=target.place,
+        model=info,
+        stream=load.stream,
+        timeout=load.timeout,
+        concurrency=load.concurrency,
+        duration=load.duration if load.rate is None else None,
+        total=len(requests),
+        warmup=warmup,
+        asks=requests,
+    )
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    observer = Observer(target.place, target.model, target.metrics_url)
+    try:
+        with Crew(split(job, load.processes)) as crew:
+            crew.warm_up()
+            before = observer.look()
+            noted = crew.run(on_progress)
+            after = observer.look()
+    finally:
+        observer.close()
+    records, seconds, unfinished = _window(noted, job)
+    return Run(
+        subject=_subject(target, info),
+        load=load,
+        started=started,
+        seconds=seconds,
+        records=_counted(records, noted.texts, counter),
+        server=difference(before, after),
+        loader=noted.cost,
+        unfinished=unfinished,
+        interrupted=noted.interrupted,
+        machine=machine(),
+    )
+
+
+def check_askable(info: ModelInfo, ask: Ask, load: Load) -> None:
+    """Build a request here first, so that what is wrong with it is one line and no process."""
+    from llmserve.client.exchange import open_exchange
+
+    open_exchange(info, [ask.prompt], ask.options, pieces=load.stream).next_round()
+
+
+def machine() -> dict[str, str]:
+    """Say in a few words what this runs on."""
+    return {
+        "cores": str(os.cpu_count()),
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def _window(noted: Noted, job: Job) -> tuple[list[Record], float, int]:
+    """Cut what was noted to the window; a duration in a closed loop ends it to the moment."""
+    records = list(noted.records)
+    if job.duration is None:
+        ends = [record.done for record in records]
+        seconds = noted.seconds if noted.interrupted or not ends else max(ends)
+        return records, seconds, noted.cut
+    seconds = min(job.duration, noted.seconds)
+    inside = [record for record in records if record.done <= seconds]
+    return inside, seconds, len(records) - len(inside) + noted.cut
+
+
+def _counted(
+    records: list[Record], texts: Mapping[int, Sequence[str]], counter: Counter
+) -> tuple[Record, ...]:
+    """Count the tokens that the model did not count, where its tokenizer is at hand."""
+    if not counter.exact or not texts:
+        return tuple(records)
+    found = []
+    for record in records:
+        pieces = texts.get(record.index)
+        if pieces:
+            tokens = tuple(counter.count(text) if text else 0 for text in pieces)
+            record = replace(record, tokens=tokens, output_tokens=sum(tokens))
+        found.append(record)
+    return tuple(found)
+
+
+def _subject(target: Target, info: ModelInfo) -> Subject:
+    return Subject(
+        name=target.name or target.model,
+        model=target.model,
+        url=target.place.url,
+        exchange=info.exchange,
+        build=target.build,
+        server=target.server,
+    )

@@ -1,0 +1,154 @@
+"""What the server itself says: Triton's statistics, and what models publish on ``/metrics``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from llmserve.client.channel import Endpoint
+from llmserve.measure.job import Place
+from llmserve.measure.runs import ModelFigures, ServerFigures
+
+_PATIENCE = 5.0
+_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? +([-+.\deE]+|[Nn]a[Nn])(?: |$)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SUMS = ("_total", "_sum", "_count", "_bucket")
+_TIMES = ("success", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All counters of a moment."""
+
+    models: Mapping[str, Any]
+    metrics: Mapping[str, float]
+
+
+class Observer:
+    """Reads the figures of a model, and of the parts of an ensemble."""
+
+    def __init__(self, place: Place, model: str, metrics_url: str | None = None) -> None:
+        import grpc
+        from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+        endpoint = Endpoint.make(
+            place.url,
+            tls=place.tls,
+            root_certificates=place.root_certificates,
+            headers=place.headers,
+        )
+        self._messages = service_pb2
+        self._metadata = endpoint.metadata
+        self._channel = endpoint.open(grpc)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._metrics_url = metrics_url or _usual_metrics(endpoint)
+        self._names = [model, *self._parts(model)]
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+    def look(self) -> Snapshot | None:
+        """Read all counters; None where the server keeps none."""
+        import grpc
+
+        models = {}
+        try:
+            for name in self._names:
+                request = self._messages.ModelStatisticsRequest(name=name)
+                models[name] = self._ask("ModelStatistics", request).model_stats[0]
+        except (grpc.RpcError, IndexError):
+            return None
+        return Snapshot(models, read_metrics(self._metrics(), self._names))
+
+    def _parts(self, model: str) -> list[str]:
+        import grpc
+
+        try:
+            request = self._messages.ModelConfigRequest(name=model)
+            config = self._ask("ModelConfig", request).config
+        except grpc.RpcError:
+            return []
+        names = [step.model_name for step in config.ensemble_scheduling.step]
+        return list(dict.fromkeys(names))
+
+    def _ask(self, method: str, request: Any) -> Any:
+        return getattr(self._stub, method)(request, timeout=_PATIENCE, metadata=self._metadata)
+
+    def _metrics(self) -> str:
+        from http.client import HTTPConnection, HTTPException
+
+        # Not urllib, which would ask a proxy for this machine's own address.
+        parts = urlsplit(self._metrics_url)
+        try:
+            connection = HTTPConnection(parts.hostname or "", parts.port, timeout=_PATIENCE)
+            try:
+                connection.request("GET", parts.path or "/metrics")
+                answer = connection.getresponse()
+                return answer.read().decode(errors="replace") if answer.status == 200 else ""
+            finally:
+                connection.close()
+        except (OSError, HTTPException, ValueError):
+            return ""
+
+
+def difference(before: Snapshot | None, after: Snapshot | None) -> ServerFigures | None:
+    """Say what happened between two looks."""
+    if before is None or after is None:
+        return None
+    models = tuple(
+        _model(name, before.models[name], after.models[name])
+        for name in after.models
+        if name in before.models
+    )
+    metrics = {
+        name: value - before.metrics.get(name, 0.0) if name.endswith(_SUMS) else value
+        for name, value in after.metrics.items()
+    }
+    return ServerFigures(models, metrics)
+
+
+def read_metrics(text: str, models: list[str]) -> dict[str, float]:
+    """Read what a model publishes itself, and what the GPUs do; Triton's own counters are left
+    out, since the statistics have them with more precision.
+
+    >>> read_metrics('acme_tokens_total{model="demo",version="1"} 7', ["demo"])
+    {'acme_tokens_total': 7.0}
+    """
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is None or (match[1].startswith("nv_") and not match[1].startswith("nv_gpu_")):
+            continue
+        labels = dict(_LABEL.findall(match[2] or ""))
+        if "model" in labels and labels["model"] not in models:
+            continue
+        found[match[1]] = found.get(match[1], 0.0) + float(match[3])
+    return found
+
+
+def _model(name: str, before: Any, after: Any) -> ModelFigures:
+    old, new = before.inference_stats, after.inference_stats
+    times = {what: (getattr(new, what).ns - getattr(old, what).ns) / 1e9 for what in _TIMES}
+    earlier = {entry.batch_size: entry.compute_infer.count for entry in before.batch_stats}
+    batches = {
+        str(entry.batch_size): entry.compute_infer.count - earlier.get(entry.batch_size, 0)
+        for entry in after.batch_stats
+    }
+    return ModelFigures(
+        model=name,
+        requests=new.success.count - old.success.count,
+        failed=new.fail.count - old.fail.count,
+        inferences=after.inference_count - before.inference_count,
+        executions=after.execution_count - before.execution_count,
+        batches={size: count for size, count in batches.items() if count},
+        **times,
+    )
+
+
+def _usual_metrics(endpoint: Endpoint) -> str:
+    # Triton's own ports follow one another: HTTP, gRPC, metrics.
+    return f"http://{endpoint.address.host}:{endpoint.address.port + 1}/metrics"

@@ -1,0 +1,203 @@
+"""The load generator: a process of its own that does nothing but send and note.
+
+``python -m llmserve.measure.loader`` reads a job as one line of JSON, warms up, says that it is
+ready, starts when it is told when, and prints what it noted. Progress bars, statistics and the
+rest live in the process that started it, so that they cannot disturb its clock. It ends when its
+input does, so it never outlives whoever started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import selectors
+import sys
+import time
+from typing import Any
+
+from llmserve.measure.asking import Asked, Asker
+from llmserve.measure.codec import decode, encode
+from llmserve.measure.job import Ask, Job
+from llmserve.measure.reading import failure_of, read
+from llmserve.measure.summary import percentile
+
+TELLING = 0.2
+"""Seconds between two lines of progress."""
+_TICK = 0.02
+_DRAIN = 60.0
+"""Seconds to wait, after a duration, for what is still under way."""
+
+
+class Loader:
+    """Runs one job; what it notes is read when all is over."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._asker = Asker(job)
+        self._asked: list[Asked] = []
+        self._lags: list[float] = []
+        self._next = 0
+        self._under_way = 0
+
+    async def run(self, orders: asyncio.StreamReader) -> None:
+        """Warm up, wait for the start, run, and tell what happened."""
+        try:
+            _say(await self._warm_up())
+            line = await orders.readline()
+            if line:
+                await self._measure(json.loads(line)["start"], orders)
+        finally:
+            await self._asker.close()
+
+    async def _warm_up(self) -> dict[str, Any]:
+        waiting = list(self._job.warmup)
+        asked: list[Asked] = []
+
+        async def place() -> None:
+            while waiting:
+                asked.append(await self._asker.ask(waiting.pop(0), time.monotonic()))
+
+        width = self._job.concurrency or 1
+        await asyncio.gather(*(place() for _ in range(min(width, len(waiting)))))
+        failures = [failure for one in asked if (failure := failure_of(self._job, one))]
+        if asked and len(failures) == len(asked):
+            first = failures[0]
+            return {
+                "failed": type(first).__name__, "problem": first.problem, "mend": first.mend
+            }  # fmt: skip
+        return {"ready": True}
+
+    async def _measure(self, start: float, orders: asyncio.StreamReader) -> None:
+        # What was made until now stays: the collector need not look through it again and again.
+        gc.collect()
+        gc.freeze()
+        load = asyncio.ensure_future(self._load(start))
+        helpers = [
+            asyncio.ensure_future(what)
+            for what in (self._listen(orders, load), self._tell(start), self._watch(start))
+        ]
+        await asyncio.sleep(max(0.0, start - time.monotonic()))
+        before = time.process_time()
+        await asyncio.wait([load], timeout=self._patience())
+        cpu = time.process_time() - before
+        ended = time.monotonic()
+        for task in (load, *helpers):
+            task.cancel()
+        await asyncio.wait([load])
+        if not load.cancelled() and (error := load.exception()):
+            raise error
+        self._report(start, cpu, ended)
+
+    def _patience(self) -> float | None:
+        """Say how long a load may take; without a duration its requests say that."""
+        if self._job.concurrency is None or self._job.duration is None:
+            return None
+        return self._job.duration + _DRAIN
+
+    async def _load(self, start: float) -> None:
+        await asyncio.sleep(max(0.0, start - time.monotonic()))
+        if self._job.concurrency is None:
+            await self._at_their_times(start)
+        else:
+            end = None if self._job.duration is None else start + self._job.duration
+            places = [self._place(end) for _ in range(self._job.concurrency)]
+            await asyncio.gather(*places)
+
+    async def _place(self, end: float | None) -> None:
+        """Keep one request under way until there are no more, or the time is over."""
+        while (ask := self._take()) is not None:
+            now = time.monotonic()
+            if end is not None and now >= end:
+                return
+            await self._one(ask, now)
+
+    def _take(self) -> Ask | None:
+        asks = self._job.asks
+        turn, at = divmod(self._next, len(asks))
+        if turn and self._job.duration is None:
+            return None
+        self._next += 1
+        if not turn:
+            return asks[at]
+        again = asks[at]
+        return Ask(again.index + turn * self._job.total, again.prompt, again.options)
+
+    async def _at_their_times(self, start: float) -> None:
+        tasks = set()
+        try:
+            for ask in self._job.asks:
+                due = start + (ask.at or 0.0)
+                if (wait := due - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                tasks.add(asyncio.ensure_future(self._one(ask, due)))
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _one(self, ask: Ask, scheduled: float) -> None:
+        self._under_way += 1
+        asked = await self._asker.ask(ask, scheduled)
+        self._under_way -= 1
+        self._asked.append(asked)
+        if self._job.concurrency is None:
+            self._lags.append(asked.sent - scheduled)
+
+    async def _listen(self, orders: asyncio.StreamReader, load: asyncio.Future[None]) -> None:
+        """Stop at any word, and at the end of the input."""
+        await orders.readline()
+        load.cancel()
+
+    async def _tell(self, start: float) -> None:
+        while True:
+            await asyncio.sleep(TELLING)
+            _say({"done": len(self._asked), "at": time.monotonic() - start})
+
+    async def _watch(self, start: float) -> None:
+        """Notice how late this process comes to what is due: then its times are late too."""
+        due = start
+        while True:
+            due = max(due + _TICK, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+            self._lags.append(time.monotonic() - due)
+
+    def _report(self, start: float, cpu: float, ended: float) -> None:
+        found = [read(self._job, asked, start) for asked in self._asked]
+        _say(
+            {
+                "records": [encode(one.record) for one in found],
+                "texts": {one.record.index: one.texts for one in found if one.texts},
+                "cpu": cpu,
+                "busy": cpu / max(1e-9, ended - start),
+                "late": percentile(sorted(self._lags), 0.99) if self._lags else 0.0,
+                "cut": self._under_way,
+                "seconds": ended - start,
+            }
+        )
+
+
+def _say(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+async def _main() -> None:
+    loop = asyncio.get_running_loop()
+    orders = asyncio.StreamReader(limit=1 << 31)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    job = decode(Job, json.loads(await orders.readline()))
+    await Loader(job).run(orders)
+
+
+def main() -> None:
+    """Run one job on a loop whose timers are finer than the millisecond of epoll's."""
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    try:
+        loop.run_until_complete(_main())
+    finally:
+        loop.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Counting tokens as the model does, where its tokenizer can be read."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from llmserve.errors import UsageError
+from llmserve.manifest import Manifest
+
+CHARACTERS = 4
+"""How many characters of English a token has, roughly, where nobody can say better."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Counts the tokens of a text; ``exact`` is False for an estimate, and ``source`` says whose
+    tokenizer it is."""
+
+    count: Callable[[str], int]
+    exact: bool
+    source: str
+
+
+def find_counter(repository: Path | None, model: str, tokenizer: Path | None = None) -> Counter:
+    """Take the tokenizer that was named, else the model's own, else estimate and say so.
+
+    The model's own is in its folder of a local repository, which need not be where the server
+    reads it: a model of the same name counts as the same.
+    """
+    if tokenizer is not None:
+        if not tokenizer.is_dir():
+            raise UsageError(f"no tokenizer folder at {tokenizer}")
+        return _loaded(
+            "llmserve.runtime.hf_tokenizer:TransformersTokenizer",
+            {"path": str(tokenizer.absolute())},
+            tokenizer,
+            str(tokenizer),
+        )
+    # The parts of an ensemble carry its name in front of theirs.
+    for folder in [] if repository is None else sorted(repository.glob(f"{glob.escape(model)}*")):
+        manifest = Manifest.read(folder)
+        part = manifest.components.get("tokenizer") if manifest else None
+        if part:
+            return _loaded(part["runtime"], part["settings"], folder / "1", str(folder))
+    return Counter(
+        lambda text: max(1, round(len(text) / CHARACTERS)),
+        exact=False,
+        source=f"no tokenizer at hand, {CHARACTERS} characters taken for a token",
+    )
+
+
+def _loaded(runtime: str, settings: object, folder: Path, source: str) -> Counter:
+    module, _, name = runtime.partition(":")
+    try:
+        made = getattr(import_module(module), name)(settings, folder)
+    except Exception as error:
+        raise UsageError(
+            f"the tokenizer of {source} cannot be read: {error}",
+            mend="install what the model needs, or name another folder with --tokenizer",
+        ) from None
+    return Counter(lambda text: len(made.encode(text)), exact=True, source=f"tokenizer of {source}")
