@@ -82,7 +82,9 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
 
 def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:
     from llmserve.sources.files import has_chat_template, tokenizer_files
+    from llmserve.sources.vocabulary import check_vocabulary
 
+    check_vocabulary(context.source)
     if context.options["chat"] and not has_chat_template(context.source):
         raise OptionError(
             f"{context.model} has no chat template", mend="leave out --chat, or use a chat model"

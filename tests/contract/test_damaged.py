@@ -14,6 +14,7 @@ import llmserve
 from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, ModelSourceError
 from llmserve.manifest import FILE, Manifest, references
+from llmserve.sources.vocabulary import vocabulary_size
 
 
 @pytest.fixture
@@ -90,6 +91,32 @@ def test_a_configuration_of_wrong_types_is_refused(
     edit_json(folder / "config.json", **changes)
     with pytest.raises(ModelSourceError, match="is not a model's configuration"):
         llmserve.build("hf", str(folder), output=tmp_path / "repo")
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    known = json.loads((folder / "config.json").read_text())["vocab_size"]
+    edit_json(folder / "config.json", vocab_size=known - 1)
+    with pytest.raises(
+        ModelSourceError, match=f"has {known} words and the model knows {known - 1}"
+    ):
+        llmserve.build("hf", str(folder), output=tmp_path / "repo")
+    assert not (tmp_path / "repo").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "size"),
+    [
+        ({"model": {"vocab": {"a": 0, "b": 7}}}, 8),
+        ({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}}, 2),
+        ({"model": {"vocab": {}}, "added_tokens": [{"id": 9}]}, None),
+        ({"model": 1}, None),
+    ],
+)
+def test_a_tokenizers_size_is_that_of_its_own_words(
+    tmp_path: Path, tokenizer: dict[str, Any], size: int | None
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert vocabulary_size(tmp_path) == size
 
 
 def test_a_tokenizer_configuration_that_is_a_list_is_refused(folder: Path, tmp_path: Path) -> None:
