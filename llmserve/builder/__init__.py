@@ -79,6 +79,7 @@ def build_spec(
                 max_batch_size=int(plan.options.get("max_batch_size", 0)),
             ),
             report=report,
+            weights=plan.generator.weights,
         )
         manifest = _write(plan, context, packages)
         publish(scratch, spec.output, name, force=spec.force)

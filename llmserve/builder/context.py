@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from llmserve.modelconfig import ModelConfig
 from llmserve.options import Value
-from llmserve.sources import ModelSource, resolve
+from llmserve.sources import WEIGHTS, ModelSource, resolve
+from llmserve.sources.code import check_code
 from llmserve.sources.intact import check_intact
 
 
@@ -19,7 +20,8 @@ class BuildContext:
     """One model under construction.
 
     ``folder`` is its version folder, ``config`` its configuration so far, ``exchange`` how a
-    client will talk to it, ``report`` a place to say what takes long.
+    client will talk to it, ``report`` a place to say what takes long, ``weights`` the patterns
+    of files that the generator takes for a model.
     """
 
     name: str
@@ -29,6 +31,7 @@ class BuildContext:
     config: ModelConfig
     report: Callable[[str], None]
     exchange: str = "unary"
+    weights: Sequence[str] = (WEIGHTS,)
 
     @cached_property
     def source(self) -> ModelSource:
@@ -37,6 +40,7 @@ class BuildContext:
             self.model,
             revision=str(self.options["revision"]),
             pickle=bool(self.options["pickle"]),
+            weights=self.weights,
             report=self.report,
         )
 
@@ -69,6 +73,7 @@ class BuildContext:
         check_intact(files)
         settings: dict[str, Value] = {}
         if self.options["trust_remote_code"]:
+            check_code(files)
             settings["trust_remote_code"] = True
         if self.copies_weights if copy is None else copy:
             target = self.folder / folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,24 @@ class ModelSource:
 
 
 def resolve(
-    asked: str, *, revision: str = "", pickle: bool = False, report: Callable[[str], None]
+    asked: str,
+    *,
+    revision: str = "",
+    pickle: bool = False,
+    weights: Sequence[str] = (WEIGHTS,),
+    report: Callable[[str], None],
 ) -> ModelSource:
-    """Find a model; what is on the hub is fetched into ``HF_HOME`` and pinned to a commit."""
+    """Find a model; what is on the hub is fetched into ``HF_HOME`` and pinned to a commit.
+
+    ``weights`` are patterns of files, any of which makes a folder a model.
+    """
     if asked == DEMO:
         from llmserve.demo import demo_model_path
 
         return ModelSource(asked, demo_model_path())
     path = Path(asked).expanduser()
     if path.is_dir():
-        return ModelSource(asked, _checked(path.resolve(), asked, pickle))
+        return ModelSource(asked, _checked(path.resolve(), asked, pickle, weights))
     if path.exists():
         raise ModelSourceError(f"{asked} is a file", mend="name the folder it lies in (--model)")
     if asked.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(asked):
@@ -74,17 +82,18 @@ def resolve(
         )
     from llmserve.sources.hub import fetch
 
-    folder = fetch(asked, revision=revision, pickle=pickle, report=report)
-    return ModelSource(asked, _checked(folder, asked, pickle), asked, folder.name)
+    folder = fetch(asked, revision=revision, pickle=pickle, weights=weights, report=report)
+    return ModelSource(asked, _checked(folder, asked, pickle, weights), asked, folder.name)
 
 
-def _checked(folder: Path, asked: str, pickle: bool) -> Path:
+def _checked(folder: Path, asked: str, pickle: bool, weights: Sequence[str]) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelSourceError(
             f"{asked} is no model: it has no config.json",
             mend="name a folder that save_pretrained wrote",
         )
-    if any(folder.glob(WEIGHTS)) or (pickle and any(folder.glob(PICKLED))):
+    accepted = (*weights, PICKLED) if pickle else weights
+    if any(any(folder.glob(pattern)) for pattern in accepted):
         return folder
     if any(folder.glob(PICKLED)):
         raise ModelSourceError(
@@ -92,6 +101,6 @@ def _checked(folder: Path, asked: str, pickle: bool) -> Path:
             mend="convert them to safetensors, or allow it with --set pickle=true",
         )
     raise ModelSourceError(
-        f"{asked} has no weights: no .safetensors file in {folder.name}",
+        f"{asked} has no weights: no {' or '.join(weights)} in {folder.name}",
         mend="name a folder that save_pretrained wrote",
     )

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmserve.errors import ModelSourceError
 
-_NEEDED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
+_NEEDED = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 
 
-def fetch(repo_id: str, *, revision: str, pickle: bool, report: Callable[[str], None]) -> Path:
+def fetch(
+    repo_id: str,
+    *,
+    revision: str,
+    pickle: bool,
+    weights: Sequence[str],
+    report: Callable[[str], None],
+) -> Path:
     """Return the folder of a snapshot; its name is the commit."""
+    needed = [*_NEEDED, *weights, "*.bin"] if pickle else [*_NEEDED, *weights]
     try:
         from huggingface_hub import errors, snapshot_download
         from huggingface_hub.utils import disable_progress_bars
@@ -37,7 +45,7 @@ def fetch(repo_id: str, *, revision: str, pickle: bool, report: Callable[[str], 
                 # To the hub's client * goes on past a slash: without this, onnx/ and original/,
                 # which nothing here reads, would come too.
                 ignore_patterns=["*/*"],
-                allow_patterns=[*_NEEDED, "*.bin"] if pickle else _NEEDED,
+                allow_patterns=needed,
                 # False keeps a token that was once stored by a login out of it.
                 token=os.environ.get("HF_TOKEN") or False,
             )
