@@ -1,0 +1,80 @@
+"""The models that the bench makes for itself: known shapes, random weights, words for tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+PROMPT = 20
+VOCABULARY = 8000
+_PAD = 0
+
+
+def make_config(shape: str) -> Any:
+    """Return the configuration of a shape: ``92m`` is GPT-2, ``1b`` and ``7b`` are Llama."""
+    from transformers import GPT2Config, LlamaConfig
+
+    ends = {"bos_token_id": _PAD, "eos_token_id": _PAD, "pad_token_id": _PAD}
+    if shape == "92m":
+        return GPT2Config(
+            vocab_size=VOCABULARY, n_positions=1024, n_embd=768, n_layer=12, n_head=12, **ends
+        )
+    hidden, inner, layers, heads, shared = {
+        "1b": (2048, 8192, 16, 32, 8),
+        "7b": (4096, 11008, 32, 32, 32),
+    }[shape]
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=4096,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        **ends,
+    )
+
+
+def make_model(shape: str, dtype: str, device: str = "cpu") -> Any:
+    """Return a model of random weights, the same ones each time."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(make_config(shape), dtype=getattr(torch, dtype))
+    model.generation_config = GenerationConfig(
+        bos_token_id=_PAD, eos_token_id=_PAD, pad_token_id=_PAD
+    )
+    return model.eval()
+
+
+def save(shape: str, device: str, folder: Path) -> Path:
+    """Write the model and a tokenizer with a word for every token."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    make_model(shape, dtype, device).save_pretrained(folder)
+    words = {_word(token): token for token in range(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token=_word(_PAD)))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), _word(_PAD))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
+    return folder
+
+
+def prompt_ids(row: int, length: int = PROMPT) -> list[int]:
+    """Return a prompt that shares no beginning with those of other rows."""
+    return [(row * 131 + 17 * i) % (VOCABULARY - 1) + 1 for i in range(length)]
+
+
+def prompt_text(row: int, length: int = PROMPT) -> str:
+    """Return the same prompt as text."""
+    return " ".join(_word(token) for token in prompt_ids(row, length))
+
+
+def _word(token: int) -> str:
+    return f"w{token}"
