@@ -106,6 +106,21 @@ def test_remote_code_is_refused_unless_asked_and_then_said(repo: Path, folder: P
     assert (result.folder / "1" / "model" / "own.py").is_file()
 
 
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("config.json", {"AutoModelForCausalLM": "someone/else--own.Model"}),
+        ("tokenizer_config.json", {"AutoTokenizer": [None, "someone/else--own.Tokenizer"]}),
+    ],
+)
+def test_code_that_would_be_fetched_from_elsewhere_is_refused(
+    repo: Path, folder: Path, file: str, code: dict[str, Any]
+) -> None:
+    edit_json(folder / file, auto_map=code)
+    with pytest.raises(ModelSourceError, match=f"{file} takes its Python code from someone/else"):
+        llmserve.build("hf", str(folder), output=repo, trust_remote_code=True)
+
+
 def test_code_beside_a_model_is_not_copied_unless_asked(repo: Path, folder: Path) -> None:
     (folder / "own.py").write_text("")
     result = llmserve.build("hf", str(folder), output=repo)
