@@ -51,6 +51,7 @@ MODULES = (
     "llmserve.server",
     "llmserve.sources",
     "llmserve.sources.files",
+    "llmserve.sources.intact",
     "llmserve.testing",
 )
 """The public modules: in these, every name without an underscore at its beginning."""

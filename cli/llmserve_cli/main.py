@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "serve",
     "query": "query",
     "plugins": "plugins",
+    "plugin": "plugin",
     "check": "check",
     "demo": "demo",
     "completion": "completion",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime import contract
-from llmserve.runtime.protocols import Parts
+from llmserve.runtime.protocols import Parts, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing.fake import FakeBackendUtils
 
@@ -45,12 +45,17 @@ class ByteTokenizer:
 
 
 def make_parts(
-    generator: Any, *, inputs: Sequence[str] = (), decoupled: bool = True, **defaults: Any
+    generator: Any,
+    *,
+    tokenizer: Tokenizer | None = None,
+    inputs: Sequence[str] = (),
+    decoupled: bool = True,
+    **defaults: Any,
 ) -> Parts:
     """Return what a driver is started with; ``inputs`` are those of the generator's own."""
     return Parts(
         name="tested",
-        tokenizer=ByteTokenizer(),
+        tokenizer=tokenizer or ByteTokenizer(),
         generator=generator,
         formatter=TextFormatter({}, Path()),
         inputs=frozenset({*(tensor.name for tensor in _INPUTS), *inputs}),

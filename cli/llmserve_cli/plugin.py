@@ -1,0 +1,55 @@
+"""``llmserve plugin``: what an author of plugins needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def plugin() -> None:
+    """Write a plugin of your own; `llmserve plugins` lists those that are installed.
+
+    \b
+    llmserve plugin new acme-words --role tokenizer
+    """
+
+
+@plugin.command()
+@click.argument("name")
+@click.option(
+    "--role",
+    required=True,
+    type=click.Choice(["tokenizer", "generator", "batching", "formatter", "recipe"]),
+    help="What it brings; a recipe that uses it comes along.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Folder to put the package in, by default this one.",
+)
+def new(name: str, role: str, output: Path) -> None:
+    """Write a package that works as it stands: code, tests and papers.
+
+    Its folder is printed: llmserve-NAME. Nothing is overwritten.
+
+    \b
+    llmserve plugin new acme-words --role tokenizer
+    llmserve plugin new acme-queue --role batching --output ~/src
+    """
+    from shlex import quote
+
+    from llmserve.scaffold import new_package
+
+    folder = new_package(name, role, output)
+    click.echo(folder)
+    here = quote(str(folder))
+    lines = [
+        f"install it:        pip install -e {here}",
+        f"run its tests:     (cd {here} && pytest)",
+        f"build with it:     llmserve build --plugin {name} --model demo",
+        f"what to change:    {quote(str(folder / 'README.md'))}",
+    ]
+    click.echo("\n".join(lines), err=True)

@@ -1,0 +1,11 @@
+"""What ``llmserve plugin new`` writes: real modules, checked like all others, under another name.
+
+Each role has a folder with a plugin called *scaffold* and its tests; ``package`` has what all of
+them share. A new package is a copy in which that word is replaced.
+"""
+
+from __future__ import annotations
+
+from llmserve.scaffold.generate import ROLES, new_package
+
+__all__ = ["ROLES", "new_package"]

@@ -1,0 +1,34 @@
+"""The formatter ``scaffold`` as it runs in Triton."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from llmserve.runtime.protocols import Answer, strings
+from llmserve.runtime.text_formatter import TextFormatter
+
+
+class ScaffoldFormatter:
+    """Answers to tensors; a :class:`llmserve.runtime.protocols.Formatter`."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        # Every client knows the outputs of the formatter text, so they stay.
+        self._text = TextFormatter(settings, folder)
+
+    def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
+        """Return each output tensor, one element per answer or, in a stream, per piece."""
+        objects = [json.dumps(_described(answer), ensure_ascii=False) for answer in answers]
+        return {**self._text.format(answers), "answer_json": strings(objects)}
+
+
+def _described(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "usage": {"input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens},
+    }

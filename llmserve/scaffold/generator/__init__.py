@@ -1,0 +1,52 @@
+"""The plugin ``scaffold``: a generator, and its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmserve import hookimpl
+from llmserve.placement import PLACEMENT_OPTIONS
+from llmserve.roles import Generator, Recipe
+from llmserve.runtime.contract import SAMPLING
+
+if TYPE_CHECKING:
+    from llmserve.builder.context import BuildContext
+
+
+@hookimpl
+def llmserve_register_generators() -> Sequence[Generator]:
+    """Register the generator; its class is imported in Triton, not here."""
+    return [
+        Generator(
+            name="scaffold",
+            summary="A decoding loop of its own over a transformers model",
+            runtime="llmserve.scaffold.generator.generator:ScaffoldGenerator",
+            prepare=_prepare,
+            inputs=SAMPLING,
+            options=PLACEMENT_OPTIONS,
+            requires=("accelerate", "torch", "transformers"),
+        )
+    ]
+
+
+@hookimpl
+def llmserve_register_recipes() -> Sequence[Recipe]:
+    """Register what ``llmserve build --plugin scaffold`` selects."""
+    return [
+        Recipe(
+            name="scaffold",
+            summary="Hugging Face models run by the generator scaffold",
+            tokenizer="transformers",
+            generator="scaffold",
+            batching="dynamic",
+            formatter="text",
+        )
+    ]
+
+
+def _prepare(context: BuildContext) -> Mapping[str, Any]:
+    """Put the weights where the generator finds them, on the machine that builds."""
+    from llmserve.builder.causal import place_causal_model
+
+    return place_causal_model(context)

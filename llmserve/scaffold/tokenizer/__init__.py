@@ -1,0 +1,49 @@
+"""The plugin ``scaffold``: a tokenizer, and its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmserve import hookimpl
+from llmserve.errors import OptionError
+from llmserve.roles import Recipe, Tokenizer
+
+if TYPE_CHECKING:
+    from llmserve.builder.context import BuildContext
+
+
+@hookimpl
+def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
+    """Register the tokenizer; its class is imported in Triton, not here."""
+    return [
+        Tokenizer(
+            name="scaffold",
+            summary="The model's tokenizer.json, without transformers",
+            runtime="llmserve.scaffold.tokenizer.tokenizer:ScaffoldTokenizer",
+            prepare=_prepare,
+            requires=("tokenizers",),
+        )
+    ]
+
+
+@hookimpl
+def llmserve_register_recipes() -> Sequence[Recipe]:
+    """Register what ``llmserve build --plugin scaffold`` selects."""
+    return [
+        Recipe(
+            name="scaffold",
+            summary="Hugging Face models behind the tokenizer scaffold",
+            tokenizer="scaffold",
+            generator="transformers",
+            batching="dynamic",
+            formatter="text",
+        )
+    ]
+
+
+def _prepare(context: BuildContext) -> Mapping[str, Any]:
+    """Put what the tokenizer reads into the model's folder, on the machine that builds."""
+    if context.options["chat"]:
+        raise OptionError("this tokenizer knows no chat template", mend="leave out --chat")
+    return context.place([context.source.path / "tokenizer.json"], "tokenizer", copy=True)

@@ -1,0 +1,35 @@
+"""The tokenizer by itself: no server, no weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmserve.demo import demo_model_path
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.protocols import Tokenizer
+from llmserve.runtime.text import IncrementalDecoder
+from llmserve.scaffold.tokenizer.tokenizer import ScaffoldTokenizer
+
+TEXTS = ["Hello", "Once upon a time", " two  spaces ", "a\nb", "naïve café", "日本 🙂"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return ScaffoldTokenizer({"path": "."}, demo_model_path())
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_of_a_stream_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
+    decoder = IncrementalDecoder(tokenizer.decode)
+    pieces = [decoder.push(token) for token in tokenizer.encode(text)]
+    assert "".join([*pieces, decoder.flush()]) == text
+
+
+def test_a_conversation_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="text_input"):
+        tokenizer.encode_chat([{"role": "user", "content": "Hello"}])

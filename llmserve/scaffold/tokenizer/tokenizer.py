@@ -1,0 +1,35 @@
+"""The tokenizer ``scaffold`` as it runs in Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from llmserve.runtime.errors import RequestError
+
+
+class ScaffoldTokenizer:
+    """Text to ids and back; a :class:`llmserve.runtime.protocols.Tokenizer`."""
+
+    # The generator knows what ends an answer; name here what only the tokenizer knows.
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        path = folder / settings["path"] / "tokenizer.json"
+        self._tokenizer = Tokenizer.from_file(str(path))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of a text, with the model's own beginning where ``special``."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Refuse: a request's own fault is told to who sent it, and is no failure."""
+        del messages
+        raise RequestError("this tokenizer knows no chat template: send text_input")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, leaving out special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
