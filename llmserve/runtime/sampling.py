@@ -20,10 +20,15 @@ Row = npt.NDArray[Any]
 
 # Below this the likeliest token is all that is left of a distribution.
 _COLD = 1e-5
+# A nucleus is looked for among so many of the likeliest before all are put in order.
+_FEW = 512
 
 
 class Sampler:
-    """Chooses tokens for one generation; the tokenizer tells what its bad words look like."""
+    """Chooses tokens for one generation; the tokenizer tells what its bad words look like.
+
+    One made for a generation that has tokens already goes on as the one before it would have.
+    """
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self._generation = generation
@@ -36,6 +41,8 @@ class Sampler:
         self._random = np.random.Generator(
             np.random.Philox(secrets.randbits(64) if seed is None else seed)
         )
+        # Each token took one number.
+        self._random.random(len(generation.token_ids))
 
     def choose(self, logits: Row) -> int:
         """Return the next token's id."""
@@ -44,9 +51,10 @@ class Sampler:
         self._penalise(scores)
         self._forbid(scores)
         params = self._params
+        number = self._random.random()
         if params.heat < _COLD or params.top_k == 1:
             return int(scores.argmax())
-        return self._draw((scores - scores.max()) / params.heat)
+        return _draw((scores - scores.max()) / params.heat, params, number)
 
     def _penalise(self, scores: Row) -> None:
         params, generation = self._params, self._generation
@@ -69,21 +77,39 @@ class Sampler:
             if not begun or generation.token_ids[-begun:] == ids[:-1]:
                 scores[ids[-1]] = -np.inf
 
-    def _draw(self, scores: Row) -> int:
-        params = self._params
-        if 0 < params.top_k < scores.size:
-            ids = np.argpartition(scores, -params.top_k)[-params.top_k :]
-        else:
-            ids = np.arange(scores.size)
-        # A fixed order, likeliest first, makes the draw independent of how the ids were found.
-        ids = ids[np.lexsort((ids, -scores[ids]))]
-        weights = np.exp(scores[ids])
-        weights /= weights.sum()
-        if params.min_p > 0:
-            weights = weights[weights >= params.min_p * weights[0]]
-        sums = np.cumsum(weights)
-        if params.top_p < 1:
-            # The smallest set whose probability reaches top_p, and at least one.
-            sums = sums[: int(np.searchsorted(sums, params.top_p * sums[-1])) + 1]
-        drawn = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
-        return int(ids[min(drawn, sums.size - 1)])
+
+def _draw(scores: Row, params: Params, number: float) -> int:
+    """Draw by a number from 0 to 1; the highest score is 0.
+
+    Tokens stand in the order of their ids: by likelihood, two that are about as likely could
+    change places with the last digit of a score, and one number would give the other token.
+    """
+    ids = None
+    if 0 < params.top_k < scores.size:
+        ids = np.sort(np.argpartition(scores, -params.top_k)[-params.top_k :])
+    weights = np.exp(scores if ids is None else scores[ids])
+    if params.min_p > 0:
+        ids, weights = _kept(ids, weights, np.flatnonzero(weights >= params.min_p))
+    if params.top_p < 1:
+        ids, weights = _kept(ids, weights, _nucleus(weights, params.top_p))
+    sums = np.cumsum(weights)
+    at = min(int(np.searchsorted(sums, number * sums[-1], side="right")), sums.size - 1)
+    return at if ids is None else int(ids[at])
+
+
+def _kept(ids: Row | None, weights: Row, places: Row) -> tuple[Row, Row]:
+    return places if ids is None else ids[places], weights[places]
+
+
+def _nucleus(weights: Row, top_p: float) -> Row:
+    """Return, in order, the places of the fewest weights that reach a part of all; at least one."""
+    enough = top_p * weights.sum()
+    # Those below this make up less than is left over, all of them together.
+    places = np.flatnonzero(weights >= (1 - top_p) * weights.sum() / weights.size)
+    if places.size > _FEW:
+        likeliest = np.sort(places[np.argpartition(weights[places], -_FEW)[-_FEW:]])
+        if weights[likeliest].sum() >= enough:
+            places = likeliest
+    places = places[np.argsort(-weights[places], kind="stable")]
+    count = int(np.searchsorted(np.cumsum(weights[places]), enough)) + 1
+    return np.sort(places[:count])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.params import Params
-from llmserve.runtime.sampling import Sampler
+from llmserve.runtime.sampling import Sampler, _nucleus
 
 EOS = 7
 LOGITS = np.array([0.0, 3.0, 2.0, 1.0, -1.0, 0.5, -2.0, 4.0], dtype=np.float32)
@@ -165,3 +165,65 @@ def test_frequencies_follow_the_probabilities() -> None:
     logits = np.log(np.array([0.1, 0.2, 0.7], dtype=np.float32))
     counts = np.bincount([chooser.choose(logits) for _ in range(4000)], minlength=3) / 4000
     assert counts == pytest.approx([0.1, 0.2, 0.7], abs=0.03)
+
+
+def fewest_that_reach(weights: np.ndarray[Any, Any], part: float) -> int:
+    """How many it takes, found by putting all of them in order."""
+    return int(np.searchsorted(np.cumsum(np.sort(weights)[::-1]), part * weights.sum())) + 1
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([3, 400, 5000]),
+    st.sampled_from([0.0, 0.5, 2.0, 6.0]),
+    st.floats(0.01, 0.99),
+)
+def test_a_nucleus_is_the_fewest_that_reach_it(
+    number: int, size: int, spread: float, top_p: float
+) -> None:
+    """However wide it is: from one token to all, with ties and without."""
+    scores = np.random.default_rng(number).normal(size=size) * spread
+    weights = np.exp(scores - scores.max())
+    places = _nucleus(weights, top_p)
+    assert list(places) == sorted(set(places.tolist()))
+    assert abs(places.size - min(size, fewest_that_reach(weights, top_p))) <= 1
+    assert weights[places].sum() >= top_p * weights.sum() * (1 - 1e-12)
+    left_out = np.delete(weights, places)
+    assert not left_out.size or left_out.max() <= weights[places].min()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([{"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.01}]))
+def test_the_last_digit_of_a_score_does_not_change_the_draw(
+    number: int, asked: dict[str, Any]
+) -> None:
+    """As it differs when other requests share the pass; tokens may be as likely as one another."""
+    chance = np.random.default_rng(number)
+    # Steps of a tenth make many ties, and where a set ends there is no tie by the gap below it.
+    row = (np.round(chance.normal(size=1000), 1) * 4).astype(np.float32)
+    row[row < 4] = -50
+    noise = (chance.normal(size=1000) * 1e-6).astype(np.float32)
+    if "top_k" in asked:
+        asked = {"top_k": max(2, int((row > 0).sum()))}
+    if "top_p" in asked:
+        asked = {"top_p": 1 - 1e-9}
+    one, two = (sampler(temperature=1.0, seed=number, **asked) for _ in range(2))
+    draws = [(one.choose(row), two.choose(row + noise)) for _ in range(20)]
+    # A draw within a millionth of a border may fall on either side of it.
+    assert sum(first != second for first, second in draws) <= 1
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 9))
+def test_a_sampler_made_midway_goes_on_as_the_first_would(seed: int, at: int) -> None:
+    rows = np.random.default_rng(1).normal(size=(10, 50)).astype(np.float32)
+    whole = generation(temperature=1.0, seed=seed, frequency_penalty=0.5, ignore_eos=True)
+    chooser = Sampler(whole, Letters())
+    for row in rows:
+        whole.push(chooser.choose(row))
+    begun = generation(
+        made=whole.token_ids[:at],
+        temperature=1.0, seed=seed, frequency_penalty=0.5, ignore_eos=True,
+    )  # fmt: skip
+    again = Sampler(begun, Letters())
+    for row in rows[at:]:
+        begun.push(again.choose(row))
+    assert begun.token_ids == whole.token_ids
