@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 if TYPE_CHECKING:
-    from llmserve.server import Progress, Runtime, Server
+    from llmserve.server import Progress, Runtime, Server, ServerSettings
 
 
 @click.command()
@@ -60,6 +60,7 @@ def serve(
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
+    _check_environment(settings)
     # A service manager's signal, and Ctrl-C in a background job too, end the server.
     end_in_order(signal.SIGTERM, signal.SIGINT)
     with Status("starting Triton") as status:
@@ -74,6 +75,25 @@ def serve(
         raise ServerError(
             f"Triton ended by itself (exit code {code})", mend=f"see {server.log_file}"
         )
+
+
+def _check_environment(settings: ServerSettings) -> None:
+    """Refuse what an embedded server would fail over: it runs in this environment."""
+    from llmserve.check import check_environment
+    from llmserve.errors import ConfigError
+    from llmserve.server import first_available
+
+    runtime = settings.runtime
+    if not settings.repository.is_dir():
+        return
+    if (first_available() if runtime == "auto" else runtime) != "embedded":
+        return
+    problems = check_environment(settings.repository, settings.models)
+    missing = [problem for problem in problems if problem.fatal]
+    for problem in [*(p for p in problems if not p.fatal), *missing[1:]]:
+        click.echo(f"llmserve: {'' if problem.fatal else 'note: '}{problem}", err=True)
+    if missing:
+        raise ConfigError(str(missing[0]))
 
 
 def _told(progress: Progress) -> str:

@@ -9,12 +9,13 @@ from pathlib import Path
 from llmserve import modelconfig
 from llmserve.check.configs import check_config
 from llmserve.check.ensembles import check_ensemble
+from llmserve.check.needs import check_environment
 from llmserve.check.papers import check_papers
 from llmserve.check.problem import Problem
 from llmserve.errors import ConfigError
 from llmserve.modelconfig import ModelConfig
 
-__all__ = ["Problem", "check_repository"]
+__all__ = ["Problem", "check_environment", "check_repository"]
 
 _PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
 

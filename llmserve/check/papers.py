@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from llmserve.check.needs import check_needs
 from llmserve.check.problem import Problem
 from llmserve.errors import ConfigError
-from llmserve.importable import problem_with
 from llmserve.manifest import Manifest, parts_of
 from llmserve.roles import ROLES
 
@@ -29,23 +28,7 @@ def check_papers(folder: Path) -> Iterator[Problem]:
         missing = difference.endswith("is missing")
         mend = "build it again" if missing else "build it again, if that was not meant"
         yield Problem(folder.name, difference, mend, fatal=missing)
-    for package, wanted in manifest.packages.items():
-        try:
-            found = version(package).partition("+")[0]
-        except PackageNotFoundError:
-            yield Problem(
-                folder.name,
-                f"it needs {package}, which is not installed here",
-                f"pip install {package}=={wanted}, or serve it from its container",
-            )
-            continue
-        if found != wanted:
-            yield Problem(
-                folder.name,
-                f"it was built with {package} {wanted}, and {found} is installed here",
-                "build it again",
-                fatal=False,
-            )
+    yield from check_needs(folder, manifest)
     yield from _check_components(folder, manifest)
 
 
@@ -71,12 +54,6 @@ def _check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             fatal=False,
         )
     for role, component in manifest.components.items():
-        if problem := problem_with(component["runtime"]):
-            yield Problem(
-                folder.name,
-                f"its {role} {component['name']!r} cannot be run: {problem}",
-                "install the plugin it comes from, or serve it from its container",
-            )
         path = component["settings"].get("path", "")
         if path.startswith("/") and not Path(path).is_dir():
             yield Problem(

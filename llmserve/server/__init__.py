@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from llmserve.server.handle import Server
 from llmserve.server.progress import Progress
+from llmserve.server.runtimes import first_available
 from llmserve.server.settings import Runtime, ServerSettings
 from llmserve.server.startup import start
 
-__all__ = ["Progress", "Runtime", "Server", "ServerSettings", "start"]
+__all__ = ["Progress", "Runtime", "Server", "ServerSettings", "first_available", "start"]

@@ -14,6 +14,14 @@ and in one of its tests::
 
 That builds the recipe, serves it with a real Triton and holds it to what every recipe
 promises. The fixture ``triton`` serves whatever else a test builds.
+
+Runtime classes are tested without Triton::
+
+    driver = AcmeDriver({}, Path())
+    driver.start(make_parts(AcmeGenerator({}, Path())))
+    request = FakeRequest({"text_input": ["Hello"]}, max_tokens=4)
+    driver.execute([request])
+    assert request.text == "..."
 """
 
 from __future__ import annotations
@@ -27,11 +35,14 @@ from llmserve.testing.conformance import RecipeConformance
 from llmserve.testing.fake import FakeBackendUtils, FakeRequest
 from llmserve.testing.live import LiveTriton
 from llmserve.testing.parts import ByteTokenizer, make_parts
+from llmserve.testing.values import FakeResponse, FakeTensor
 
 __all__ = [
     "ByteTokenizer",
     "FakeBackendUtils",
     "FakeRequest",
+    "FakeResponse",
+    "FakeTensor",
     "LiveTriton",
     "RecipeConformance",
     "make_parts",

@@ -14,114 +14,58 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-
-class FakeTensor:
-    """A named array."""
-
-    def __init__(self, name: str, values: npt.NDArray[Any]) -> None:
-        self._name = name
-        self._values = values
-
-    def name(self) -> str:
-        """Return the tensor's name."""
-        return self._name
-
-    def as_numpy(self) -> npt.NDArray[Any]:
-        """Return its values."""
-        return self._values
-
-
-class FakeError:
-    """A ``TritonError``."""
-
-    INTERNAL = 1
-    INVALID_ARG = 2
-
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
-        self._message = message
-        self._code = code
-
-    def message(self) -> str:
-        """Return what it says."""
-        return self._message
-
-    def code(self) -> int:
-        """Return its code."""
-        return self._code
-
-
-class FakeResponse:
-    """An ``InferenceResponse``."""
-
-    def __init__(
-        self, output_tensors: Sequence[FakeTensor] = (), error: FakeError | None = None
-    ) -> None:
-        self.tensors = {tensor.name(): tensor.as_numpy() for tensor in output_tensors}
-        self.error = error
-
-    @property
-    def texts(self) -> list[str]:
-        """What ``text_output`` says, a text per row."""
-        return [value.decode() for value in self.tensors["text_output"].reshape(-1)]
-
-
-class FakeLogger:
-    """Triton's log, kept."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-
-    def log_error(self, message: str) -> None:
-        """Keep an error."""
-        self.errors.append(message)
-
-
-class FakeMetric:
-    """A metric, with its value."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def increment(self, amount: float) -> None:
-        """Add to the value."""
-        self.value += amount
-
-    def set(self, value: float) -> None:
-        """Set the value."""
-        self.value = value
-
-
-class FakeMetricFamily:
-    """A family that keeps the last metric made of it."""
-
-    COUNTER = 0
-    GAUGE = 1
-
-    def __init__(self, name: str, description: str, kind: int) -> None:
-        self.name, self.description, self.kind = name, description, kind
-        self.metric = FakeMetric()
-
-    def Metric(self, labels: Mapping[str, str]) -> FakeMetric:
-        """Make a metric."""
-        del labels
-        return self.metric
+from llmserve.testing.models import Answers, FakeInferenceRequest
+from llmserve.testing.told import FakeLogger, FakeMetricFamily
+from llmserve.testing.values import (
+    FakeError,
+    FakeModelException,
+    FakeResponse,
+    FakeTensor,
+    as_array,
+)
 
 
 class FakeBackendUtils:
-    """Stands for the module ``triton_python_backend_utils``."""
+    """Stands for the module ``triton_python_backend_utils``.
+
+    ``models`` are those that can be asked from inside: a function of the request that returns a
+    response, or several of a model that streams.
+
+    >>> pb = FakeBackendUtils(models={"echo": lambda asked: FakeResponse(asked.inputs())})
+    >>> request = pb.InferenceRequest(model_name="echo", inputs=[FakeTensor("IN", as_array([1]))])
+    >>> request.exec().output_tensors()[0].name()
+    'IN'
+    """
 
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 4
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+    TritonModelException = FakeModelException
     Tensor = FakeTensor
     TritonError = FakeError
     InferenceResponse = FakeResponse
     MetricFamily = FakeMetricFamily
 
-    def __init__(self) -> None:
+    def __init__(self, models: Mapping[str, Answers] | None = None) -> None:
         self.Logger = FakeLogger()
+        self.models = dict(models or {})
+
+    def InferenceRequest(
+        self, model_name: str, inputs: Sequence[FakeTensor], **asked: Any
+    ) -> FakeInferenceRequest:
+        """Make a request to another model of the server."""
+        return FakeInferenceRequest(self.models, model_name, inputs, **asked)
+
+    @staticmethod
+    def get_input_tensor_by_name(request: Any, name: str) -> FakeTensor | None:
+        """Return an input of a request, None if it has no such."""
+        return next((tensor for tensor in request.inputs() if tensor.name() == name), None)
+
+    @staticmethod
+    def get_output_tensor_by_name(response: Any, name: str) -> FakeTensor | None:
+        """Return an output of another model's response, None if it has no such."""
+        return next((t for t in response.output_tensors() if t.name() == name), None)
 
 
 class FakeRequest:
@@ -138,7 +82,7 @@ class FakeRequest:
         flags: int = 0,
         **parameters: Any,
     ) -> None:
-        self._inputs = [FakeTensor(name, _array(values)) for name, values in inputs.items()]
+        self._inputs = [FakeTensor(name, as_array(values)) for name, values in inputs.items()]
         self._parameters = parameters
         self.sequence = sequence
         self._flags = flags
@@ -166,7 +110,7 @@ class FakeRequest:
     def replace_input(self, name: str, values: Any) -> None:
         """Change an input, as Triton changes its controls when it schedules a request again."""
         self._inputs = [tensor for tensor in self._inputs if tensor.name() != name]
-        self._inputs.append(FakeTensor(name, _array(values)))
+        self._inputs.append(FakeTensor(name, as_array(values)))
 
     def flags(self) -> int:
         """Return the sequence's flags: 1 starts, 2 ends."""
@@ -175,6 +119,14 @@ class FakeRequest:
     def set_release_flags(self, flags: int) -> None:
         """Give the request back to be scheduled again."""
         self.rescheduled = flags == FakeBackendUtils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+    def request_id(self) -> str:
+        """Return the id that the client gave, which is none."""
+        return ""
+
+    def requested_output_names(self) -> list[str]:
+        """Return the outputs that the client asked for; none means all of them."""
+        return []
 
     def get_response_sender(self) -> FakeRequest:
         """Return what responses are sent with."""
@@ -198,11 +150,3 @@ class FakeRequest:
         """What the error says that it got, if it got one."""
         errors = [response.error for response in self.responses if response.error]
         return errors[0].message() if errors else None
-
-
-def _array(values: Any) -> npt.NDArray[Any]:
-    if isinstance(values, np.ndarray):
-        return values
-    rows = [value.encode() if isinstance(value, str) else value for value in values]
-    kind: Any = np.object_ if rows and isinstance(rows[0], bytes) else None
-    return np.array(rows, dtype=kind).reshape(len(rows), 1)

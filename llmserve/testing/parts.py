@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime import contract
-from llmserve.runtime.protocols import Parts, Tokenizer
+from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing.fake import FakeBackendUtils
 
@@ -48,19 +48,25 @@ def make_parts(
     generator: Any,
     *,
     tokenizer: Tokenizer | None = None,
+    formatter: Formatter | None = None,
     inputs: Sequence[str] = (),
+    batched: bool = True,
     decoupled: bool = True,
     **defaults: Any,
 ) -> Parts:
-    """Return what a driver is started with; ``inputs`` are those of the generator's own."""
+    """Return what a driver is started with; ``inputs`` are those of the generator's own.
+
+    ``defaults`` are the options of a build that hold for a request which does not say: max_tokens,
+    stream, chat, echo.
+    """
     return Parts(
         name="tested",
         tokenizer=tokenizer or ByteTokenizer(),
         generator=generator,
-        formatter=TextFormatter({}, Path()),
+        formatter=formatter or TextFormatter({}, Path()),
         inputs=frozenset({*(tensor.name for tensor in _INPUTS), *inputs}),
         extras=frozenset(),
-        batched=True,
+        batched=batched,
         decoupled=decoupled,
         defaults={"max_tokens": 8, "stream": False, "chat": False, "echo": False, **defaults},
         pb_utils=FakeBackendUtils(),
