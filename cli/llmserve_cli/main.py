@@ -19,6 +19,9 @@ COMMANDS = {
     "plugins": "plugins",
     "plugin": "plugin",
     "check": "check",
+    "bench": "bench",
+    "compare": "compare",
+    "sweep": "sweep",
     "demo": "demo",
     "completion": "completion",
 }

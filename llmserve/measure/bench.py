@@ -23,7 +23,8 @@ OnProgress = Callable[[int, float], None]
 """Called with how many requests are done and how many seconds have passed."""
 
 
-def _ignore(done: int, seconds: float) -> None:
+def ignore(done: int, seconds: float) -> None:
+    """Show no progress."""
     del done, seconds
 
 
@@ -40,6 +41,7 @@ class Target:
     repository: Path | None = None
     tokenizer: Path | None = None
     metrics_url: str | None = None
+    http_url: str | None = None
     build: Mapping[str, Any] = field(default_factory=dict)
     server: str | None = None
 
@@ -65,9 +67,7 @@ Asks = tuple[tuple[Ask, ...], tuple[Ask, ...]]
 """A warm-up and the requests after it."""
 
 
-def bench(
-    target: Target, load: Load, prompts: Prompts, *, on_progress: OnProgress = _ignore
-) -> Run:
+def bench(target: Target, load: Load, prompts: Prompts, *, on_progress: OnProgress = ignore) -> Run:
     """Measure a model under a load, and give every request with its times.
 
     >>> target = Target("demo", Place("127.0.0.1:8001"))
@@ -89,7 +89,7 @@ def run_load(
     asks: Asks,
     counter: Counter,
     *,
-    on_progress: OnProgress = _ignore,
+    on_progress: OnProgress = ignore,
 ) -> Run:
     """Send requests that are settled already, and gather what came of them."""
     warmup, requests = asks
@@ -119,7 +119,7 @@ def run_load(
         observer.close()
     records, seconds, unfinished = _window(noted, job)
     return Run(
-        subject=_subject(target, info),
+        subject=subject_of(target, info),
         load=load,
         started=started,
         seconds=seconds,
@@ -177,7 +177,8 @@ def _counted(
     return tuple(found)
 
 
-def _subject(target: Target, info: ModelInfo) -> Subject:
+def subject_of(target: Target, info: ModelInfo) -> Subject:
+    """Describe a target for a result."""
     return Subject(
         name=target.name or target.model,
         model=target.model,

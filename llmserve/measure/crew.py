@@ -93,6 +93,8 @@ class Crew:
             try:
                 patience = None if deadline is None else max(0.1, deadline - time.monotonic())
                 at, told = self._heard.get(timeout=patience)
+                if told is None and at in reports:
+                    continue  # It has said all that it had to say.
                 if told is None:
                     raise self._gone(at)
                 if "records" in told:

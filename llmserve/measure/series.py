@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.measure.runs import Run, Subject
@@ -87,6 +87,7 @@ class Sweep:
     ``varied`` maps each varied setting to its values, in their order. ``limit_latency`` and
     ``limit_ttft`` are in seconds at the 99th percentile, None for no limit. ``ranking`` names
     the variants that are ``done``: those within the limit by throughput, then the others.
+    ``settings`` holds what all variants had in common.
     """
 
     title: str
@@ -99,4 +100,5 @@ class Sweep:
     rounds: int
     limit_latency: float | None = None
     limit_ttft: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     interrupted: bool = False
