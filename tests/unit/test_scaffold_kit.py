@@ -1,0 +1,156 @@
+"""The kit's fakes: what a runtime class can do with them, and what they keep of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.protocols import Answer, Tokenizer, strings
+from llmserve.testing import (
+    ByteTokenizer,
+    FakeBackendUtils,
+    FakeRequest,
+    FakeResponse,
+    FakeTensor,
+    make_parts,
+)
+from llmserve.testing.verdict import Verdict
+
+
+class Echo:
+    context_length: int | None = 100
+    eos_ids: frozenset[int] = frozenset()
+
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        for generation in generations:
+            for token in generation.prompt_ids * generation.max_tokens:
+                generation.push(token)
+
+
+class Upper(ByteTokenizer):
+    def decode(self, ids: Sequence[int]) -> str:
+        return super().decode(ids).upper()
+
+
+class Short:
+    def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
+        return {"text_output": strings([answer.text[:2] for answer in answers])}
+
+
+def answered(request: FakeRequest, **changes: Any) -> FakeRequest:
+    driver = BatchDriver({}, Path())
+    driver.start(make_parts(Echo(), **changes))
+    driver.execute([request])
+    return request
+
+
+def test_every_part_can_be_ones_own() -> None:
+    request = FakeRequest({"text_input": ["ab"]})
+    answered(request, tokenizer=Upper(), formatter=Short(), max_tokens=6)
+    assert request.responses[-1].texts == ["AB"]
+
+
+def test_a_model_can_be_without_a_batch_dimension() -> None:
+    request = answered(FakeRequest({"text_input": ["ab"]}), batched=False)
+    assert request.responses[-1].tensors["text_output"].shape == (1,)
+
+
+def test_a_request_is_as_triton_hands_it_over() -> None:
+    pb = FakeBackendUtils()
+    request = FakeRequest({"text_input": ["ab", "é"]}, sequence=7, flags=1, max_tokens=4)
+    tensor = pb.get_input_tensor_by_name(request, "text_input")
+    assert tensor is not None
+    assert tensor.as_numpy().tolist() == [[b"ab"], ["é".encode()]]
+    assert pb.get_input_tensor_by_name(request, "other") is None
+    assert request.correlation_id() == 7
+    assert request.flags() & pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+    assert not request.flags() & pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+    assert (request.request_id(), request.requested_output_names()) == ("", [])
+
+
+def test_what_is_told_is_kept() -> None:
+    log = FakeBackendUtils().Logger
+    log.log_error("e")
+    log.log_warn("w")
+    log.log_info("i")
+    log.log_verbose("v")
+    assert (log.errors, log.warnings, log.infos) == (["e"], ["w"], ["i", "v"])
+
+
+def doubled(asked: Any) -> FakeResponse:
+    (tensor,) = asked.inputs()
+    return FakeResponse([FakeTensor("OUT", 2 * tensor.as_numpy())])
+
+
+def counted(asked: Any) -> Iterator[FakeResponse]:
+    for number in range(int(asked.inputs()[0].as_numpy()[0])):
+        yield FakeResponse([FakeTensor("OUT", np.array([number]))])
+
+
+@pytest.fixture
+def pb() -> FakeBackendUtils:
+    return FakeBackendUtils(models={"doubled": doubled, "counted": counted})
+
+
+def ask(pb: FakeBackendUtils, model: str) -> Any:
+    tensor = pb.Tensor("IN", np.array([3]))
+    return pb.InferenceRequest(
+        model_name=model, inputs=[tensor], requested_output_names=["OUT"], request_id="1"
+    )
+
+
+def value(pb: FakeBackendUtils, reply: Any) -> int:
+    tensor = pb.get_output_tensor_by_name(reply, "OUT")
+    assert tensor is not None
+    return int(tensor.as_numpy()[0])
+
+
+def test_another_model_answers_from_inside(pb: FakeBackendUtils) -> None:
+    reply = ask(pb, "doubled").exec()
+    assert not reply.has_error()
+    assert value(pb, reply) == 6
+    assert pb.get_output_tensor_by_name(reply, "IN") is None
+
+
+def test_another_model_streams_from_inside(pb: FakeBackendUtils) -> None:
+    replies = ask(pb, "counted").exec(decoupled=True)
+    assert [value(pb, reply) for reply in replies] == [0, 1, 2]
+
+
+def test_another_model_is_asked_from_a_coroutine(pb: FakeBackendUtils) -> None:
+    assert value(pb, asyncio.run(ask(pb, "doubled").async_exec())) == 6
+
+
+def test_a_model_that_is_not_there_is_an_error(pb: FakeBackendUtils) -> None:
+    reply = ask(pb, "gone").exec()
+    assert reply.has_error()
+    assert "'gone'" in reply.error().message()
+
+
+def test_an_unknown_recipe_is_told_by_its_name() -> None:
+    given: Mapping[str, Any] = {"a": 1}
+    with pytest.raises(pytest.fail.Exception) as caught:
+        Verdict("nobody", given).same("x" * 400, "y", promise="p", looks=["generator"], of="q")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "recipe 'nobody' with a=1 breaks a promise: p (q)"
+    assert lines[1].endswith("x… (400 characters)")
+    assert lines[2] == "  got:      y"
+    assert "no plugin is called 'nobody'" in lines[3]
+
+
+def test_promises_that_are_kept_say_nothing() -> None:
+    verdict = Verdict("nobody", {})
+    verdict.same(1, 1, promise="p", looks=[])
+    verdict.each_same(["a", "b"], [1, 2], [1, 2], promise="p", looks=[])
+    with pytest.raises(pytest.fail.Exception, match=r"p \(prompt 'b'\)"):
+        verdict.each_same(["a", "b"], [1, 2], [1, 3], promise="p", looks=[])
+    with pytest.raises(pytest.fail.Exception, match="one each"):
+        verdict.each_same(["a", "b"], [1, 2], [1], promise="p", looks=[])
