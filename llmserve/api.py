@@ -28,6 +28,7 @@ MODULES = (
     "llmserve.demo",
     "llmserve.errors",
     "llmserve.hookspecs",
+    "llmserve.manifest",
     "llmserve.modelconfig",
     "llmserve.options",
     "llmserve.placement",

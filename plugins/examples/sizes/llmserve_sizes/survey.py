@@ -1,0 +1,57 @@
+"""What lies in a repository: the sizes, and what the manifests say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import ConfigError
+from llmserve.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A model of a repository; what llmserve did not build has no recipe and no packages."""
+
+    name: str
+    bytes: int
+    recipe: str = "-"
+    weights: str = "here"
+    packages: Mapping[str, str] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def survey(repository: Path) -> list[ModelSize]:
+    """Return every model of a repository, by name."""
+    if not repository.is_dir():
+        raise ConfigError(f"no folder at {repository}", mend="name a model repository")
+    folders = sorted(path for path in repository.iterdir() if path.is_dir())
+    return [_model(folder) for folder in folders if not folder.name.startswith(".")]
+
+
+def _model(folder: Path) -> ModelSize:
+    # A link into a cache counts as what it leads to: that much is read when the model loads.
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    try:
+        manifest = Manifest.read(folder)
+    except ConfigError as error:
+        return ModelSize(folder.name, size, problem=str(error))
+    if manifest is None:
+        return ModelSize(folder.name, size)
+    generator = manifest.components.get("generator", {})
+    return ModelSize(
+        folder.name,
+        size,
+        recipe=manifest.recipe,
+        weights=_weights(generator.get("settings", {})),
+        packages=dict(manifest.packages),
+    )
+
+
+def _weights(settings: Mapping[str, Any]) -> str:
+    if "id" in settings:
+        return f"hub {settings['id']}"
+    path = str(settings.get("path", ""))
+    return path if path.startswith("/") else "here"
