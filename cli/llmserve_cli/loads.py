@@ -108,6 +108,10 @@ class Asked:
         }
         if options["dataset"] and lengths["input_tokens"]:
             raise click.UsageError("--dataset has its own prompts: leave out --input-tokens")
+        if options["report"]:
+            from llmserve.report import require
+
+            require()  # Now, not when everything has been measured.
         prompts = Prompts(
             options["dataset"], **lengths, max_input_tokens=options["max_input_tokens"]
         )

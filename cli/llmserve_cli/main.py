@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "bench",
     "compare": "compare",
     "sweep": "sweep",
+    "report": "report",
     "demo": "demo",
     "completion": "completion",
 }

@@ -1,0 +1,83 @@
+"""The report of ``llmserve compare``: several subjects under the same loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmserve.measure.series import Comparison
+from llmserve.report import tables, words
+from llmserve.report.cells import Cells
+from llmserve.report.contrasts import latency_figures, throughput_figures
+from llmserve.report.doubts import doubts
+from llmserve.report.facts import conditions, model_of, subjects
+from llmserve.report.page import Draft, Page
+from llmserve.report.plots.batches import Sizes, batches
+from llmserve.report.plots.ratios import ratios
+from llmserve.report.plots.server import Share, server_time
+from llmserve.report.plots.timeline import Panel, timeline
+from llmserve.report.rounds import every_load, ratio_table
+from llmserve.report.verdicts import findings
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    """Put the report of a comparison together."""
+    cells = Cells(comparison)
+    main = cells.main
+    several = len(comparison.loads) > 1
+    first = comparison.subjects[0].name
+    shown = [
+        (at, name, run) for at, name in enumerate(cells.names) if (run := cells.typical(name, main))
+    ]
+    draft = Draft()
+    draft.add(
+        "At a glance",
+        f"Under the heaviest load, {words.clean(main)}." if several else "",
+        [timeline([Panel(name, run, at) for at, name, run in shown])],
+        [tables.figures([(name, run) for name in cells.names for run in cells.of(name, main)])],
+    )
+    forests = [
+        ratios(cells.ratios(name, main), name, first, main, f"ratios-{at}")
+        for at, name in enumerate(cells.names[1:], 1)
+    ]
+    draft.add(
+        "Throughput",
+        figures=[*throughput_figures(cells), *forests],
+        tables=[*(ratio_table(cells, name) for name in cells.names[1:]), every_load(cells)],
+    )
+    draft.add(
+        "Latency", "Times count from when a request should have been sent.", latency_figures(cells)
+    )
+    models = [
+        (at, name, run.server.models[0], len(run.records) + run.unfinished)
+        for at, name, run in shown
+        if run.server and run.server.models
+    ]
+    single = cells.middles()
+    draft.add(
+        "In the server",
+        "" if comparison.rounds == 1 else "Of the round in the middle by requests per second.",
+        [
+            server_time([Share(name, model, sent) for _, name, model, sent in models]),
+            batches([Sizes(name, model.batches, at) for at, name, model, _ in models]),
+        ],
+        [tables.server(single), tables.published(single)],
+    )
+    every = cells.every()
+    draft.add("Failures and cost", tables=[tables.failures(every), tables.loader(single)])
+    draft.add("Subjects", tables=[subjects(comparison.subjects)])
+    facts = [
+        ("Compared", words.listed([words.clean(name) for name in cells.names])),
+        ("Model", words.listed(_distinct(model_of(part) for part in comparison.subjects))),
+        ("Rounds", f"{comparison.rounds}, in each of which all saw the same requests in turn"),
+        *conditions(cells.all, cells.loads()),
+        ("Measured", words.when(comparison.started)),
+    ]
+    return Page(
+        words.clean(comparison.title), "compare", tuple(findings(comparison, main)),
+        tuple(doubts(every, interrupted=comparison.interrupted)), tuple(facts),
+        tuple(draft.sections),
+    )  # fmt: skip
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(words.clean(text) for text in texts))
