@@ -94,7 +94,7 @@ def query(
         text = _read_prompt(prompt)
         if as_json or stream is False:
             answer = client.generate(model, **_asked(text, chat), **options)
-            _print_json(asdict(answer)) if as_json else click.echo(answer.text)
+            _print_json(_told(answer)) if as_json else click.echo(answer.text)
             return 0
         if stream and client.model(model).exchange == "unary":
             raise click.UsageError(
@@ -180,8 +180,14 @@ def _answer_file(
             refused = {"error": str(answer), "line": line.number}
             _print_json(refused) if as_json else click.echo()
         elif as_json:
-            _print_json(asdict(answer))
+            _print_json(_told(answer))
         else:
             click.echo(" ".join(answer.text.split()))
 
     return answer_lines(client, read_lines(path), ask, concurrency, show)
+
+
+def _told(answer: Completion) -> dict[str, Any]:
+    """Return an answer's fields; only some formatters have more to tell."""
+    told = asdict(answer)
+    return told if answer.extra else {k: value for k, value in told.items() if k != "extra"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -11,13 +12,15 @@ class Completion:
     """A whole answer.
 
     ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"``; it and the counts are
-    None where the model does not say.
+    None where the model does not say. ``extra`` has what a formatter tells beside these: every
+    other output with one value for each prompt, by its name.
     """
 
     text: str
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Piece:
     """The next part of an answer; ``index`` says of which prompt, when there are several.
 
     The last piece of an answer has a ``finish_reason`` where the model gives one. The counts
-    are those of the answer so far.
+    are those of the answer so far, and ``extra`` is as in :class:`Completion`.
     """
 
     text: str
@@ -33,6 +36,7 @@ class Piece:
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def is_news(self) -> bool:
@@ -57,8 +61,11 @@ def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
             piece.finish_reason or before.finish_reason,
             before.input_tokens if piece.input_tokens is None else piece.input_tokens,
             before.output_tokens if piece.output_tokens is None else piece.output_tokens,
+            piece.extra or before.extra,
         )
     return [
-        Completion("".join(parts), end.finish_reason, end.input_tokens, end.output_tokens)
+        Completion(
+            "".join(parts), end.finish_reason, end.input_tokens, end.output_tokens, end.extra
+        )
         for parts, end in zip(texts, last, strict=True)
     ]

@@ -13,6 +13,9 @@ from llmserve.client.packing import pack_texts, unpack_numbers, unpack_texts
 from llmserve.client.results import Piece
 from llmserve.errors import ClientError, UsageError
 
+_CONTRACT = frozenset({"text_output", "finish_reason", "num_input_tokens", "num_output_tokens"})
+_WIDEST = 8
+
 
 def build_request(
     info: ModelInfo,
@@ -62,6 +65,7 @@ def read_response(response: Any, rows: int) -> list[Piece]:
     written = _rows(tensors, "num_output_tokens", rows)
     if not texts:
         return []
+    extra = {name: values for name in tensors if (values := _extra(tensors, name, rows))}
     return [
         Piece(
             texts[row],
@@ -69,6 +73,7 @@ def read_response(response: Any, rows: int) -> list[Piece]:
             (reasons[row] or None) if reasons else None,
             read[row] if read else None,
             written[row] if written else None,
+            {name: values[row] for name, values in extra.items()},
         )
         for row in range(rows)
     ]
@@ -80,6 +85,19 @@ def is_last(message: Any) -> bool:
     return "triton_final_response" in parameters and bool(
         parameters["triton_final_response"].bool_param
     )
+
+
+def _extra(tensors: Mapping[str, tuple[str, bytes]], name: str, rows: int) -> list[Any]:
+    """Return an output of the formatter's own; what is no single value a row is left alone."""
+    datatype, raw = tensors[name]
+    if name in _CONTRACT or (datatype != "BYTES" and len(raw) > rows * _WIDEST):
+        return []
+    try:
+        values = unpack_texts(raw) if datatype == "BYTES" else unpack_numbers(datatype, raw)
+    except ClientError:
+        # Nobody asked for it, so it cannot be a reason to lose the answer.
+        return []
+    return values if len(values) == rows else []
 
 
 def _rows(tensors: Mapping[str, tuple[str, bytes]], name: str, rows: int) -> list[Any]:

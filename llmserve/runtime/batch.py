@@ -62,5 +62,8 @@ class BatchDriver:
             if len(jobs) > 1 and job.can_restart:
                 job.restart()
                 self._generate([job])
+            elif isinstance(error, RequestError):
+                # What only the generator can tell is refused like what was seen on arrival.
+                job.responder.refuse(str(error))
             else:
                 job.responder.fail(error)

@@ -100,6 +100,8 @@ class Answer:
     input_tokens: int
     output_tokens: int
     echo: bool
+    so_far: str = ""
+    """All that was answered, this piece included: a formatter keeps nothing between pieces."""
 
 
 class Formatter(Protocol):

@@ -98,4 +98,5 @@ class Responder:
             input_tokens=len(generation.prompt_ids),
             output_tokens=len(generation.token_ids),
             echo=echo and first,
+            so_far=generation.text,
         )

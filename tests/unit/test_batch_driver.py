@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
-from llmserve.testing import FakeRequest, make_parts
+from llmserve.runtime.protocols import Answer, Tokenizer
+from llmserve.runtime.text_formatter import TextFormatter
+from llmserve.testing import FakeBackendUtils, FakeRequest, make_parts
 
 
 class Repeats:
@@ -80,6 +83,49 @@ def test_a_request_that_breaks_the_model_fails_alone() -> None:
     driver(Repeats(), decoupled=False).execute([good, culprit, other])
     assert (good.text, other.text) == ("abababab", "cdcdcdcd")
     assert culprit.error == "the model failed: MemoryError: no memory left"
+
+
+class Picky(Repeats):
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        if any(ord("?") in generation.prompt_ids for generation in generations):
+            raise RequestError("no questions: send an order")
+        super().generate(generations, tokenizer)
+
+
+def test_what_only_the_generator_can_tell_is_refused_and_not_a_failure() -> None:
+    good, wrong = ask("ab"), ask("?")
+    made = driver(Picky(), decoupled=False)
+    made.execute([good, wrong])
+    assert good.text == "abababab"
+    assert wrong.error == "no questions: send an order"
+    (refusal,) = wrong.responses
+    assert refusal.error
+    assert refusal.error.code() == FakeBackendUtils.TritonError.INVALID_ARG
+
+
+class Keeps(TextFormatter):
+    """A formatter that remembers what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__({}, Path())
+        self.shown: list[tuple[str, str]] = []
+
+    def format(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        self.shown += [(answer.text, answer.so_far) for answer in answers]
+        return super().format(answers)
+
+
+@pytest.mark.parametrize(
+    ("stream", "shown"),
+    [(True, [("a", "a"), ("b", "ab"), ("a", "aba")]), (False, [("aba", "aba")])],
+)
+def test_a_formatter_sees_all_so_far_with_every_piece(
+    stream: bool, shown: list[tuple[str, str]]
+) -> None:
+    made, formatter = BatchDriver({}, Path()), Keeps()
+    made.start(replace(make_parts(Repeats()), formatter=formatter))
+    made.execute([ask("ab", max_tokens=3, stream=stream)])
+    assert formatter.shown == shown
 
 
 def test_a_stream_that_was_begun_is_not_begun_again() -> None:

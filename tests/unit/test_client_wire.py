@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tritonclient.utils import deserialize_bytes_tensor
 from llmserve.client.model import ModelInfo, Tensor
 from llmserve.client.options import check_options
 from llmserve.client.packing import pack_numbers, pack_texts, unpack_numbers, unpack_texts
+from llmserve.client.results import Piece, gather
 from llmserve.client.wire import build_request, read_response
 from llmserve.errors import ClientError, OptionError, UsageError
 
@@ -158,6 +160,23 @@ def test_responses_are_read_row_by_row(rows: list[tuple[str, str, int]]) -> None
     assert [(p.text, p.finish_reason or "", p.output_tokens) for p in pieces] == rows
     assert [p.index for p in pieces] == list(range(len(rows)))
     assert all(piece.input_tokens is None for piece in pieces)
+
+
+def test_what_a_formatter_adds_comes_along() -> None:
+    message = response(
+        2,
+        text_output=("BYTES", pack_texts(["a", "b"])),
+        json_output=("BYTES", pack_texts(["{}", "[]"])),
+        score=("FP32", pack_numbers("FP32", [0.5, 1.5])),
+        logits=("FP32", pack_numbers("FP32", [0.0] * 8)),
+        raw=("BYTES", struct.pack("<I", 1) + b"\xff"),
+        half=("BF16", b"\0\0\0\0"),
+    )
+    first, second = read_response(message, 2)
+    assert first.extra == {"json_output": "{}", "score": 0.5}
+    assert second.extra == {"json_output": "[]", "score": 1.5}
+    (whole,) = gather([Piece("a"), replace(first, finish_reason="stop"), Piece("")], 1)
+    assert (whole.text, whole.extra) == ("aa", first.extra)
 
 
 def test_the_best_beam_is_taken_and_an_empty_response_is_nothing() -> None:
