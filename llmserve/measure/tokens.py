@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -45,7 +45,9 @@ def find_counter(repository: Path | None, model: str, tokenizer: Path | None = N
         manifest = Manifest.read(folder)
         part = manifest.components.get("tokenizer") if manifest else None
         if part:
-            return _loaded(part["runtime"], part["settings"], folder / "1", str(folder))
+            made = _loaded(part["runtime"], part["settings"], folder / "1", str(folder))
+            # Where it lay is chance: that of a variant of a sweep is gone when it is read.
+            return replace(made, source="the model's own tokenizer")
     return Counter(
         lambda text: max(1, round(len(text) / CHARACTERS)),
         exact=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmserve.measure.series import Sweep, Variant
 from llmserve.report import tables, words
@@ -68,12 +68,14 @@ def sweep_page(sweep: Sweep) -> Page:
         for key, values in sweep.varied.items()
         if values
     )
+    built = sweep.settings.get("build")
+    common = settings(built) if isinstance(built, Mapping) else ""
     loads = list({run.load.label: run.load for run in runs}.values())
     facts = [
         ("Model", words.clean(sweep.model)),
         ("Plugin", words.clean(sweep.plugin)),
         ("Varied", varied or "nothing"),
-        ("In common", settings(sweep.settings) or "nothing else"),
+        *([("The same in all", common)] if common else []),
         ("Limit", _limit(sweep)),
         ("Rounds", str(sweep.rounds)),
         *conditions(runs, loads),

@@ -100,6 +100,12 @@ def test_without_a_tokenizer_lengths_are_an_estimate_that_says_so(tmp_path: Path
         find_counter(None, "demo", tmp_path / "missing")
 
 
+def test_the_models_own_tokenizer_is_called_so_wherever_it_lies() -> None:
+    counter = find_counter(Path(__file__).parents[2] / "model_repository", "demo")
+    assert counter.exact
+    assert Prompts().describe(counter) == "made up, 32 tokens (the model's own tokenizer)"
+
+
 def plan(load: Load, prompts: Prompts, *, ours: bool = True) -> list[tuple[str, Any, Any]]:
     _, asks = plan_requests(load, prompts, WORDS, ours=ours)
     return [(ask.prompt, dict(ask.options), ask.at) for ask in asks]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 
+_APART = 1.6
+
+
 @dataclass(frozen=True)
 class Sizes:
     """How often each batch size ran, and in whose model."""
@@ -56,8 +59,18 @@ def _painter(lines: Sequence[Sizes]) -> Callable[[Drawing], None]:
         from matplotlib.lines import Line2D
         from matplotlib.ticker import MaxNLocator
 
+        most = max(size for line in lines for size, _ in line.shares())
         legend = [
-            (Line2D([], [], color=series(line.colour)[0], marker=series(line.colour)[1]), line.name)
+            (
+                Line2D(
+                    [],
+                    [],
+                    color=series(line.colour)[0],
+                    marker=series(line.colour)[1],
+                    markersize=4.5,
+                ),
+                line.name,
+            )
             for line in lines
         ]
         axes = plane(
@@ -66,13 +79,14 @@ def _painter(lines: Sequence[Sizes]) -> Callable[[Drawing], None]:
             "rows in an execution",
             legend=legend if len(lines) > 1 else (),
         )
-        for line in lines:
+        for at, line in enumerate(lines):
             colour, marker = series(line.colour)
-            shares = line.shares()
-            axes.plot(
-                [size for size, _ in shares], [100 * part for _, part in shares],
-                color=colour, marker=marker,
-            )  # fmt: skip
+            # Side by side, since the same sizes run in several.
+            aside = _APART * (at - (len(lines) - 1) / 2) * most / 100
+            x = [size + aside for size, _ in line.shares()]
+            y = [100 * part for _, part in line.shares()]
+            axes.vlines(x, 0, y, color=colour, linewidth=1.6)
+            axes.plot(x, y, color=colour, marker=marker, linestyle="", markersize=4.5)
         from_zero(axes, 100 * max(part for line in lines for _, part in line.shares()))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
 
