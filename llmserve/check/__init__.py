@@ -12,12 +12,14 @@ from llmserve.check.ensembles import check_ensemble
 from llmserve.check.needs import check_environment
 from llmserve.check.papers import check_papers
 from llmserve.check.problem import Problem
+from llmserve.check.tensorrtllm import check_tensorrtllm
 from llmserve.errors import ConfigError
 from llmserve.modelconfig import ModelConfig
 
 __all__ = ["Problem", "check_environment", "check_repository"]
 
 _PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
+_UNSET = "take it out if the default is meant, else give it a value"
 
 
 def check_repository(repository: Path) -> list[Problem]:
@@ -42,6 +44,7 @@ def check_repository(repository: Path) -> list[Problem]:
         if (config := configs.get(folder.name)) is not None:
             problems += check_config(folder, config)
             problems += check_ensemble(folder.name, config, configs, {f.name for f in folders})
+            problems += check_tensorrtllm(folder, config, configs)
         problems += check_papers(folder)
     return problems
 
@@ -53,20 +56,24 @@ def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
         what = f"it has no {modelconfig.FILE}" if versions else "it is no model"
         mend = "build it again" if versions else "move the folder out: Triton stops over it"
         return None, [Problem(folder.name, what, mend)]
-    unfilled = list(_unfilled(path.read_text(encoding="utf-8", errors="replace")))
-    if unfilled:
-        names = ", ".join(dict.fromkeys(unfilled))
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if unfilled := ", ".join(dict.fromkeys(_unfilled(text, quoted=False))):
         return None, [
-            Problem(folder.name, f"placeholders are not filled in: {names}", "give each a value")
+            Problem(folder.name, f"placeholders are not filled in: {unfilled}", "give each a value")
         ]
+    # As text, one can be read: TensorRT-LLM takes it for a parameter that is not set.
+    unset = ", ".join(dict.fromkeys(_unfilled(text, quoted=True)))
+    told = [Problem(folder.name, f"{unset} is not filled in", _UNSET, fatal=False)] if unset else []
     try:
-        return modelconfig.read(folder), []
+        return modelconfig.read(folder), told
     except ConfigError as error:
         return None, [Problem(folder.name, error.problem, "write it as Triton's ModelConfig says")]
 
 
-def _unfilled(text: str) -> Iterator[str]:
-    """Find template placeholders outside of comments."""
+def _unfilled(text: str, *, quoted: bool) -> Iterator[str]:
+    """Find template placeholders outside of comments: those within quotes, or the others."""
     for number, line in enumerate(text.splitlines(), start=1):
-        for match in _PLACEHOLDER.finditer(line.split("#", 1)[0]):
-            yield f"${{{match[1]}}} in line {number}"
+        code = line.split("#", 1)[0]
+        for match in _PLACEHOLDER.finditer(code):
+            if quoted == bool(code[: match.start()].count('"') % 2):
+                yield f"${{{match[1]}}} in line {number}"
