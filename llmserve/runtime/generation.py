@@ -76,6 +76,11 @@ class Generation:
         elif self.on_text:
             self.on_text()
 
+    def end(self) -> None:
+        """Nothing more comes, though no token said so: some engines keep the last one."""
+        if not self.done:
+            self._finish(STOP)
+
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
         if not self.done:

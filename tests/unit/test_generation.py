@@ -103,3 +103,13 @@ def test_whoever_listens_hears_every_piece(count: int) -> None:
     for token in b"xyz":
         generation.push(token)
     assert heard == list("xyz"[:count])
+
+
+def test_a_generator_that_keeps_the_end_to_itself_says_so() -> None:
+    ended = run("hello", end=False)
+    assert not ended.done
+    ended.end()
+    assert (ended.text, ended.finish_reason) == ("hello", "stop")
+    full = run("hello", max_tokens=5, end=False)
+    full.end()
+    assert full.finish_reason == "length"
