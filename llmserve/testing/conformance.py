@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
 from llmserve import modelconfig
-from llmserve.builder import build
-from llmserve.errors import ModelNotReadyError, RequestRejectedError
+from llmserve.builder import BuildResult, build
+from llmserve.errors import LLMServeError, ModelNotReadyError, RequestRejectedError
 from llmserve.manifest import hashes
 from llmserve.testing.live import LiveTriton
+from llmserve.testing.verdict import Verdict
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 PROMPTS = (
     "Programming in C++ is like",
@@ -25,14 +29,19 @@ PROMPTS = (
     "Where is the nearest",
     "I am going to the market because",
 )
+WORK = ("generator", "batching")
+TEXT = ("tokenizer", "formatter")
 
 
 class RecipeConformance:
-    """The suite. ``options`` are given to every build, ``context`` is the model's length.
+    """The suite. ``options`` are given to every build, ``model`` is what is built.
 
     >>> class TestAcme(RecipeConformance):
     ...     recipe = "acme"
     ...     options = {"max_batch_size": 4}
+
+    A failure says whose recipe it is, what was expected, what came, and which components to
+    look at.
     """
 
     recipe: ClassVar[str]
@@ -44,86 +53,94 @@ class RecipeConformance:
     @pytest.fixture
     def name(self, triton: LiveTriton) -> str:
         """Build the recipe into the live server once, and return the model's name."""
-        return triton.build(self.recipe, self.model, **self.options)
+        try:
+            return triton.build(self.recipe, self.model, **self.options)
+        except LLMServeError as error:
+            self._verdict.error("building and loading it", error)
 
     def test_building_twice_gives_the_same_bytes(self, tmp_path: Path) -> None:
         """Same inputs, same bytes: no time, no path of this machine, no order by chance."""
-        built = [
-            build(self.recipe, self.model, output=tmp_path / name / "repo", **self.options)
-            for name in ("one", "two")
-        ]
-        files = [hashes(result.folder) for result in built]
-        assert files[0] == files[1]
-        papers = [(result.folder / "llmserve.json").read_bytes() for result in built]
-        assert papers[0] == papers[1]
+        one, two = (self._build(tmp_path / name / "repo") for name in ("one", "two"))
+        first, second = hashes(one.folder), hashes(two.folder)
+        changed = sorted(name for name in first | second if first.get(name) != second.get(name))
+        promise = "two builds of the same write the same files"
+        self._verdict.same([], changed, promise=promise, looks=(*TEXT, *WORK), of="that differ")
+        papers = [(result.folder / "llmserve.json").read_text() for result in (one, two)]
+        self._verdict.each_same(
+            [f"line {number}" for number in range(1, papers[0].count("\n") + 1)],
+            papers[0].splitlines(),
+            papers[1].splitlines(),
+            promise="two builds of the same write the same llmserve.json",
+            looks=(*TEXT, *WORK),
+        )
 
     def test_configuration_speaks_the_contract(self, tmp_path: Path) -> None:
         """The configuration parses, is named like its folder and has the contract's tensors."""
-        result = build(self.recipe, self.model, output=tmp_path, **self.options)
+        result = self._build(tmp_path)
         config = modelconfig.read(result.folder)
-        assert config.name == result.name
-        assert "text_input" in {tensor.name for tensor in config.input}
-        assert "text_output" in {tensor.name for tensor in config.output}
-        assert config.parameters["llmserve.exchange"].string_value == result.manifest.exchange
+        promise = "its config.pbtxt speaks the contract"
+        self._verdict.same(result.name, config.name, promise=promise, looks=("generator",))
+        for tensor, declared in (("text_input", config.input), ("text_output", config.output)):
+            names = sorted(one.name for one in declared)
+            if tensor not in names:
+                self._verdict.fail(f"a tensor {tensor}", names, promise=promise, looks=TEXT)
+        exchange = config.parameters["llmserve.exchange"].string_value
+        self._verdict.same(result.manifest.exchange, exchange, promise=promise, looks=WORK)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
         """Under greedy decoding an answer does not depend on what runs beside it."""
         alone = [self._ask(triton, name, prompt) for prompt in self.prompts]
         for _ in range(2):
-            with ThreadPoolExecutor(len(self.prompts)) as pool:
-                together = list(pool.map(lambda p: self._ask(triton, name, p), self.prompts))
-            assert together == alone
+            together = _at_once(lambda p: self._ask(triton, name, p), self.prompts)
+            promise = "an answer beside others is the answer alone"
+            self._verdict.each_same(self.prompts, alone, together, promise=promise, looks=WORK)
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         """Each prompt of a request gets the answer that it gets alone."""
         prompts = list(self.prompts[:4])
         alone = [self._ask(triton, name, prompt) for prompt in prompts]
-        answers = triton.client.generate(name, prompts, max_tokens=16)
-        assert [(a.text, a.finish_reason, a.output_tokens) for a in answers] == alone
+        answers = self._generate(triton, name, prompts, max_tokens=16)
+        got = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
+        promise = "each prompt of a request is answered as it is alone"
+        self._verdict.each_same(prompts, alone, got, promise=promise, looks=(*WORK, "formatter"))
 
     def test_requests_keep_their_own_lengths(self, triton: LiveTriton, name: str) -> None:
         """Neighbours in a batch ask for different lengths and get them."""
         lengths = list(range(1, len(self.prompts) + 1))
-        with ThreadPoolExecutor(len(lengths)) as pool:
-            answers = list(
-                pool.map(
-                    lambda job: triton.client.generate(
-                        name, job[0], max_tokens=job[1], ignore_eos=True
-                    ),
-                    zip(self.prompts, lengths, strict=True),
-                )
-            )
-        assert [answer.output_tokens for answer in answers] == lengths
-        assert {answer.finish_reason for answer in answers} == {"length"}
+        answers = _at_once(
+            lambda job: self._generate(triton, name, job[0], max_tokens=job[1], ignore_eos=True),
+            list(zip(self.prompts, lengths, strict=True)),
+        )
+        self._verdict.each_same(
+            self.prompts,
+            [(length, "length") for length in lengths],
+            [(answer.output_tokens, answer.finish_reason) for answer in answers],
+            promise="with ignore_eos an answer has the max_tokens that its request asks for",
+            looks=WORK,
+        )
 
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
         """A seeded answer is the same alone and beside others."""
         asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
-        alone = [triton.client.generate(name, p, **asked).text for p in self.prompts]
-        with ThreadPoolExecutor(len(self.prompts)) as pool:
-            texts = list(
-                pool.map(lambda p: triton.client.generate(name, p, **asked).text, self.prompts)
-            )
-        assert texts == alone
+        alone = [self._generate(triton, name, p, **asked).text for p in self.prompts]
+        texts = _at_once(lambda p: self._generate(triton, name, p, **asked).text, self.prompts)
+        promise = "the same seed gives the same text, whatever runs beside it"
+        self._verdict.each_same(self.prompts, alone, texts, promise=promise, looks=WORK)
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With the prompt echoed, every answer begins with its own prompt and holds no other."""
         prompts = [f"{prompt} marker-{index}x" for index, prompt in enumerate(self.prompts)]
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            answers = list(
-                pool.map(
-                    lambda p: (
-                        triton.client.generate(
-                            name, p, max_tokens=8, exclude_input_in_output=False
-                        ).text
-                    ),
-                    prompts,
-                )
-            )
+        asked = {"max_tokens": 8, "exclude_input_in_output": False}
+        answers = _at_once(lambda p: self._generate(triton, name, p, **asked).text, prompts)
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            assert answer.startswith(prompt)
             others = [f"marker-{other}x" for other in range(len(prompts)) if other != index]
-            assert not any(marker in answer for marker in others)
+            if not answer.startswith(prompt) or any(marker in answer for marker in others):
+                self._verdict.fail(
+                    f"{prompt!r} and what follows it",
+                    answer,
+                    promise="exclude_input_in_output=false begins an answer with its own prompt",
+                    looks=("formatter", "batching"),
+                )
 
     def test_one_bad_request_fails_alone(self, triton: LiveTriton, name: str) -> None:
         """A request that cannot be served does not disturb those that it is batched with."""
@@ -131,60 +148,58 @@ class RecipeConformance:
         with ThreadPoolExecutor(2 * len(self.prompts)) as pool:
             good = [pool.submit(self._ask, triton, name, prompt) for prompt in self.prompts]
             bad = [
-                pool.submit(triton.client.generate, name, prompt, max_tokens=-1)
+                pool.submit(self._refusal, triton, name, prompt, names="max_tokens", max_tokens=-1)
                 for prompt in self.prompts
             ]
-        assert [job.result() for job in good] == expected
+        got = [job.result() for job in good]
+        promise = "a request that is refused does not disturb its neighbours"
+        self._verdict.each_same(self.prompts, expected, got, promise=promise, looks=WORK)
         for job in bad:
-            with pytest.raises(RequestRejectedError, match="max_tokens"):
-                job.result()
+            job.result()
 
     def test_a_full_context_does_not_disturb_neighbours(
         self, triton: LiveTriton, name: str
     ) -> None:
         """A prompt that leaves room for four tokens runs beside answers that need many more."""
-        with pytest.raises(RequestRejectedError, match=r"context of \d+") as caught:
-            triton.client.generate(name, self.prompts[0], max_tokens=2**31 - 1)
-        context = int(str(caught.value).split("context of ")[1].split(":")[0])
+        told = self._refusal(
+            triton, name, self.prompts[0], names="context of ", max_tokens=2**31 - 1
+        )
+        context = int(told.split("context of ")[1].split(":")[0])
         full = self._prompt_of(context - 4, triton, name)
         asked: dict[str, Any] = {"max_tokens": min(100, context // 4), "ignore_eos": True}
-        alone = [triton.client.generate(name, p, **asked).text for p in self.prompts[:3]]
+        alone = [self._generate(triton, name, p, **asked).text for p in self.prompts[:3]]
         with ThreadPoolExecutor(4) as pool:
-            crowded = pool.submit(triton.client.generate, name, full, max_tokens=4, ignore_eos=True)
+            crowded = pool.submit(self._generate, triton, name, full, max_tokens=4, ignore_eos=True)
             beside = [pool.submit(self._stream, triton, name, p, asked) for p in self.prompts[:3]]
-        assert [job.result() for job in beside] == alone
-        assert crowded.result().output_tokens == 4
+        got = [job.result()[0] for job in beside]
+        promise = "a prompt that fills the context does not disturb its neighbours"
+        self._verdict.each_same(self.prompts[:3], alone, got, promise=promise, looks=WORK)
+        promise = "a prompt that leaves room for four tokens gets four"
+        self._verdict.same(4, crowded.result().output_tokens, promise=promise, looks=WORK)
 
     @pytest.mark.parametrize("max_tokens", [0, -1, 2**31 - 1, 2**40])
     def test_impossible_lengths_are_refused(
         self, triton: LiveTriton, name: str, max_tokens: int
     ) -> None:
         """A length of nothing, less or too much gets an error that names max_tokens."""
-        with pytest.raises(RequestRejectedError, match="max_tokens") as caught:
-            triton.client.generate(name, self.prompts[0], max_tokens=max_tokens)
-        self._is_one_line(str(caught.value))
+        prompt = self.prompts[0]
+        self._refusal(triton, name, prompt, names="max_tokens", max_tokens=max_tokens)
         self._goes_on(triton, name)
 
     def test_an_empty_prompt_is_refused(self, triton: LiveTriton, name: str) -> None:
         """An empty prompt gets an error that says so."""
-        with pytest.raises(RequestRejectedError, match="empty") as caught:
-            triton.client.generate(name, "")
-        self._is_one_line(str(caught.value))
+        self._refusal(triton, name, "", names="empty")
         self._goes_on(triton, name)
 
     def test_a_prompt_over_the_context_is_refused(self, triton: LiveTriton, name: str) -> None:
         """A prompt that is too long gets an error that names the context's length."""
-        with pytest.raises(RequestRejectedError, match="context") as caught:
-            triton.client.generate(name, self.over_context, max_tokens=4)
-        self._is_one_line(str(caught.value))
+        self._refusal(triton, name, self.over_context, names="context", max_tokens=4)
         self._goes_on(triton, name)
 
     def test_bytes_that_are_no_text_are_refused(self, triton: LiveTriton, name: str) -> None:
         """Bytes that are not UTF-8 get an error that says where."""
         message = triton.send_bytes(name, b"good \xff bad", max_tokens=4)
-        assert message is not None
-        assert "UTF-8" in message
-        self._is_one_line(message)
+        self._is_refusal(message, names="UTF-8")
         self._goes_on(triton, name)
 
     def test_an_unknown_model_is_said_to_be_unknown(self, triton: LiveTriton, name: str) -> None:
@@ -195,35 +210,89 @@ class RecipeConformance:
 
     def test_pieces_join_to_the_whole_answer(self, triton: LiveTriton, name: str) -> None:
         """What streams is what comes in one piece, whatever is in it."""
+        promise = "the pieces of a stream join to the whole answer"
         for prompt in self.prompts:
-            pieces = list(triton.client.stream(name, prompt, max_tokens=16))
-            whole = triton.client.generate(name, prompt, max_tokens=16)
-            assert "".join(piece.text for piece in pieces) == whole.text
-            assert pieces[-1].finish_reason == whole.finish_reason
+            whole = self._generate(triton, name, prompt, max_tokens=16)
+            self._verdict.same(
+                (whole.text, whole.finish_reason),
+                self._stream(triton, name, prompt, {"max_tokens": 16}),
+                promise=promise,
+                looks=(*TEXT, "batching"),
+                of=f"prompt {prompt!r}",
+            )
 
-    @staticmethod
-    def _ask(triton: LiveTriton, name: str, prompt: str) -> tuple[str, str | None, int | None]:
-        answer = triton.client.generate(name, prompt, max_tokens=16)
+    @property
+    def _verdict(self) -> Verdict:
+        return Verdict(self.recipe, self.options)
+
+    def _build(self, output: Path) -> BuildResult:
+        try:
+            return build(self.recipe, self.model, output=output, **self.options)
+        except LLMServeError as error:
+            self._verdict.error(f"building {self.model}", error)
+
+    def _generate(self, triton: LiveTriton, name: str, prompt: Any, **asked: Any) -> Any:
+        try:
+            return triton.client.generate(name, prompt, **asked)
+        except LLMServeError as error:
+            given = ", ".join(f"{key}={value!r}" for key, value in asked.items())
+            self._verdict.error(f"answering {str(prompt)[:60]!r} with {given}", error)
+
+    def _ask(self, triton: LiveTriton, name: str, prompt: str) -> tuple[str, Any, Any]:
+        answer = self._generate(triton, name, prompt, max_tokens=16)
         return answer.text, answer.finish_reason, answer.output_tokens
 
-    @staticmethod
-    def _stream(triton: LiveTriton, name: str, prompt: str, asked: dict[str, Any]) -> str:
-        return "".join(piece.text for piece in triton.client.stream(name, prompt, **asked))
+    def _stream(
+        self, triton: LiveTriton, name: str, prompt: str, asked: dict[str, Any]
+    ) -> tuple[str, str | None]:
+        try:
+            pieces = list(triton.client.stream(name, prompt, **asked))
+        except LLMServeError as error:
+            self._verdict.error(f"streaming an answer to {prompt!r}", error)
+        reason = pieces[-1].finish_reason if pieces else None
+        return "".join(piece.text for piece in pieces), reason
 
-    @staticmethod
-    def _prompt_of(tokens: int, triton: LiveTriton, name: str) -> str:
+    def _refusal(
+        self, triton: LiveTriton, name: str, prompt: str, *, names: str, **asked: Any
+    ) -> str:
+        """Return how a request is refused; fail if it is not, or not so that it helps."""
+        try:
+            answer = triton.client.generate(name, prompt, **asked)
+        except RequestRejectedError as error:
+            return self._is_refusal(str(error), names=names)
+        except LLMServeError as error:
+            self._verdict.error(f"refusing {prompt[:40]!r} with {asked}", error)
+        return self._is_refusal(None, names=names, got=f"an answer: {answer.text!r}")
+
+    def _is_refusal(self, message: str | None, *, names: str, got: str = "no error") -> str:
+        if message is None or names not in message or "\n" in message or "Traceback" in message:
+            self._verdict.fail(
+                f"an error of one line that names {names!r}",
+                got if message is None else message,
+                promise="what cannot be served is refused",
+                looks=("batching", "tokenizer"),
+            )
+        return message
+
+    def _prompt_of(self, tokens: int, triton: LiveTriton, name: str) -> str:
         """Return a prompt of so many tokens, or a few less."""
         counts = [
-            triton.client.generate(name, "so " * n, max_tokens=1).input_tokens or 0
+            self._generate(triton, name, "so " * n, max_tokens=1).input_tokens or 0
             for n in (10, 20)
         ]
         each = (counts[1] - counts[0]) / 10
-        return "so " * int(10 + (tokens - counts[0]) / each)
-
-    @staticmethod
-    def _is_one_line(message: str) -> None:
-        assert "\n" not in message, f"an error is one line, not {message!r}"
-        assert "Traceback" not in message
+        # A tokenizer that counts nothing breaks other promises, and need not end in a division.
+        return "so " * int(10 + (tokens - counts[0]) / max(each, 0.1))
 
     def _goes_on(self, triton: LiveTriton, name: str) -> None:
-        assert triton.client.generate(name, self.prompts[0], max_tokens=4).output_tokens
+        answer = self._generate(triton, name, self.prompts[0], max_tokens=4)
+        if not answer.output_tokens:
+            self._verdict.fail(
+                "an answer after a refusal", answer, promise="a refusal ends nothing", looks=WORK
+            )
+
+
+def _at_once(ask: Callable[[A], B], asked: Sequence[A]) -> list[B]:
+    """Ask everything at the same time and return the answers in order."""
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(ask, asked))

@@ -1,4 +1,8 @@
-"""What `llmserve plugin new` writes, installed and run as it is: tested, built, served, asked."""
+"""Packages as authors have them, installed and run with a real Triton as they are.
+
+What `llmserve plugin new` writes for each role, the examples of the page for authors, and a plugin
+that breaks its promises.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,100 @@ from xml.etree import ElementTree
 import pytest
 
 from llmserve.scaffold import ROLES, new_package
+from tests import authoring
 
-ROOT = Path(__file__).parents[2]
+BROKEN = """
+from llmserve import hookimpl
+from llmserve.roles import Batching, Generator, Recipe
+from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.contract import SAMPLING
+
+class Crowd:
+    context_length = 100
+    eos_ids = frozenset()
+
+    def __init__(self, settings, folder):
+        pass
+
+    def generate(self, generations, tokenizer):
+        for generation in generations:
+            while not generation.done:
+                generation.push(ord("a") + len(generations))
+
+class Unloadable:
+    def __init__(self, settings, folder):
+        raise ValueError("the weights are cut short")
+
+class Suspicious(BatchDriver):
+    "Holds the kit's fakes against what Triton gives."
+
+    def start(self, parts):
+        from llmserve.testing import FakeBackendUtils
+
+        super().start(parts)
+        self.differences = []
+        for name, value in vars(FakeBackendUtils).items():
+            if not name.startswith("_"):
+                real = getattr(parts.pb_utils, name, "missing")
+                if real == "missing" or (type(value) is int and int(real) != value):
+                    self.differences.append(f"pb_utils.{name}: {real}")
+        self._compare(parts.pb_utils.Logger, vars(FakeBackendUtils().Logger.__class__))
+
+    def execute(self, requests):
+        from llmserve.testing import FakeRequest
+        from llmserve.testing.values import FakeTensor
+
+        ours = ("replace_input", "text", "error", "send")
+        names = [name for name in vars(FakeRequest) if name not in ours]
+        self._compare(requests[0], names)
+        self._compare(requests[0].inputs()[0], vars(FakeTensor))
+        self._compare(requests[0].get_response_sender(), ["send", "is_cancelled"])
+        if self.differences:
+            raise RuntimeError("; ".join(self.differences))
+        super().execute(requests)
+
+    def _compare(self, real, names):
+        for name in names:
+            if not name.startswith("_") and not hasattr(real, name):
+                self.differences.append(f"{type(real).__name__}.{name}: missing")
+
+@hookimpl
+def llmserve_register_batchings():
+    return [Batching(name="suspicious", summary="", runtime="llmserve_broken:Suspicious")]
+
+@hookimpl
+def llmserve_register_generators():
+    names = {"crowd": "Crowd", "unloadable": "Unloadable"}
+    return [
+        Generator(name=name, summary="", runtime=f"llmserve_broken:{runtime}", inputs=SAMPLING)
+        for name, runtime in names.items()
+    ]
+
+@hookimpl
+def llmserve_register_recipes():
+    return [
+        Recipe(name=name, summary="", tokenizer="acme-bytes", generator=name,
+               batching="acme-patient", formatter="text")
+        for name in ("crowd", "unloadable")
+    ] + [
+        Recipe(name="suspicious", summary="", tokenizer="acme-bytes", generator="crowd",
+               batching="suspicious", formatter="text")
+    ]
+"""
+BROKEN_TESTS = """
+from llmserve.testing import RecipeConformance
+
+class TestCrowd(RecipeConformance):
+    recipe = "crowd"
+    options = {"patience_ms": 20.0}
+
+class TestUnloadable(RecipeConformance):
+    recipe = "unloadable"
+
+def test_the_fakes_have_nothing_that_triton_has_not(triton):
+    name = triton.build("suspicious")
+    assert triton.client.generate(name, "Hello").text
+"""
 
 
 @dataclass(frozen=True)
@@ -37,34 +133,90 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     made = [new_package(f"new-{role}", role, folder) for role in ROLES]
     pip = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    documented = authoring.install(folder / "documented")
+    path = os.pathsep.join([path, documented["PYTHONPATH"]])
+    install_broken(folder)
     found = Installed(folder, {**os.environ, "PYTHONPATH": path})
     done = found.run(*pip, "--target", str(folder / "site"), *map(str, made))
     assert done.returncode == 0, done.stderr
     return found
 
 
+def install_broken(folder: Path) -> None:
+    papers = folder / "site" / "llmserve_broken-0.1.0.dist-info"
+    papers.mkdir(parents=True)
+    (papers / "METADATA").write_text("Name: llmserve-broken\nVersion: 0.1.0\n")
+    (papers / "entry_points.txt").write_text("[llmserve]\nbroken = llmserve_broken\n")
+    (folder / "site" / "llmserve_broken.py").write_text(BROKEN)
+    (folder / "test_broken.py").write_text(BROKEN_TESTS)
+
+
 @pytest.fixture(scope="module")
-def results(installed: Installed) -> Mapping[str, list[str]]:
-    """Run the tests of all packages in one process, so that they share one server."""
+def results(installed: Installed) -> Mapping[str, str]:
+    """Run all of their tests in one process, so that they share one server.
+
+    Returns for each test what is told of its failure, nothing if there was none.
+    """
     tests = [f"llmserve-new-{role}/tests" for role in ROLES]
+    some = "test_broken.py::{}::test_answers_in_a_batch_equal_answers_alone"
+    tests += ["test_broken.py::test_the_fakes_have_nothing_that_triton_has_not"]
+    tests += ["documented/tests", some.format("TestCrowd"), some.format("TestUnloadable")]
     options = ["-q", "-p", "llmserve.testing", "-p", "no:cacheprovider", "--rootdir", "."]
     done = installed.run("pytest", *options, "--junitxml", "results.xml", *tests)
-    assert done.returncode in (0, 1), done.stdout
-    found: dict[str, list[str]] = {role: [] for role in ROLES}
+    assert done.returncode == 1, done.stdout
+    found = {}
     for case in ElementTree.parse(installed.folder / "results.xml").iter("testcase"):
-        role = next(r for r in ROLES if f"test_new_{r}" in str(case.get("classname")))
         problem = next((child for child in case if child.tag in ("failure", "error")), None)
-        told = "" if problem is None else f": {problem.get('message')}\n{problem.text}"
-        found[role].append(f"{case.get('classname')}.{case.get('name')}{told}")
+        told = "" if problem is None else str(problem.text)
+        found[f"{case.get('classname')}.{case.get('name')}"] = told
     return found
 
 
+def passed(results: Mapping[str, str], part: str) -> list[str]:
+    """Return the tests with a part in their name; all of them must have passed."""
+    chosen = {name: told for name, told in results.items() if part in name}
+    assert not {name: told for name, told in chosen.items() if told}
+    return list(chosen)
+
+
 @pytest.mark.parametrize("role", ROLES)
-def test_its_tests_pass_with_a_real_triton(results: Mapping[str, list[str]], role: str) -> None:
-    assert not [told for told in results[role] if ": " in told]
-    conformance = [told for told in results[role] if "_conformance.TestNew." in told]
+def test_its_tests_pass_with_a_real_triton(results: Mapping[str, str], role: str) -> None:
+    conformance = passed(results, f"test_new_{role}_conformance.TestNew.")
     assert len(conformance) > 15
-    assert len(results[role]) > len(conformance)
+    assert len(passed(results, f"test_new_{role}.")) > 1
+
+
+def test_the_examples_of_the_page_for_authors_keep_every_promise(
+    results: Mapping[str, str],
+) -> None:
+    assert len(passed(results, "test_acme.TestAcme.")) > 15
+    assert len(passed(results, "documented.tests.")) > 20
+
+
+def test_the_fakes_have_nothing_that_triton_has_not(results: Mapping[str, str]) -> None:
+    assert len(passed(results, "the_fakes_have_nothing")) == 1
+
+
+def test_a_broken_promise_is_told_with_whose_it_is(results: Mapping[str, str]) -> None:
+    (told,) = (told for name, told in results.items() if "TestCrowd" in name)
+    lines = told.splitlines()
+    assert lines[0] == (
+        "recipe 'crowd' of plugin 'broken' (llmserve-broken 0.1.0) with patience_ms=20.0 breaks a "
+        "promise: an answer beside others is the answer alone (prompt 'Programming in C++ is like')"
+    )
+    assert lines[1] == "  expected: ('bbbbbbbbbbbbbbbb', 'length', 16)"
+    assert lines[2].startswith("  got:      ('")
+    owner = "of plugin 'broken' (llmserve-broken 0.1.0)"
+    assert lines[3] == f"  look at:  generator 'crowd', llmserve_broken:Crowd, {owner}"
+    assert "batching 'acme-patient', llmserve_acme_patient:Patient" in lines[4]
+    assert len(lines) == 5
+
+
+def test_a_model_that_does_not_load_is_told_with_the_reason(results: Mapping[str, str]) -> None:
+    (told,) = (told for name, told in results.items() if "TestUnloadable" in name)
+    first = told.splitlines()[0]
+    assert first.startswith("recipe 'unloadable' of plugin 'broken' (llmserve-broken 0.1.0): ")
+    assert "the weights are cut short" in first
 
 
 @pytest.mark.parametrize("role", ROLES)
