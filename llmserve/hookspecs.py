@@ -1,4 +1,4 @@
-"""The hooks, typed. Their docstrings are their documentation.
+"""The hooks, typed. ``plugins/README.md`` has each with a whole example and its test.
 
 A plugin is a module with some of these functions, each marked ``@llmserve.hookimpl``, named
 by an entry point in the group ``llmserve``::
@@ -50,29 +50,62 @@ def hookimpl(function: F) -> F:
 
 @hookspec
 def llmserve_register_tokenizers() -> Sequence[Tokenizer]:  # type: ignore[empty-body]
-    """Return tokenizers: text to ids and back, incrementally, inside Triton."""
+    """Return tokenizers: text to ids and back, incrementally, inside Triton.
+
+    >>> @hookimpl
+    ... def llmserve_register_tokenizers():
+    ...     return [Tokenizer(name="acme", summary="…", runtime="llmserve_acme.tokenizer:Bytes")]
+    """
 
 
 @hookspec
 def llmserve_register_generators() -> Sequence[Generator]:  # type: ignore[empty-body]
-    """Return generators: ids to more ids on the device, token by token or in batches."""
+    """Return generators: ids to more ids on the device, token by token or in batches.
+
+    >>> @hookimpl
+    ... def llmserve_register_generators():
+    ...     return [Generator(name="acme", summary="…", runtime="llmserve_acme.engine:Engine")]
+    """
 
 
 @hookspec
 def llmserve_register_batchings() -> Sequence[Batching]:  # type: ignore[empty-body]
-    """Return batching strategies: how requests share the device."""
+    """Return batching strategies: how requests share the device.
+
+    >>> @hookimpl
+    ... def llmserve_register_batchings():
+    ...     return [Batching(name="acme", summary="…", runtime="llmserve_acme.driver:Driver")]
+    """
 
 
 @hookspec
 def llmserve_register_formatters() -> Sequence[Formatter]:  # type: ignore[empty-body]
-    """Return formatters: answers to response tensors."""
+    """Return formatters: answers to response tensors.
+
+    >>> @hookimpl
+    ... def llmserve_register_formatters():
+    ...     tensors = (contract.TEXT_OUTPUT, contract.FINISH_REASON, *contract.USAGE)
+    ...     runtime = "llmserve_acme.formatter:Formatter"
+    ...     return [Formatter(name="acme", summary="…", runtime=runtime, outputs=tensors)]
+    """
 
 
 @hookspec
 def llmserve_register_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
-    """Return recipes: one choice per role under a name that ``build --plugin`` takes."""
+    """Return recipes: one choice per role under a name that ``build --plugin`` takes.
+
+    >>> @hookimpl
+    ... def llmserve_register_recipes():
+    ...     parts = {"tokenizer": "acme", "generator": "transformers"}
+    ...     return [Recipe(name="acme", summary="…", batching="dynamic", formatter="text", **parts)]
+    """
 
 
 @hookspec
 def llmserve_register_commands(cli: click.Group) -> None:
-    """Add subcommands to ``llmserve`` with ``cli.add_command`` or ``@cli.command``."""
+    """Add subcommands to ``llmserve`` with ``cli.add_command`` or ``@cli.command``.
+
+    >>> @hookimpl
+    ... def llmserve_register_commands(cli):
+    ...     cli.command("acme-hello")(lambda: print("hello"))
+    """

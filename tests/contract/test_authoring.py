@@ -116,3 +116,26 @@ def test_the_names_on_the_page_exist() -> None:
         except ModuleNotFoundError:
             home, _, last = name.rpartition(".")
             assert hasattr(import_module(home), last), name
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_example_in_a_hooks_docstring_works(hook: str) -> None:
+    import doctest
+
+    from llmserve import roles
+    from llmserve.runtime import contract
+
+    function = getattr(hookspecs, hook)
+    names = {**vars(hookspecs), **vars(roles), "contract": contract}
+    (example,) = doctest.DocTestFinder().find(function, hook, globs=names)
+    assert doctest.DocTestRunner().run(example, clear_globs=False).failed == 0
+    made = example.globs[hook]
+    if "commands" in hook:
+        import click
+
+        cli = click.Group()
+        made(cli)
+        assert list(cli.commands) == ["acme-hello"]
+    else:
+        role = hook.removeprefix("llmserve_register_").removesuffix("s")
+        assert [type(component) for component in made()] == [roles.ROLES[role]]

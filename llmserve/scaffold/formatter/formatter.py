@@ -28,7 +28,8 @@ class ScaffoldFormatter:
 
 def _described(answer: Answer) -> dict[str, Any]:
     return {
-        "text": answer.text,
+        # Everything so far: what was sent with earlier pieces is in it.
+        "text": answer.so_far,
         "finish_reason": answer.finish_reason,
         "usage": {"input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens},
     }

@@ -11,7 +11,7 @@ from llmserve.scaffold.formatter.formatter import ScaffoldFormatter
 
 
 def answer(text: str, finish_reason: str | None = "stop") -> Answer:
-    return Answer(text, "Hello", finish_reason, input_tokens=2, output_tokens=3, echo=False)
+    return Answer(text, "Hello", finish_reason, 2, 3, echo=False, so_far=text)
 
 
 def test_an_answer_is_an_object() -> None:
