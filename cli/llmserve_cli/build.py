@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from llmserve_cli.complete import component_names, recipe_names
+from llmserve_cli.flags import OWN_FLAGS, read_flags
 
 if TYPE_CHECKING:
     from llmserve.builder import BuildResult
 
 
-@click.command()
+@click.command(context_settings=OWN_FLAGS)
 @click.option(
     "--plugin",
     required=True,
@@ -42,11 +43,13 @@ if TYPE_CHECKING:
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option of `llmserve plugins NAME`.",
+    help="An option of `llmserve plugins NAME`; --key VALUE is the same.",
 )
 @click.option("--force", is_flag=True, help="Replace a model that was edited or is not ours.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+@click.pass_context
 def build(
+    ctx: click.Context,
     plugin: str,
     model: str,
     name: str | None,
@@ -69,6 +72,7 @@ def build(
     \b
     llmserve build --plugin hf --model demo
     llmserve build --plugin hf --model gpt2 --max-batch-size 16 --set decoupled=true
+    llmserve build --plugin trtllm --model ./llama --engine ./llama-engine
     """
     from llmserve.builder import BuildSpec, build_spec
     from llmserve.errors import OptionError
@@ -78,6 +82,7 @@ def build(
 
     options: dict[str, object] = dict(parse_assignments(assignments))
     flags = {"max_batch_size": max_batch_size, "dtype": dtype, "device": device}
+    flags |= read_flags(ctx.args)
     for key, value in [*flags.items(), ("chat", chat or None)]:
         if value is not None:
             if key in options:
