@@ -14,6 +14,14 @@ from llmserve.runtime import contract
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
 
+DECOUPLED_OPTION = Option(
+    "decoupled",
+    False,
+    "Send pieces as they are made, over gRPC streams and /generate_stream; Triton's /infer then "
+    "refuses the model.",
+)
+"""What whoever answers in one piece or in many can be told."""
+
 
 @hookimpl
 def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
@@ -32,7 +40,7 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """Register Triton's dynamic batcher."""
+    """Register Triton's dynamic batcher, and batches that run to their end."""
     return [
         Batching(
             name="dynamic",
@@ -55,14 +63,25 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                     minimum=0,
                     maximum=INT32_MAX,
                 ),
+                DECOUPLED_OPTION,
+            ),
+        ),
+        Batching(
+            name="static",
+            summary="The next batch begins when the last request of this one is done",
+            runtime="llmserve.runtime.batch:BatchDriver",
+            prepare=_prepare_static,
+            inputs=(contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS),
+            options=(
                 Option(
-                    "decoupled",
-                    False,
-                    "Send pieces as they are made, over gRPC streams and /generate_stream; "
-                    "Triton's /infer then refuses the model.",
+                    "max_batch_size",
+                    32,
+                    "Most sequences under way at a time; others wait.",
+                    minimum=1,
+                    maximum=INT32_MAX,
                 ),
             ),
-        )
+        ),
     ]
 
 
@@ -99,4 +118,11 @@ def _prepare_dynamic(context: BuildContext) -> Mapping[str, Any]:
     if context.options["decoupled"]:
         context.config.model_transaction_policy.decoupled = True
         context.exchange = "stream"
+    return {}
+
+
+def _prepare_static(context: BuildContext) -> Mapping[str, Any]:
+    context.config.model_transaction_policy.decoupled = True
+    context.exchange = "stream"
+    context.config.dynamic_batching.SetInParent()
     return {}

@@ -60,7 +60,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """Register in-flight batching, and the static batching that it replaces."""
+    """Register in-flight batching; the static batching that it replaces is the core's."""
     return [
         Batching(
             name="iterative",
@@ -95,14 +95,6 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                 ),
             ),
         ),
-        Batching(
-            name="static",
-            summary="The next batch begins when the last request of this one is done",
-            runtime="llmserve.runtime.batch:BatchDriver",
-            prepare=_prepare_static,
-            inputs=_INPUTS,
-            options=(_SLOTS,),
-        ),
     ]
 
 
@@ -131,9 +123,3 @@ def _prepare_iterative(context: BuildContext) -> Mapping[str, Any]:
     from llmserve_iterative.prepare import prepare_iterative
 
     return prepare_iterative(context)
-
-
-def _prepare_static(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve_iterative.prepare import prepare_static
-
-    return prepare_static(context)
