@@ -6,6 +6,7 @@ who selects it; a name that two plugins register stops whoever selects it, and n
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from llmserve.naming import near
 from llmserve.plugins import BLOCKED, Plugin, find_plugins, reason
 from llmserve.roles import ROLES, Batching, Component, Formatter, Generator, Recipe, Tokenizer
 
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 C = TypeVar("C", bound="Component | Recipe")
 
 
@@ -136,6 +138,7 @@ class Registry:
                         raise PluginError(
                             f"{hook} returned a {type(component).__name__}, not a {kind.__name__}"
                         )
+                    _refuse_requirements(component)
                     yield Entry(component, role, plugin)
 
 
@@ -147,6 +150,16 @@ def role_of(kind: type[Any]) -> str:
 def _clash(same: list[Entry]) -> str:
     owners = " and by ".join(str(entry.plugin) for entry in same)
     return f"{same[0].role} {same[0].component.name!r} is registered by {owners}"
+
+
+def _refuse_requirements(component: Component | Recipe) -> None:
+    """What a component requires is looked up by name: a range would be found nowhere."""
+    for name in getattr(component, "requires", ()):
+        if not _DISTRIBUTION.fullmatch(name):
+            raise PluginError(
+                f"{component.name!r} requires {name!r}, which is no distribution's name",
+                mend="ranges and extras belong into the dependencies of its pyproject.toml",
+            )
 
 
 def _refuse_misspelt(plugin: Plugin) -> None:

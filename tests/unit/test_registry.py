@@ -91,6 +91,13 @@ def test_a_hook_with_arguments_that_it_does_not_get_is_told() -> None:
     assert "wanted" in problem_of(found, "acme")
 
 
+@pytest.mark.parametrize("required", ["tokenizers>=0.20", "torch[cpu]", "", "a b", "acme @ x"])
+def test_a_requirement_that_is_no_name_is_told(required: str) -> None:
+    made = Tokenizer(name="words", summary="", runtime="acme:T", requires=("numpy", required))
+    found = registry(acme=module(llmserve_register_tokenizers=lambda: [made]))
+    assert f"'words' requires {required!r}, which is no" in problem_of(found, "acme")
+
+
 def test_a_hook_that_raises_or_returns_something_else_breaks_its_plugin_alone() -> None:
     def fails() -> list[Tokenizer]:
         raise RuntimeError("no licence")
