@@ -94,6 +94,16 @@ class Registry:
         names = {c.name for c in self.all(kind)}
         raise PluginError(f"no {label} is called {name!r}", mend=near(name, names))
 
+    def part(self, kind: type[C], name: str, *, of: Recipe) -> C:
+        """Return a component that a recipe is made of; its name is nobody's slip of the pen."""
+        if not any(component.name == name for component in self.all(kind)):
+            raise PluginError(
+                f"recipe {of.name!r} is made with the {role_of(kind)} {name!r}, which no plugin "
+                "that can be used brings",
+                mend="install the package that does; `llmserve plugins` says what is left out",
+            )
+        return self.get(kind, name)
+
     def problems(self) -> list[str]:
         """Say what is wrong with the installed plugins, a line each."""
         broken = [f"plugin {p} cannot be used: {p.problem}" for p in self.plugins if p.problem]

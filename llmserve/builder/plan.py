@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from llmserve.builder.common import REQUEST_OPTIONS, SOURCE_OPTIONS
 from llmserve.builder.spec import BuildSpec
@@ -12,6 +13,8 @@ from llmserve.options import Option, Value, resolve
 from llmserve.registry import Registry
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
 from llmserve.runtime.contract import TEXT_INPUT, Tensor
+
+C = TypeVar("C", bound=Component)
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,11 @@ class Plan:
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     """Choose the components, resolve every option and refuse what cannot work together."""
     recipe = registry.recipe(spec.plugin)
-    generator = registry.generator(recipe.generator)
-    batching = registry.batching(spec.batching or recipe.batching)
+    generator = registry.part(Generator, recipe.generator, of=recipe)
+    batching = _chosen(registry, Batching, spec.batching, recipe.batching, recipe)
     _check_mode(generator, batching, registry)
-    tokenizer = registry.tokenizer(spec.tokenizer or recipe.tokenizer)
-    formatter = registry.formatter(spec.formatter or recipe.formatter)
+    tokenizer = _chosen(registry, Tokenizer, spec.tokenizer, recipe.tokenizer, recipe)
+    formatter = _chosen(registry, Formatter, spec.formatter, recipe.formatter, recipe)
     components = (tokenizer, generator, batching, formatter)
     options = _options(recipe, components)
     return Plan(
@@ -79,12 +82,16 @@ def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
     return _options(
         recipe,
         (
-            registry.tokenizer(recipe.tokenizer),
-            registry.generator(recipe.generator),
-            registry.batching(recipe.batching),
-            registry.formatter(recipe.formatter),
+            registry.part(Tokenizer, recipe.tokenizer, of=recipe),
+            registry.part(Generator, recipe.generator, of=recipe),
+            registry.part(Batching, recipe.batching, of=recipe),
+            registry.part(Formatter, recipe.formatter, of=recipe),
         ),
     )
+
+
+def _chosen(registry: Registry, kind: type[C], asked: str | None, own: str, recipe: Recipe) -> C:
+    return registry.get(kind, asked) if asked else registry.part(kind, own, of=recipe)
 
 
 def _options(recipe: Recipe, components: tuple[Component, ...]) -> list[Option]:

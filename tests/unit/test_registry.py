@@ -52,6 +52,17 @@ def test_an_unknown_name_gets_near_ones() -> None:
         found.tokenizer("word")
 
 
+def test_a_part_that_is_gone_is_told_with_its_recipe_and_not_as_a_slip_of_the_pen() -> None:
+    recipe = Recipe(
+        name="mixed", summary="", tokenizer="word", generator="", batching="", formatter=""
+    )
+    found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
+    with pytest.raises(PluginError, match=r"recipe 'mixed' .* 'word'.*: install") as caught:
+        found.part(Tokenizer, "word", of=recipe)
+    assert "did you mean" not in str(caught.value)
+    assert found.part(Tokenizer, "words", of=recipe).name == "words"
+
+
 def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
     found = registry(
         one=module(llmserve_register_tokenizers=lambda: [tokenizer("words"), tokenizer("a")]),
