@@ -9,7 +9,9 @@ import click
 
 @click.group()
 def plugin() -> None:
-    """Write a plugin of your own; `llmserve plugins` lists those that are installed.
+    """Write a plugin of your own.
+
+    `llmserve plugins` lists those that are installed.
 
     \b
     llmserve plugin new acme-words --role tokenizer

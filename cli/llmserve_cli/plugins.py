@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, shell_complete=recipe_names)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plugins(name: str | None, as_json: bool) -> None:
-    """List what plugins bring and where they come from, or all that one can be told.
+    """List what plugins bring, or all that one can be told.
 
-    Plugins that cannot be used are listed with the reason. LLMSERVE_PLUGINS names the only ones
+    Where each comes from is shown below. Plugins that cannot be used are listed with the reason. LLMSERVE_PLUGINS names the only ones
     to load, LLMSERVE_BLOCK_PLUGINS those to leave out: by name, or as DISTRIBUTION:NAME.
 
     \b
