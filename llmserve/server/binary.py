@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from llmserve.errors import ServerError
-from llmserve.server.launch import Launch, Own, inherited_environment, triton_args
+from llmserve.server.launch import Launch, Own, inherited_environment, server_command, triton_args
 from llmserve.server.settings import ServerSettings
 
 _USUAL = Path("/opt/tritonserver/bin/tritonserver")
@@ -26,9 +27,15 @@ def find() -> Path:
 def prepare(settings: ServerSettings, own: Own) -> Launch:
     """Return how to start it: with its own backends, in the environment as it is."""
     repository = str(settings.repository.resolve())
-    arguments = triton_args(settings, own, repository=repository)
+    server = find()
+    command = server_command(
+        settings, str(server), triton_args(settings, own), repository=repository
+    )
+    env = inherited_environment()
+    # A script calls the server by its name.
+    env["PATH"] = os.pathsep.join([str(server.parent), env.get("PATH", os.defpath)])
     return Launch(
-        argv=(str(find()), *arguments),
-        env=inherited_environment(),
+        argv=command,
+        env=env,
         kind="local",
     )

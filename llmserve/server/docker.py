@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmserve.container import HF_HOME, MODELS
 from llmserve.errors import ServerError
-from llmserve.server.launch import Launch, Own, inherited_environment, triton_args
+from llmserve.server.launch import Launch, Own, inherited_environment, server_command, triton_args
 from llmserve.server.ports import Ports
 from llmserve.server.settings import ServerSettings
 
@@ -78,8 +78,12 @@ def run_arguments(settings: ServerSettings, own: Own, *, gpus: bool) -> tuple[st
         "--shm-size=1g",
         *(("--gpus=all",) if gpus else ()),
         settings.image,
-        "tritonserver",
-        *triton_args(settings, replace(own, ports=_INSIDE), repository=MODELS),
+        *server_command(
+            settings,
+            "tritonserver",
+            triton_args(settings, replace(own, ports=_INSIDE)),
+            repository=MODELS,
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import sysconfig
 from importlib import metadata
@@ -15,6 +16,7 @@ from llmserve.server.settings import ServerSettings
 
 STAND_INS = Path(__file__).with_name("backends")
 """Backends written in Python under the names of those that the wheel does not bring."""
+_LIBRARY = "libtriton_python.so"
 _MEND = "pip install 'llmserve[embedded]' on Python 3.10 to 3.12, or use --runtime docker"
 
 
@@ -42,7 +44,7 @@ def find() -> Path:
 
 
 def compose(home: Path, scratch: Path) -> tuple[Path, Path]:
-    """Lay out the backends and libpython in ``scratch`` by links; return both folders.
+    """Lay out the backends and libpython in ``scratch``; return both folders.
 
     The Python backend looks for its stub beside itself, and the wheel keeps one stub for each
     Python version elsewhere.
@@ -51,8 +53,11 @@ def compose(home: Path, scratch: Path) -> tuple[Path, Path]:
     python = scratch / "backends" / "python"
     python.mkdir(parents=True)
     bundled = home / "backends" / "python"
-    for file in (bundled / "libtriton_python.so", bundled / "triton_python_backend_utils.py", stub):
+    for file in (bundled / "triton_python_backend_utils.py", stub):
         (python / file.name).symlink_to(file)
+    # A backend written in Python runs this library, and Triton refuses one that a link leads
+    # out of the folder of backends. It is small.
+    shutil.copyfile(bundled / _LIBRARY, python / _LIBRARY)
     for model in STAND_INS.glob("*/model.py"):
         (python.parent / model.parent.name).symlink_to(model.parent)
     library = _libpython()
@@ -94,7 +99,8 @@ def prepare(settings: ServerSettings, own: Own) -> Launch:
         argv=(
             str(home / "bin" / "tritonserver"),
             f"--backend-directory={backends}",
-            *triton_args(settings, own, repository=repository),
+            f"--model-repository={repository}",
+            *triton_args(settings, own),
         ),
         env=environment(home, libraries, inherit.write(own.scratch / "python")),
         kind="embedded",

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmserve.errors import ServerError
 from llmserve.server.ports import Ports
 from llmserve.server.settings import ServerSettings
 
 KEY_HEADER = "llmserve-key"
+SCRIPT = "launch.sh"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Launch:
     """A command that removes what killing the process cannot reach."""
 
 
-def triton_args(settings: ServerSettings, own: Own, *, repository: str) -> tuple[str, ...]:
+def triton_args(settings: ServerSettings, own: Own) -> tuple[str, ...]:
     """Return the arguments that are the same for every runtime.
 
     What reads or writes beyond inference is behind the key. Tracing and logging can be made to
@@ -47,7 +49,6 @@ def triton_args(settings: ServerSettings, own: Own, *, repository: str) -> tuple
     guarded = "shared-memory,trace,logging"
     args = [
         f"--id={own.name}",
-        f"--model-repository={repository}",
         f"--http-address={own.ports.host}",
         f"--http-port={own.ports.http}",
         f"--grpc-address={own.ports.host}",
@@ -68,6 +69,26 @@ def triton_args(settings: ServerSettings, own: Own, *, repository: str) -> tuple
         f"--grpc-restricted-protocol={guarded}:{KEY_HEADER}={own.key}",
     ]
     return (*args, *settings.extra_args)
+
+
+def server_command(
+    settings: ServerSettings, server: str, arguments: tuple[str, ...], *, repository: str
+) -> tuple[str, ...]:
+    """Return the command that starts the server, by a model's own script where it brings one.
+
+    An engine that runs in several processes needs a server, or a worker, for each of them. The
+    script takes the repository and what else the server is to be told.
+    """
+    scripts = sorted(path.parent.name for path in settings.repository.glob(f"*/{SCRIPT}"))
+    scripts = [name for name in scripts if not settings.models or name in settings.models]
+    if not scripts:
+        return (server, f"--model-repository={repository}", *arguments)
+    if len(scripts) > 1:
+        raise ServerError(
+            f"{' and '.join(scripts)} each start a server of several processes",
+            mend=f"serve one of them: --model {scripts[0]}",
+        )
+    return ("sh", f"{repository}/{scripts[0]}/{SCRIPT}", repository, *arguments)
 
 
 def inherited_environment() -> dict[str, str]:

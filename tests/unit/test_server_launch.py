@@ -11,7 +11,7 @@ import pytest
 
 from llmserve.errors import ServerError
 from llmserve.server import ServerSettings, docker, embedded, runtimes
-from llmserve.server.launch import Own, inherited_environment, triton_args
+from llmserve.server.launch import Own, inherited_environment, server_command, triton_args
 from llmserve.server.ports import Ports
 
 
@@ -25,7 +25,7 @@ def guarded(arguments: tuple[str, ...]) -> list[str]:
 
 
 def test_what_writes_is_always_behind_the_key(own: Own) -> None:
-    arguments = triton_args(ServerSettings(Path("m")), own, repository="/m")
+    arguments = triton_args(ServerSettings(Path("m")), own)
     assert len(guarded(arguments)) == 2
     for argument in guarded(arguments):
         assert "shared-memory,trace,logging" in argument
@@ -40,7 +40,7 @@ def test_what_writes_is_always_behind_the_key(own: Own) -> None:
 def test_where_models_can_be_loaded_that_is_behind_the_key(
     own: Own, settings: ServerSettings
 ) -> None:
-    arguments = triton_args(settings, own, repository="/m")
+    arguments = triton_args(settings, own)
     assert all("model-repository" in argument for argument in guarded(arguments))
     loaded = [argument for argument in arguments if argument.startswith("--load-model")]
     assert loaded == [f"--load-model={name}" for name in settings.models]
@@ -110,6 +110,23 @@ def test_python_path_is_absolute_for_a_server_in_another_folder(
     assert inherited_environment()["PYTHONPATH"] == expected
 
 
+def test_a_model_of_several_processes_brings_how_it_is_started(tmp_path: Path, own: Own) -> None:
+    settings = ServerSettings(tmp_path)
+    command = server_command(settings, "tritonserver", ("--id=x",), repository="/models")
+    assert command == ("tritonserver", "--model-repository=/models", "--id=x")
+    for name in ("llama", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "llama" / "launch.sh").touch()
+    command = server_command(settings, "tritonserver", ("--id=x",), repository="/models")
+    assert command == ("sh", "/models/llama/launch.sh", "/models", "--id=x")
+    assert "sh" in docker.run_arguments(settings, own, gpus=False)
+    (tmp_path / "other" / "launch.sh").touch()
+    with pytest.raises(ServerError, match="llama and other each start a server"):
+        server_command(settings, "tritonserver", (), repository="/models")
+    one = ServerSettings(tmp_path, models=("other",))
+    assert server_command(one, "tritonserver", (), repository="/m")[1] == "/m/other/launch.sh"
+
+
 def test_a_folder_of_backends_is_linked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_ins = tmp_path / "backends"
     (stand_ins / "acme").mkdir(parents=True)
@@ -117,11 +134,16 @@ def test_a_folder_of_backends_is_linked_in(tmp_path: Path, monkeypatch: pytest.M
     (stand_ins / "notes").mkdir()
     library = tmp_path / "libpython.so"
     library.touch()
+    bundled = tmp_path / "home" / "backends" / "python" / "libtriton_python.so"
+    bundled.parent.mkdir(parents=True)
+    bundled.touch()
     monkeypatch.setattr(embedded, "STAND_INS", stand_ins)
     monkeypatch.setattr(embedded, "_libpython", lambda: library)
     backends, libraries = embedded.compose(tmp_path / "home", tmp_path / "scratch")
     assert {path.name for path in backends.iterdir()} == {"python", "acme"}
     assert (backends / "acme" / "model.py").is_file()
+    # Triton follows no link out of the folder for the library that such a backend runs.
+    assert not (backends / "python" / "libtriton_python.so").is_symlink()
     assert [path.name for path in libraries.iterdir()] == ["libpython.so"]
 
 
