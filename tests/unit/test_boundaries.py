@@ -55,7 +55,21 @@ def test_the_client_imports_only_itself_and_the_errors(path: Path) -> None:
             assert is_in(module, "llmserve.client") or module == "llmserve.errors"
 
 
-@pytest.mark.parametrize("path", sources(CORE / "server"), ids=lambda path: path.name)
+BACKENDS = sources(CORE / "server" / "backends")
+
+
+@pytest.mark.parametrize("path", BACKENDS, ids=lambda path: str(path.relative_to(CORE)))
+def test_stand_ins_are_made_of_the_runtime(path: Path) -> None:
+    """They run inside Triton; what plugins offer they find through the registry."""
+    for module in imports(path):
+        if is_in(module, "llmserve"):
+            ours = is_in(module, "llmserve.server.backends") or is_in(module, "llmserve.runtime")
+            assert ours or module in {"llmserve.errors", "llmserve.registry", "llmserve.demo"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted({*sources(CORE / "server")} - {*BACKENDS}), ids=lambda path: path.name
+)
 def test_the_server_imports_only_itself_and_the_errors(path: Path) -> None:
     for module in imports(path):
         if is_in(module, "llmserve"):
