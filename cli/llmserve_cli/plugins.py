@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def plugins(name: str | None, as_json: bool) -> None:
     """List what plugins bring, or all that one can be told.
 
-    Where each comes from is shown below. Plugins that cannot be used are listed with the reason. LLMSERVE_PLUGINS names the only ones
-    to load, LLMSERVE_BLOCK_PLUGINS those to leave out: by name, or as DISTRIBUTION:NAME.
+    Below stands where the code of each comes from; one that cannot be used is listed with the
+    reason. LLMSERVE_PLUGINS names the only ones to load, LLMSERVE_BLOCK_PLUGINS those to leave
+    out: by name, or as DISTRIBUTION:NAME.
 
     \b
     llmserve plugins
