@@ -100,7 +100,7 @@ class Flight:
             "num_input_tokens": np.array([[len(r.prompt_ids)] for r in self.rows], np.int32),
             "num_output_tokens": np.array([[len(r.said)] for r in self.rows], np.int32),
         }
-        names = [name for name in outputs if name in self.wanted]
+        names = [name for name in outputs if not self.wanted or name in self.wanted]
         return [self._pb.Tensor(n, known.get(n, self._nothing(n, len(pieces)))) for n in names]
 
     def _nothing(self, name: str, rows: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from llmserve.runtime.generation import STOP, Generation
 from llmserve.runtime.params import Params
@@ -64,8 +65,9 @@ class Tokens(Generation):
         self._stops = [list(ids) for ids in stop_ids if ids]
         self._told = 0
 
-    def push(self, token_id: int) -> None:
-        """Take the next token."""
+    def push(self, token_id: int, logits: Any = None) -> None:
+        """Take the next token; nobody is told of its logits."""
+        del logits
         super().push(token_id)
         if self.done or len(self.token_ids) < self.params.min_tokens:
             return

@@ -1,0 +1,152 @@
+"""The commands that build an engine, for the version at hand: its own tools and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import IncompatibleError
+from llmserve_trtllm.batching import INFLIGHT
+from llmserve_trtllm.models.target import Target
+from llmserve_trtllm.versions import FIRST_LLMAPI, Version
+
+PYTHON = "python3"
+"""Stands for the Python that runs this, where the commands are run here."""
+_FAMILIES = {
+    "baichuan": "baichuan",
+    "bloom": "bloom",
+    "chatglm": "chatglm",
+    "falcon": "falcon",
+    "gemma": "gemma",
+    "gpt2": "gpt",
+    "gpt_bigcode": "gpt",
+    "gpt_neox": "gptneox",
+    "gptj": "gptj",
+    "internlm2": "internlm2",
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "mpt": "mpt",
+    "opt": "opt",
+    "phi": "phi",
+    "phi3": "phi",
+    "qwen2": "qwen",
+}
+"""Which folder of TensorRT-LLM's examples converts which family of models."""
+_FIRST_CORE = Version(0, 19)
+"""From here on those folders lie under ``models/core``."""
+_WEIGHT_ONLY = {"int8": "int8", "int4": "int4"}
+_CALIBRATED = {"fp8", "int4_awq", "int8_sq"}
+
+
+def build_commands(target: Target, model: Path, model_type: str, engine: Path) -> list[list[str]]:
+    """Return the commands, in the order in which they are run."""
+    options = target.options
+    if target.version >= FIRST_LLMAPI:
+        return [[PYTHON, "-c", _script(options, model, engine)]]
+    family = _FAMILIES.get(model_type)
+    if family is None:
+        raise IncompatibleError(
+            f"it is not known which of TensorRT-LLM's examples converts {model_type or 'this'}",
+            mend="build the engine yourself and give it with --set engine=DIR",
+        )
+    examples = str(options["examples"])
+    if target.is_first:
+        return _first(target, model, family, engine, examples)
+    if target.version >= _FIRST_CORE:
+        family = f"models/core/{family}"
+    checkpoint = engine.with_name(f"{engine.name}-checkpoint")
+    return [
+        _convert(options, model, family, checkpoint, examples, model_type),
+        _build(target, checkpoint, engine),
+    ]
+
+
+def _first(
+    target: Target, model: Path, family: str, engine: Path, examples: str
+) -> list[list[str]]:
+    """0.5.0 builds in one go, by a script of each family's own."""
+    options = target.options
+    quantization = str(options["quantization"])
+    if quantization and quantization not in _WEIGHT_ONLY:
+        raise IncompatibleError(
+            f"0.5.0 is built here without {quantization}",
+            mend="choose int8 or int4, or build for a later version",
+        )
+    world = int(options["tensor_parallel"]) * int(options["pipeline_parallel"])
+    dtype = str(options["dtype"])
+    command = [
+        PYTHON, f"{examples}/{family}/build.py", "--model_dir", str(model), "--dtype", dtype,
+        "--use_gpt_attention_plugin", dtype, "--use_gemm_plugin", dtype,
+        "--max_batch_size", str(options["max_batch_size"]),
+        "--max_input_len", str(options["max_input_len"]),
+        "--max_output_len", str(int(options["max_seq_len"]) - int(options["max_input_len"])),
+        "--max_beam_width", str(options["max_beam_width"]),
+        "--world_size", str(world), "--tp_size", str(options["tensor_parallel"]),
+        "--pp_size", str(options["pipeline_parallel"]), "--output_dir", str(engine),
+    ]  # fmt: skip
+    if target.batching == INFLIGHT:
+        command += ["--remove_input_padding", "--use_inflight_batching", "--paged_kv_cache"]
+    if quantization:
+        command += ["--use_weight_only", "--weight_only_precision", quantization]
+    return [command]
+
+
+def _convert(
+    options: Mapping[str, Any], model: Path, family: str, checkpoint: Path, examples: str, kind: str
+) -> list[str]:
+    quantization = str(options["quantization"])
+    parallel = ["--tp_size", str(options["tensor_parallel"])]
+    parallel += ["--pp_size", str(options["pipeline_parallel"])]
+    ends = ["--model_dir", str(model), "--output_dir", str(checkpoint)]
+    ends += ["--dtype", str(options["dtype"]), *parallel]
+    if quantization in _CALIBRATED:
+        script = f"{examples}/quantization/quantize.py"
+        return [PYTHON, script, *ends, "--qformat", quantization]
+    command = [PYTHON, f"{examples}/{family}/convert_checkpoint.py", *ends]
+    if kind == "gpt2":
+        command += ["--gpt_variant", "gpt2"]
+    if quantization:
+        command += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY[quantization]]
+    return command
+
+
+def _build(target: Target, checkpoint: Path, engine: Path) -> list[str]:
+    options = target.options
+    world = int(options["tensor_parallel"]) * int(options["pipeline_parallel"])
+    dtype = str(options["dtype"])
+    command = [
+        "trtllm-build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(engine),
+        "--gpt_attention_plugin", dtype, "--gemm_plugin", dtype,
+        "--max_batch_size", str(options["max_batch_size"]),
+        "--max_input_len", str(options["max_input_len"]),
+        "--max_seq_len", str(options["max_seq_len"]),
+        "--max_beam_width", str(options["max_beam_width"]),
+        "--workers", str(world),
+    ]  # fmt: skip
+    if target.batching == INFLIGHT:
+        command += ["--remove_input_padding", "enable", "--paged_kv_cache", "enable"]
+    return command
+
+
+def _script(options: Mapping[str, Any], model: Path, engine: Path) -> str:
+    """From 1.0 on the LLM API builds, and the examples' scripts are not needed."""
+    quantization = str(options["quantization"])
+    quant = ""
+    if quantization:
+        names = {"fp8": "FP8", "int4_awq": "W4A16_AWQ", "int8": "W8A16", "int4": "W4A16",
+                 "int8_sq": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"}  # fmt: skip
+        quant = f", quant_config=QuantConfig(quant_algo=QuantAlgo.{names[quantization]})"
+    limits = ", ".join(
+        f"{name}={options[name]}"
+        for name in ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
+    )
+    return (
+        "from tensorrt_llm._tensorrt_engine import LLM; "
+        "from tensorrt_llm.llmapi import BuildConfig, QuantAlgo, QuantConfig; "
+        f"LLM({str(model)!r}, dtype={str(options['dtype'])!r}, "
+        f"tensor_parallel_size={options['tensor_parallel']}, "
+        f"pipeline_parallel_size={options['pipeline_parallel']}, "
+        f"build_config=BuildConfig({limits}){quant}).save({str(engine)!r})"
+    )

@@ -1,0 +1,1 @@
+"""The configurations of the ensemble's models, each filled field by field for one version."""

@@ -1,0 +1,1 @@
+"""What runs inside Triton beside the engine: it reads requests, asks, and writes answers."""

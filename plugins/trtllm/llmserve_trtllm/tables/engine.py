@@ -1,0 +1,128 @@
+"""The model ``tensorrt_llm``: what the engine backend reads and answers.
+
+0.5.0 is as its template has it. 0.12 is what the templates of the release before it had, with what
+is known to have changed in 0.12; whatever else came with 0.12 to 0.18 is left out, which costs
+a wish and breaks nothing. 0.19 and the line of 1.2 are as their templates have them.
+"""
+
+from __future__ import annotations
+
+from llmserve_trtllm.tables.row import ENCODER, LOGITS, PROMPT_TABLE, Row, free, scalar
+
+INPUTS_0_5 = (
+    Row("input_ids", "INT32", (-1,)),
+    Row("input_lengths", "INT32", reshape=True),
+    Row("request_output_len", "UINT32"),
+    scalar("end_id", "UINT32"),
+    scalar("pad_id", "UINT32"),
+    scalar("beam_width", "UINT32"),
+    scalar("temperature", "FP32"),
+    scalar("runtime_top_k", "UINT32"),
+    scalar("runtime_top_p", "FP32"),
+    scalar("len_penalty", "FP32"),
+    scalar("repetition_penalty", "FP32"),
+    scalar("min_length", "UINT32"),
+    scalar("presence_penalty", "FP32"),
+    scalar("random_seed", "UINT64"),
+    Row("stop", "BOOL", optional=True),
+    Row("streaming", "BOOL", optional=True),
+)
+OUTPUTS_0_5 = (Row("output_ids", "INT32", (-1, -1)),)
+
+INPUTS = (
+    Row("input_ids", "INT32", (-1,), ragged=True, until="0.19"),
+    free("input_ids", "INT32", since="0.19"),
+    free("encoder_input_features", ENCODER, -1, -1, since="0.19"),
+    scalar("encoder_output_lengths", "INT32", since="0.19"),
+    Row("input_lengths", "INT32", reshape=True),
+    Row("request_output_len", "INT32", reshape=True),
+    scalar("num_return_sequences", "INT32", since="0.19"),
+    free("draft_input_ids", "INT32"),
+    free("decoder_input_ids", "INT32"),
+    scalar("decoder_input_lengths", "INT32"),
+    free("draft_logits", LOGITS, -1, -1),
+    scalar("draft_acceptance_threshold", "FP32"),
+    scalar("end_id", "INT32"),
+    scalar("pad_id", "INT32"),
+    free("stop_words_list", "INT32", 2, -1),
+    free("bad_words_list", "INT32", 2, -1),
+    free("embedding_bias", "FP32"),
+    scalar("beam_width", "INT32"),
+    scalar("temperature", "FP32"),
+    scalar("runtime_top_k", "INT32"),
+    scalar("runtime_top_p", "FP32"),
+    scalar("runtime_top_p_min", "FP32"),
+    scalar("runtime_top_p_decay", "FP32"),
+    scalar("runtime_top_p_reset_ids", "INT32"),
+    scalar("len_penalty", "FP32"),
+    scalar("early_stopping", "BOOL"),
+    scalar("repetition_penalty", "FP32"),
+    scalar("min_length", "INT32", until="1.2"),
+    scalar("min_tokens", "INT32", since="0.20"),
+    scalar("beam_search_diversity_rate", "FP32"),
+    scalar("presence_penalty", "FP32"),
+    scalar("frequency_penalty", "FP32"),
+    scalar("random_seed", "UINT64", until="1.2"),
+    scalar("seed", "UINT64", since="0.20"),
+    scalar("return_log_probs", "BOOL"),
+    scalar("return_context_logits", "BOOL"),
+    scalar("return_generation_logits", "BOOL"),
+    scalar("return_perf_metrics", "BOOL", since="0.19"),
+    scalar("return_num_input_tokens", "BOOL", since="1.2"),
+    scalar("return_num_output_tokens", "BOOL", since="1.2"),
+    scalar("exclude_input_in_output", "BOOL", since="0.19"),
+    scalar("stop", "BOOL"),
+    scalar("streaming", "BOOL"),
+    free("prompt_embedding_table", PROMPT_TABLE, -1, -1),
+    free("prompt_table_extra_ids", "UINT64", since="0.19"),
+    scalar("prompt_vocab_size", "INT32"),
+    free("cross_attention_mask", "BOOL", -1, -1, since="0.19"),
+    Row("mrope_rotary_cos_sin", "FP32", (-1,), optional=True, since="0.19"),
+    Row("mrope_position_deltas", "INT64", optional=True, since="0.19"),
+    scalar("lora_task_id", "UINT64"),
+    free("lora_weights", "FP16", -1, -1),
+    free("lora_config", "INT32", -1, 3),
+    free("context_phase_params", "UINT8", since="0.19"),
+    free("skip_cross_attn_blocks", "BOOL", 1, since="0.19"),
+    free("retention_token_range_starts", "INT32", since="0.19"),
+    free("retention_token_range_ends", "INT32", since="0.19"),
+    free("retention_token_range_priorities", "INT32", since="0.19"),
+    free("retention_token_range_durations_ms", "INT32", since="0.19"),
+    free("retention_decode_priority", "INT32", 1, since="0.19"),
+    free("retention_decode_duration_ms", "INT32", 1, since="0.19"),
+    free("guided_decoding_guide_type", "STRING", 1, since="0.19"),
+    free("guided_decoding_guide", "STRING", 1, since="0.19"),
+    free("lookahead_window_size", "INT32", 1, since="0.19"),
+    free("lookahead_ngram_size", "INT32", 1, since="0.19"),
+    free("lookahead_verification_set_size", "INT32", 1, since="0.19"),
+)
+
+PERF_OUTPUTS = (
+    Row("kv_cache_alloc_new_blocks", "INT32", since="0.19"),
+    Row("kv_cache_reused_blocks", "INT32", since="0.19"),
+    Row("kv_cache_alloc_total_blocks", "INT32", since="0.19"),
+    Row("arrival_time_ns", "INT64", since="0.19"),
+    Row("first_scheduled_time_ns", "INT64", since="0.19"),
+    Row("first_token_time_ns", "INT64", since="0.19"),
+    Row("last_token_time_ns", "INT64", since="0.19"),
+    Row("acceptance_rate", "FP32", since="0.19"),
+    Row("total_accepted_draft_tokens", "INT32", since="0.19"),
+    Row("total_draft_tokens", "INT32", since="0.19"),
+    Row("num_input_tokens", "INT32", since="1.2"),
+    Row("num_output_tokens", "INT32", since="1.2"),
+)
+SCORE_OUTPUTS = (
+    Row("cum_log_probs", "FP32", (-1,)),
+    Row("output_log_probs", "FP32", (-1, -1)),
+    Row("context_logits", LOGITS, (-1, -1)),
+    Row("generation_logits", LOGITS, (-1, -1, -1)),
+    Row("batch_index", "INT32"),
+    Row("sequence_index", "INT32", since="0.19"),
+)
+OUTPUTS = (
+    Row("output_ids", "INT32", (-1, -1)),
+    Row("sequence_length", "INT32", (-1,)),
+    *SCORE_OUTPUTS,
+    Row("context_phase_params", "UINT8", (-1,), since="0.19"),
+    *PERF_OUTPUTS,
+)

@@ -1,0 +1,181 @@
+"""The whole ensemble on a real Triton, with the stand-in where an engine would be."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient import grpc as triton_grpc
+
+from llmserve.errors import RequestRejectedError
+from llmserve.testing import LiveTriton
+
+ENGINES = Path(__file__).with_name("trtllm_builds") / "engines"
+PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capital of France is")
+WAYS: dict[str, dict[str, Any]] = {
+    "inflight": {"engine": str(ENGINES / "1.2")},
+    "static": {"engine": str(ENGINES / "0.12"), "trtllm_version": "0.12", "batching": "static"},
+    "first": {"engine": str(ENGINES / "0.5"), "trtllm_version": "0.5.0"},
+    "between": {"engine": str(ENGINES / "0.19"), "trtllm_version": "0.19"},
+    "streaming": {"engine": str(ENGINES / "1.2"), "decoupled": True},
+    "llmapi": {"layout": "llmapi", "stand_in": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_greedy_answers_are_those_of_generate(triton: LiveTriton, way: str) -> None:
+    hf, model = triton.build("hf"), triton.build("trtllm", **WAYS[way])
+    for prompt in PROMPTS:
+        expected = triton.client.generate(hf, prompt, max_tokens=48)
+        answer = triton.client.generate(model, prompt, max_tokens=48)
+        assert answer.text == expected.text
+        assert answer.finish_reason == expected.finish_reason
+        assert answer.input_tokens == expected.input_tokens
+        # TensorRT-LLM does not tell the token that ends an answer, and so does not count it.
+        ended = expected.finish_reason == "stop"
+        assert answer.output_tokens == (expected.output_tokens or 0) - ended
+
+
+@pytest.mark.parametrize("way", ["inflight", "static", "first", "streaming"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"stop_words": ["ship", "the"]},
+        {"stop_words": [" is"], "min_tokens": 4},
+        {"bad_words": ["building", "a"]},
+        {"exclude_input_in_output": False},
+        {"repetition_penalty": 1.3},
+        {"ignore_eos": True},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_wishes_are_honoured_as_generate_does(
+    triton: LiveTriton, way: str, asked: dict[str, Any]
+) -> None:
+    if way == "first" and "bad_words" in asked:
+        pytest.skip("its engine takes no words")
+    hf, model = triton.build("hf"), triton.build("trtllm", **WAYS[way])
+    for prompt in PROMPTS[:2]:
+        expected = triton.client.generate(hf, prompt, max_tokens=24, **asked)
+        answer = triton.client.generate(model, prompt, max_tokens=24, **asked)
+        assert (answer.text, answer.finish_reason) == (expected.text, expected.finish_reason)
+
+
+def test_the_same_seed_gives_the_same_text(triton: LiveTriton) -> None:
+    model = triton.build("trtllm", **WAYS["inflight"])
+    asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "top_k": 50}
+    texts = [triton.client.generate(model, PROMPTS[0], seed=s, **asked).text for s in (3, 3, 4)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def order_of_ends(triton: LiveTriton, model: str) -> list[str]:
+    """Ask for a long answer and, once it is under way, for a short one."""
+    ends: list[str] = []
+
+    def ask(name: str, tokens: int, began: Callable[[], object] = lambda: None) -> None:
+        for _ in triton.client.stream(model, PROMPTS[0], max_tokens=tokens, ignore_eos=True):
+            began()
+        ends.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        first: queue.Queue[None] = queue.Queue()
+        long = pool.submit(ask, "long", 300, lambda: first.put(None))
+        first.get(timeout=60)
+        pool.submit(ask, "short", 5).result()
+        long.result()
+    return ends
+
+
+def test_a_request_joins_in_flight_and_waits_for_a_static_batch(triton: LiveTriton) -> None:
+    in_flight = triton.build("trtllm", **WAYS["streaming"])
+    static = triton.build("trtllm", **WAYS["static"], decoupled=True)
+    assert order_of_ends(triton, in_flight) == ["short", "long"]
+    assert order_of_ends(triton, static) == ["long", "short"]
+
+
+def test_requests_join_in_flight_where_answers_come_in_one_piece(triton: LiveTriton) -> None:
+    model = triton.build("trtllm", **WAYS["inflight"])
+    ends: list[str] = []
+
+    def ask(name: str, tokens: int) -> None:
+        triton.client.generate(model, PROMPTS[0], max_tokens=tokens, ignore_eos=True)
+        ends.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(ask, "long", 400)
+        pool.submit(ask, "short", 1)
+    assert ends == ["short", "long"]
+
+
+def test_nvidias_plain_wiring_streams_too(triton: LiveTriton) -> None:
+    """Of a piece only the text is known: spaces are kept, and nothing is said of its end."""
+    model = triton.build("trtllm", **WAYS["streaming"], stream_through="ensemble")
+    whole = triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=24)
+    pieces = list(triton.client.stream(model, PROMPTS[0], max_tokens=24))
+    assert len(pieces) > 5
+    assert "".join(piece.text for piece in pieces) == whole.text
+
+
+def test_the_tutorials_client_runs_unchanged_on_its_version(triton: LiveTriton) -> None:
+    """What the client of the TensorRT-LLM tutorial sends: tensors, and lengths without a sign."""
+    model = triton.build("trtllm", **WAYS["first"])
+    answers: queue.Queue[Any] = queue.Queue()
+    inputs = []
+    for name, value in (
+        ("text_input", np.array([[PROMPTS[0]]], object)),
+        ("max_tokens", np.array([[12]], np.uint32)),
+        ("bad_words", np.array([[""]], object)),
+        ("stop_words", np.array([[""]], object)),
+    ):
+        kind = "UINT32" if name == "max_tokens" else "BYTES"
+        tensor = triton_grpc.InferInput(name, value.shape, kind)
+        tensor.set_data_from_numpy(value)
+        inputs.append(tensor)
+    with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
+        client.start_stream(callback=lambda result, error: answers.put(error or result))
+        client.async_stream_infer(model, inputs)
+        answer = answers.get(timeout=60)
+        client.stop_stream()
+    text = answer.as_numpy("text_output")
+    assert text.shape == (1, 1, 1)
+    expected = triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
+    assert text.reshape(-1)[0].decode() == expected
+
+
+@pytest.mark.parametrize(
+    ("way", "asked", "message"),
+    [
+        ("inflight", {"max_tokens": 5000}, "context of 512"),
+        ("inflight", {"min_p": 0.5}, "does not take min_p"),
+        ("inflight", {"temperatur": 0.5}, "did you mean 'temperature'"),
+        ("inflight", {"beam_width": 2}, "beam_width must be from 1 to 1"),
+        ("first", {"frequency_penalty": 0.5}, "has no frequency_penalty"),
+        ("streaming", {"top_k": 4096}, "top_k must be at most 1024"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(
+    triton: LiveTriton, way: str, asked: dict[str, Any], message: str
+) -> None:
+    model = triton.build("trtllm", **WAYS[way])
+    with pytest.raises(RequestRejectedError, match=message) as caught:
+        triton.client.generate(model, PROMPTS[0], **asked)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_longer_than_the_engine_takes_is_refused_with_its_number(
+    triton: LiveTriton,
+) -> None:
+    model = triton.build("trtllm", **WAYS["first"])
+    with pytest.raises(RequestRejectedError, match="the engine takes 384 of its context of 512"):
+        triton.client.generate(model, "word " * 400, max_tokens=4)
+
+
+def test_the_stand_in_says_what_it_is(triton: LiveTriton) -> None:
+    model = triton.build("trtllm", **WAYS["inflight"])
+    log = triton.server.log_file.read_text(errors="replace")
+    assert f"{model}_tensorrt_llm: this is llmserve's stand-in for TensorRT-LLM" in log

@@ -1,0 +1,253 @@
+"""The models around the engine, each by itself and without Triton."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.runtime.params import Params
+from llmserve.runtime.protocols import Parts
+from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
+from llmserve.testing.values import FakeResponse, FakeTensor
+from llmserve_trtllm.runtime.bls import Orchestrator
+from llmserve_trtllm.runtime.postprocessing import Postprocessing
+from llmserve_trtllm.runtime.preprocessing import Preprocessing
+from llmserve_trtllm.runtime.remote import RemoteEngine
+from llmserve_trtllm.runtime.wishes import Wishes
+from llmserve_trtllm.runtime.words import word_ids, word_tensor, words_of
+
+LIMITS = {
+    "max_seq_len": 64, "max_input_len": 32, "vocab_size": 256, "max_beam_width": 1,
+    "eos_ids": [0, 7], "pad_id": None,
+}  # fmt: skip
+WISHES = {"end_id": "INT32", "pad_id": "INT32", "temperature": "FP32", "top_k": "INT32"}
+READ = {
+    "names": {"QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens",
+              "STOP_WORDS_DICT": "stop_words", "BAD_WORDS_DICT": "bad_words"},
+    "kinds": {"REQUEST_OUTPUT_LEN": "INT32", "EMBEDDING_BIAS": "FP32", "REQUEST": "STRING"},
+    "wishes": WISHES, "no_end": -1, "streams": False,
+}  # fmt: skip
+ASKED = ("temperature", "top_k", "seed", "ignore_eos", "end_id", "bad_words", "min_tokens")
+
+
+def engine() -> RemoteEngine:
+    return RemoteEngine(LIMITS, Path())
+
+
+def parts(**changes: Any) -> Parts:
+    return replace(make_parts(engine(), inputs=ASKED, decoupled=False), **changes)
+
+
+def read(request: FakeRequest, **settings: Any) -> Any:
+    stage = Preprocessing({**READ, **settings}, Path())
+    stage.start(parts())
+    return stage.execute([request])[0]
+
+
+def tensors(response: Any) -> dict[str, Any]:
+    assert response.error is None, response.error.message()
+    return dict(response.tensors)
+
+
+def texts(*rows: list[str]) -> Any:
+    return np.array([[text.encode() for text in row] for row in rows], object)
+
+
+def test_prompts_of_different_lengths_are_filled_up_behind() -> None:
+    given = tensors(read(FakeRequest({"QUERY": texts(["ab"], ["abcd"])})))
+    assert given["INPUT_ID"].tolist() == [[97, 98, 0, 0], [97, 98, 99, 100]]
+    assert given["REQUEST_INPUT_LEN"].tolist() == [[2], [4]]
+    assert given["REQUEST_OUTPUT_LEN"].tolist() == [[8], [8]]
+    assert given["OUT_END_ID"].tolist() == [[0], [0]]
+
+
+def test_words_are_encoded_as_the_backend_reads_them() -> None:
+    request = FakeRequest({"QUERY": texts(["a"]), "STOP_WORDS_DICT": texts(["x", ""])})
+    stops = tensors(read(request))["STOP_WORDS_IDS"]
+    # In both of its forms, without a BOS; the model's other end is a word too.
+    assert words_of(stops[0]) == [[120], [32, 120], [7]]
+    assert stops.dtype == np.int32
+
+
+def test_no_words_are_no_columns() -> None:
+    assert word_tensor([[], []]).shape == (2, 2, 0)
+    assert word_ids([], ByteTokenizer()) == []
+
+
+def test_without_an_end_the_engine_gets_none() -> None:
+    given = tensors(read(FakeRequest({"QUERY": texts(["a"])}, ignore_eos=True)))
+    assert given["OUT_END_ID"].tolist() == [[-1]]
+    assert words_of(given["STOP_WORDS_IDS"][0]) == []
+
+
+def test_a_bias_is_a_number_for_every_id() -> None:
+    words, weights = texts(["ab"]), np.array([[2.5]], np.float32)
+    request = FakeRequest(
+        {"QUERY": texts(["a"]), "EMBEDDING_BIAS_WORDS": words, "EMBEDDING_BIAS_WEIGHTS": weights}
+    )
+    bias = tensors(read(request))["EMBEDDING_BIAS"]
+    assert bias.shape == (1, 256)
+    assert np.flatnonzero(bias[0]).tolist() == [97, 98]
+    assert tensors(read(FakeRequest({"QUERY": texts(["a"])})))["EMBEDDING_BIAS"].shape == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "asked", "message"),
+    [
+        (
+            {"QUERY": texts(["a" * 33])},
+            {},
+            "has 33 tokens and the engine takes 32 of its context of 64",
+        ),
+        ({"QUERY": texts([""])}, {}, "text_input is empty"),
+        ({"QUERY": texts(["a"])}, {"max_tokens": 64}, "ask for at most 63"),
+        ({"QUERY": texts(["a"])}, {"stream": True}, "decoupled=true"),
+        ({"QUERY": texts(["a"])}, {"min_tokens": 5}, "has no min_tokens"),
+    ],
+)
+def test_what_cannot_be_served_costs_the_engine_nothing(
+    inputs: dict[str, Any], asked: dict[str, Any], message: str
+) -> None:
+    response = read(FakeRequest(inputs, **asked))
+    assert message in response.error.message()
+
+
+def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
+    wishes = Wishes({"temperature": "FP32", "top_k": "INT32", "top_p": "FP32", "seed": "UINT64"})
+    for params in (Params(), Params(temperature=0.0), Params(top_k=1, temperature=2.0)):
+        values = wishes.values(params)
+        assert (values["temperature"], values["top_k"], values["top_p"]) == (1.0, 1, 1.0)
+    values = wishes.values(Params(temperature=0.5, top_p=0.9, seed=3))
+    assert (values["temperature"], values["top_k"], values["seed"]) == (0.5, 0, 3)
+    seeds = {wishes.values(Params(temperature=1.0))["seed"] for _ in range(8)}
+    assert len(seeds) == 8, "the engine's own seed is always the same"
+
+
+TOLD = {
+    "prompt": "", "stop": [], "min_tokens": 0, "input_tokens": 2, "context": [97, 98],
+    "max_tokens": 8, "end": [0],
+}  # fmt: skip
+
+
+def write(ids: list[int], *, told: dict[str, Any] | None, **settings: Any) -> dict[str, Any]:
+    stage = Postprocessing({"engine_echoes": False, "nested": False, **settings}, Path())
+    stage.start(parts())
+    inputs: dict[str, Any] = {
+        "TOKENS_BATCH": np.array([[ids]], np.int32),
+        "SEQUENCE_LENGTH": np.array([[len(ids)]], np.int32),
+    }
+    if told is not None:
+        inputs["REQUEST"] = texts([json.dumps(told)])
+    return tensors(stage.execute([FakeRequest(inputs)])[0])
+
+
+@pytest.mark.parametrize(
+    ("ids", "told", "expected"),
+    [
+        (list(b"hello"), {}, (b"hello", b"stop", 5)),
+        ([*b"hello", 0], {}, (b"hello", b"stop", 6)),
+        (list(b"12345678"), {}, (b"12345678", b"length", 8)),
+        (list(b"say STOP"), {"stop": ["STOP"]}, (b"say ", b"stop", 8)),
+        (list(b"ab"), {"prompt": "ab: "}, (b"ab: ab", b"stop", 2)),
+        ([*"é".encode()], {}, ("é".encode(), b"stop", 2)),
+    ],
+)
+def test_an_answer_is_told_with_its_end_and_its_tokens(
+    ids: list[int], told: dict[str, Any], expected: tuple[bytes, bytes, int]
+) -> None:
+    said = write(ids, told={**TOLD, **told})
+    found = (said["OUTPUT"][0, 0], said["FINISH_REASON"][0, 0], said["NUM_OUTPUT_TOKENS"][0, 0])
+    assert found == expected
+    assert said["NUM_INPUT_TOKENS"][0, 0] == 2
+
+
+def test_the_prompts_tokens_are_cut_off_where_the_engine_sends_them() -> None:
+    said = write([97, 98, *b"hi", 0, 0, 0], told=TOLD, engine_echoes=True, nested=True)
+    assert said["OUTPUT"].shape == (1, 1, 1)
+    assert said["OUTPUT"][0, 0, 0] == b"hi"
+
+
+def test_a_piece_keeps_its_leading_space() -> None:
+    class Piecewise(ByteTokenizer):
+        """Like those that drop the space before a text's first word."""
+
+        def decode(self, ids: Any) -> str:
+            return super().decode(ids).removeprefix(" ")
+
+    stage = Postprocessing({"engine_echoes": False, "nested": False}, Path())
+    stage.start(parts(tokenizer=Piecewise()))
+    inputs = {
+        "TOKENS_BATCH": np.array([[list(b" cat")]], np.int32),
+        "SEQUENCE_LENGTH": np.array([[4]], np.int32),
+    }
+    assert tensors(stage.execute([FakeRequest(inputs)])[0])["OUTPUT"][0, 0] == b" cat"
+
+
+FRONT = {
+    "wishes": WISHES, "no_end": -1, "streams": True, "engine_model": "tensorrt_llm",
+    "inside": {"end_id": "end_id", "pad_id": "pad_id", "temperature": "temperature",
+               "top_k": "runtime_top_k"},
+    "engine_kinds": {"input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32",
+                     "end_id": "INT32", "runtime_top_k": "INT32", "streaming": "BOOL",
+                     "stop_words_list": "INT32", "output_ids": "INT32",
+                     "sequence_length": "INT32"},
+    "engine_echoes": False, "threads": 4,
+}  # fmt: skip
+
+
+def ask(pieces: list[bytes], **asked: Any) -> tuple[list[str], FakeRequest, list[Any]]:
+    """Ask through the orchestrator; the engine answers with these bytes as tokens."""
+    seen: list[Any] = []
+
+    def answer(request: Any) -> list[FakeResponse]:
+        seen.append({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+        return [
+            FakeResponse([
+                FakeTensor("output_ids", np.array([[list(piece)]], np.int32)),
+                FakeTensor("sequence_length", np.array([[len(piece)]], np.int32)),
+            ])
+            for piece in pieces
+        ]  # fmt: skip
+
+    backend = FakeBackendUtils(models={"tensorrt_llm": answer})
+    front = Orchestrator(FRONT, Path())
+    front.start(parts(pb_utils=backend, decoupled=True))
+    request = FakeRequest({"text_input": texts(["ab"])}, **asked)
+    front.execute([request])
+    deadline = time.monotonic() + 10
+    while not request.closed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    front.finalize()
+    said = [response.texts[0] for response in request.responses]
+    return said, request, seen
+
+
+def test_a_character_in_two_pieces_is_put_together() -> None:
+    euro = "€".encode()
+    said, request, _ = ask([b"a " + euro[:1], euro[1:2], euro[2:] + b" b", b"\0"], stream=True)
+    assert "".join(said) == "a € b"
+    last = tensors(request.responses[-1])
+    assert last["finish_reason"][0, 0] == b"stop"
+    assert last["num_input_tokens"][0, 0] == 2
+
+
+def test_a_stop_word_over_two_pieces_never_shows() -> None:
+    said, _, seen = ask([b"say ST", b"OP", b" more"], stream=True, stop_words='["STOP"]')
+    assert "".join(said) == "say "
+    assert words_of(seen[0]["stop_words_list"][0])[0] == list(b"STOP")
+
+
+def test_an_engine_that_ends_without_a_word_has_ended() -> None:
+    said, request, seen = ask([b"hi"])
+    assert said == ["hi"]
+    assert tensors(request.responses[-1])["finish_reason"][0, 0] == b"stop"
+    assert seen[0]["input_ids"].tolist() == [[97, 98]]
+    assert seen[0]["runtime_top_k"].tolist() == [[1]]
+    assert "stop_words_list" in seen[0], "the second end of the model"

@@ -1,0 +1,1 @@
+"""What is emitted for each version, without a server."""
