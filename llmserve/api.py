@@ -20,9 +20,11 @@ API = 1
 
 MODULES = (
     "llmserve",
+    "llmserve.builder",
     "llmserve.builder.assembly",
     "llmserve.builder.causal",
     "llmserve.builder.context",
+    "llmserve.builtin",
     "llmserve.check",
     "llmserve.client",
     "llmserve.demo",
@@ -41,6 +43,7 @@ MODULES = (
     "llmserve.runtime.hf_tokenizer",
     "llmserve.runtime.job",
     "llmserve.runtime.located",
+    "llmserve.runtime.model",
     "llmserve.runtime.params",
     "llmserve.runtime.protocols",
     "llmserve.runtime.request",

@@ -13,8 +13,14 @@ import pytest
 
 from llmserve.runtime.params import Params
 from llmserve.runtime.protocols import Parts
-from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
-from llmserve.testing.values import FakeResponse, FakeTensor
+from llmserve.testing import (
+    ByteTokenizer,
+    FakeBackendUtils,
+    FakeRequest,
+    FakeResponse,
+    FakeTensor,
+    make_parts,
+)
 from llmserve_trtllm.runtime.bls import Orchestrator
 from llmserve_trtllm.runtime.postprocessing import Postprocessing
 from llmserve_trtllm.runtime.preprocessing import Preprocessing
