@@ -1,0 +1,117 @@
+"""How the models are wired in each way of serving, and that nothing of it would not load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmserve
+from llmserve import modelconfig
+from llmserve.check import check_repository
+from llmserve.errors import IncompatibleError, LLMServeError
+
+from .building import ENGINES, VERSIONS, build
+
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    *((version, {}) for version in VERSIONS),
+    ("0.5.0", {"batching": "static"}),
+    ("0.12.0", {"bls": True}),
+    ("0.12.0", {"decoupled": True}),
+    ("1.2.1", {"decoupled": True}),
+    ("1.2.1", {"decoupled": True, "stream_through": "ensemble"}),
+    ("1.2.1", {"decoupled": True, "stream_through": "ensemble", "bls": True}),
+    ("1.2.1", {"layout": "llmapi"}),
+    ("1.2.1", {"layout": "llmapi", "batching": "static", "decoupled": True}),
+]
+
+
+@pytest.mark.parametrize(("version", "options"), WAYS)
+def test_what_is_built_would_load(tmp_path: Path, version: str, options: dict[str, Any]) -> None:
+    build(tmp_path, version, **options)
+    assert check_repository(tmp_path / version) == []
+
+
+def steps(configs: dict[str, Any]) -> dict[str, Any]:
+    return {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}
+
+
+def test_a_stream_leads_to_the_model_that_remembers(tmp_path: Path) -> None:
+    configs = build(tmp_path, "1.2.1", decoupled=True)
+    assert list(steps(configs)) == ["tensorrt_llm_bls"]
+    assert configs["tensorrt_llm"].model_transaction_policy.decoupled
+    assert configs["tensorrt_llm_bls"].model_transaction_policy.decoupled
+    exchange = configs["ensemble"].parameters["llmserve.exchange"].string_value
+    assert exchange == "stream"
+
+
+def test_nvidias_wiring_leads_nothing_by_a_decoupled_engine(tmp_path: Path) -> None:
+    configs = build(tmp_path, "1.2.1", decoupled=True, stream_through="ensemble")
+    wired = steps(configs)
+    assert list(wired) == ["preprocessing", "tensorrt_llm", "postprocessing"]
+    made = set(wired["tensorrt_llm"].output_map.values())
+    assert set(wired["postprocessing"].input_map.values()) <= made
+    assert wired["tensorrt_llm"].input_map["streaming"] == "stream"
+    assert "finish_reason" not in {tensor.name for tensor in configs["ensemble"].output}
+
+
+def test_a_wish_that_was_renamed_goes_under_both_names_where_it_is_not_known_when(
+    tmp_path: Path,
+) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(ENGINES / "1.2", engine)
+    content = json.loads((engine / "config.json").read_text())
+    (engine / "config.json").write_text(json.dumps({**content, "version": "1.0.0"}))
+    llmserve.build("trtllm", "demo", name="ensemble", output=tmp_path / "r",
+                   container="25.10", engine=str(engine))  # fmt: skip
+    config = modelconfig.read(tmp_path / "r" / "tensorrt_llm")
+    names = {tensor.name for tensor in config.input}
+    assert {"seed", "random_seed", "min_tokens", "min_length"} <= names
+
+
+def test_parts_are_called_after_the_build_unless_it_is_nvidias(tmp_path: Path) -> None:
+    llmserve.build("trtllm", "demo", output=tmp_path, engine=str(ENGINES / "1.2"))
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        "demo", "demo_preprocessing", "demo_tensorrt_llm", "demo_postprocessing",
+    }  # fmt: skip
+
+
+def test_the_models_in_pytorch_lie_in_the_same_repository(tmp_path: Path) -> None:
+    build(tmp_path, "0.5.0", batching="static")
+    llmserve.build("hf", "demo", name="llama_python", output=tmp_path / "0.5.0")
+    assert check_repository(tmp_path / "0.5.0") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "message"),
+    [
+        ("0.5.0", {"decoupled": True}, "sends of a stream is not in the table"),
+        ("0.5.0", {"bls": True}, "has no tensorrt_llm_bls"),
+        ("0.5.0", {"layout": "llmapi"}, "layout=engine"),
+        ("1.2.1", {"batching": "static"}, "layout=llmapi for static batches"),
+        ("1.2.1", {"batching": "dynamic"}, "choose one of inflight, static"),
+        ("1.2.1", {"layout": "llmapi", "engine_at": "/engine"}, "leave out engine_at"),
+        ("0.12.0", {"engine": str(ENGINES / "0.19")}, r"0\.19\.0, and this is for 0\.12\.0"),
+        ("1.2.1", {"container": "24.08"}, r"1\.2\.1 was asked for, and container 24\.08 has"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    tmp_path: Path, version: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(IncompatibleError, match=message) as caught:
+        build(tmp_path, version, **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / version).exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(ENGINES / "1.2", engine)
+    content = json.loads((engine / "config.json").read_text())
+    content["pretrained_config"]["vocab_size"] = 512
+    (engine / "config.json").write_text(json.dumps(content))
+    with pytest.raises(LLMServeError, match=r"ids up to \d+, and the engine.*vocabulary of 512"):
+        build(tmp_path, "1.2.1", engine=str(engine))
