@@ -66,7 +66,7 @@ def serve(
     with Status("starting Triton") as status:
         server = start(settings, on_progress=lambda p: status.say(_told(p)))
     with server:
-        click.echo(_described(server), err=True)
+        click.echo(_described(server, repository), err=True)
         try:
             code = server.wait()
         except KeyboardInterrupt:
@@ -102,8 +102,11 @@ def _told(progress: Progress) -> str:
     return "waiting until it is ready" if progress.ready else "starting Triton"
 
 
-def _described(server: Server) -> str:
+def _described(server: Server, repository: Path) -> str:
+    from llmserve_cli.standins import stand_ins
+
     models = sorted(name for name, state in server.models().items() if state == "READY")
+    instead = stand_ins(repository, models) if server.runtime.startswith("embedded") else []
     return "\n".join(
         [
             f"{server.runtime}, log in {server.log_file}",
@@ -111,6 +114,7 @@ def _described(server: Server) -> str:
             f"  grpc     {server.grpc_url}",
             f"  metrics  {server.metrics_url}",
             f"  models   {', '.join(models)}",
+            *(f"  {line}" for line in instead),
             "Ctrl-C stops it.",
         ]
     )
