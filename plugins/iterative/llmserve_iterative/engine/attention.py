@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from llmserve_iterative.engine.arena import Extent
+from llmserve_iterative.engine.kernels import Kernels
 from llmserve_iterative.engine.span import Span
 
 WASTE = 64
@@ -55,20 +56,26 @@ class Plan:
     """
 
     def __init__(
-        self, spans: Sequence[Span], places: int, dtype: torch.dtype, device: torch.device
+        self,
+        spans: Sequence[Span],
+        places: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: tuple[Kernels, torch.Tensor] | None = None,
     ) -> None:
         self._places, self._dtype, self._device = places, dtype, device
+        self._kernels = kernels
         self._runs: list[Run] = []
         self._pieces = [span for span in spans if span.stop - span.start > 1]
         for span in spans:
-            if span.stop - span.start > 1:
+            if span.stop - span.start > 1 or kernels:
                 continue
             if self._runs and self._runs[-1].takes(span):
                 self._runs[-1].add(span)
             else:
                 self._runs.append(Run(span.extent, 0, [span.stop]))
-        singles = len(spans) - len(self._pieces)
-        ends = list(range(singles))
+        self._singles = len(spans) - len(self._pieces)
+        ends = list(range(self._singles))
         for piece in self._pieces:
             ends.append((ends[-1] if ends else -1) + piece.stop - piece.start)
         self.last = torch.tensor(ends, device=device)
@@ -84,31 +91,51 @@ class Plan:
         softcap: float | None = None,
     ) -> torch.Tensor:
         """Return ``[tokens, heads, width]`` for queries ``[heads, tokens, width]``."""
+        heads = len(keys) // self._places
         parts = []
-        done = 0
+        if self._kernels and self._singles:
+            kernels, table = self._kernels
+            singles = query[:, : self._singles]
+            parts.append(kernels.attend(singles, keys, values, table, window, scale, softcap))
+        parts += self._attend_runs(query, keys, values, scale, window, softcap)
+        done = self._singles
+        for index, piece in enumerate(self._pieces, len(self._runs)):
+            stop = done + piece.stop - piece.start
+            mask = self._mask_of_piece(index, piece, window)
+            run = Run(piece.extent, 0, [piece.stop])
+            own = [run.read(whole, heads).to(self._dtype) for whole in (keys, values)]
+            if (group := len(query) // heads) > 1:
+                own = [part.repeat_interleave(group, 1) for part in own]
+            rows = query[None, :, done:stop].to(self._dtype)
+            seen = attend(rows, own[0], own[1], mask, scale, softcap)
+            parts.append(seen[0].transpose(0, 1).to(query.dtype))
+            done = stop
+        if blank := query.shape[1] - done:
+            parts.append(parts[0].new_zeros(blank, *parts[0].shape[1:]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_runs(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Iterator[torch.Tensor]:
+        """Yield what single tokens see, for want of kernels of our own."""
         heads = len(keys) // self._places
         group = len(query) // heads
+        done = 0
         for index, run in enumerate(self._runs):
             stop = done + len(run.lengths)
             first, mask = self._mask_of_run(index, window)
             # The heads that share a key head stand as queries of one sequence: nothing is copied.
             rows = query[:, done:stop].transpose(0, 1).reshape(stop - done, heads, group, -1)
             own = run.read(keys, heads, first), run.read(values, heads, first)
-            parts.append(attend(rows, *own, mask, scale, softcap).flatten(1, 2))
+            seen = attend(rows.to(self._dtype), *own, mask, scale, softcap)
+            yield seen.flatten(1, 2).to(query.dtype)
             done = stop
-        for index, piece in enumerate(self._pieces, len(self._runs)):
-            stop = done + piece.stop - piece.start
-            mask = self._mask_of_piece(index, piece, window)
-            run = Run(piece.extent, 0, [piece.stop])
-            own = run.read(keys, heads), run.read(values, heads)
-            if group > 1:
-                own = own[0].repeat_interleave(group, 1), own[1].repeat_interleave(group, 1)
-            seen = attend(query[None, :, done:stop], *own, mask, scale, softcap)
-            parts.append(seen[0].transpose(0, 1))
-            done = stop
-        if blank := query.shape[1] - done:
-            parts.append(parts[0].new_zeros(blank, *parts[0].shape[1:]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _mask_of_run(self, index: int, window: int | None) -> tuple[int, torch.Tensor | None]:
         """Return from where on a run is read, and what of that not."""

@@ -9,7 +9,7 @@ from typing import Any
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
-from llmserve_iterative.engine.choosing import choose
+from llmserve_iterative.engine.choosing import Choice, choose
 from llmserve_iterative.engine.room import Room
 from llmserve_iterative.engine.runner import make_runner
 from llmserve_iterative.engine.sequence import Sequence, room
@@ -138,8 +138,8 @@ class Engine:
             span.sequence.computed = span.stop
         whole = [index for index, span in enumerate(spans) if span.complete]
         sequences = [spans[index].sequence for index in whole]
-        for sequence, token in choose(sequences, logits, whole, progress.failed):
-            self._push(sequence, token, progress)
+        for choice in choose(sequences, logits, whole, progress.failed):
+            self._push(choice, progress)
         for generation, _ in progress.failed:
             self.drop(generation)
         return progress
@@ -172,10 +172,11 @@ class Engine:
                 budget -= stop - sequence.computed
         return spans
 
-    def _push(self, sequence: Sequence, token: int, progress: Progress) -> None:
+    def _push(self, choice: Choice, progress: Progress) -> None:
+        sequence, token, logits = choice
         generation = sequence.generation
         try:
-            generation.push(token)
+            generation.push(token, logits)
         except Exception as error:
             progress.failed.append((generation, error))
             return

@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from llmserve_iterative.engine.attention import Plan
 from llmserve_iterative.engine.buckets import bucket
 from llmserve_iterative.engine.cache import StepCache
+from llmserve_iterative.engine.kernels import Kernels
 from llmserve_iterative.engine.span import Span
 from llmserve_iterative.engine.store import Places, Store
 
@@ -39,6 +40,7 @@ class Row:
         blank = [0] * (self.width - len(ids))
         self.ids, self.positions = torch.tensor([[ids + blank], [positions + blank]], device=device)
         self._places = Places(extents, positions, device)
+        self.table = self._places.table
 
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
@@ -53,14 +55,15 @@ class FlatRunner:
 
     way = "flat"
 
-    def __init__(self, model: Any, places: int) -> None:
+    def __init__(self, model: Any, places: int, kernels: Kernels | None = None) -> None:
         AttentionInterface.register(NAME, _attend)
         model.set_attn_implementation(NAME)
         self._model = model
-        # Attention in half precision is several times slower on a CPU than in single, so the
-        # cache there has the type that is fast, and is more precise into the bargain.
+        # PyTorch's attention in half precision is several times slower on a CPU than in single.
         cpu = model.device.type == "cpu"
-        self._store = Store(places, torch.float32 if cpu else model.dtype)
+        self._dtype = torch.float32 if cpu else model.dtype
+        self._kernels = kernels
+        self._store = Store(places, model.dtype if kernels else self._dtype, kernels)
         self._layers = model.config.get_text_config().num_hidden_layers
         self.copy = self._store.copy
 
@@ -72,7 +75,8 @@ class FlatRunner:
         order = sorted(range(len(spans)), key=lambda i: (len(spans[i].ids) > 1, spans[i].extent))
         ordered = [spans[index] for index in order]
         row = Row(ordered, self._store, device)
-        plan = Plan(ordered, self._store.places, self._store.dtype, device)
+        kernels = (self._kernels, row.table) if self._kernels else None
+        plan = Plan(ordered, self._store.places, self._dtype, device, kernels)
         output = self._model(
             input_ids=row.ids,
             position_ids=row.positions,
@@ -105,5 +109,5 @@ def _attend(
     if s_aux is not None or position_bias is not None or attention_mask is not None:
         raise NotImplementedError("attention with sinks, biases or a mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    seen = llmserve_plan.attend(query[0].to(key.dtype), key, value, scale, sliding_window, softcap)
-    return seen.to(query.dtype)[None], None
+    seen = llmserve_plan.attend(query[0], key, value, scale, sliding_window, softcap)
+    return seen[None], None

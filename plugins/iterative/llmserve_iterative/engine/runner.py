@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from llmserve.runtime.params import Params
 from llmserve_iterative.engine.arena import Extent
 from llmserve_iterative.engine.flat import FlatRunner
 from llmserve_iterative.engine.fused import fuse
+from llmserve_iterative.engine.kernels import make_kernels
 from llmserve_iterative.engine.packed import can_pack, pack
 from llmserve_iterative.engine.padded import PaddedRunner
 from llmserve_iterative.engine.sequence import Sequence as Running
@@ -44,9 +46,11 @@ def make_runner(model: Any, places: int) -> Runner:
     if can_pack(model):
         pack(model)
     if getattr(model, "_supports_attention_backend", False):
-        runner = trial.passed(lambda: FlatRunner(model, places))
-        if runner is not None:
-            return runner
+        kernels = make_kernels(model.dtype, model.device, places)
+        for ours in (kernels, None) if kernels else (None,):
+            runner = trial.passed(partial(FlatRunner, model, places, ours))
+            if runner is not None:
+                return runner
         model.set_attn_implementation(own_attention)
     runner = trial.passed(lambda: PaddedRunner(model, places))
     if runner is None:

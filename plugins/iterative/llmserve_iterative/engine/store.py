@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from llmserve_iterative.engine.arena import Extent
+from llmserve_iterative.engine.kernels import Kernels
 from llmserve_iterative.engine.memory import zeros
 
 
@@ -21,9 +22,8 @@ class Places:
     ) -> None:
         starts = [extent.start for extent in extents]
         sizes = [extent.size for extent in extents]
-        self._starts, self._sizes, self._positions = torch.tensor(
-            [starts, sizes, list(positions)], device=device
-        )
+        self.table = torch.tensor([starts, sizes, list(positions)], device=device)
+        self._starts, self._sizes, self._positions = self.table
         self._rows: dict[int, torch.Tensor] = {}
 
     def rows(self, heads: int) -> torch.Tensor:
@@ -42,9 +42,10 @@ class Store:
     every kind of model.
     """
 
-    def __init__(self, places: int, dtype: torch.dtype) -> None:
+    def __init__(self, places: int, dtype: torch.dtype, kernels: Kernels | None = None) -> None:
         self.places = places
         self.dtype = dtype
+        self._kernels = kernels
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(
@@ -54,8 +55,11 @@ class Store:
         whole = self._layers.get(layer)
         if whole is None:
             whole = self._layers[layer] = self._new(keys), self._new(values)
-        rows = places.rows(len(keys))
         for tensor, new in zip(whole, (keys, values), strict=True):
+            if self._kernels and new.dtype == self.dtype:
+                self._kernels.keep(new, tensor, places.table)
+                continue
+            rows = places.rows(len(new))
             tensor.index_copy_(0, rows, new.to(self.dtype).reshape(len(rows), -1))
         return whole
 
