@@ -22,9 +22,9 @@ def throughput_figures(cells: Cells) -> list[Figure | None]:
     wanted = metric(throughput(cells.all))
     if len(cells.labels()) < 2:
         rows = [
-            Bar(name, middle, at)
+            Bar(name, mean, at)
             for at, name in enumerate(cells.names)
-            if (middle := rounds(cells.of(name, cells.main), wanted.name))
+            if (mean := rounds(cells.of(name, cells.main), wanted.name))
         ]
         return [bars("throughput", "Throughput", wanted, rows)]
     lines = _curves(cells, wanted.name)
@@ -81,9 +81,9 @@ def _curves(cells: Cells, name: str) -> list[Curve]:
         Curve(
             subject,
             tuple(
-                (cells.height(label), middle)
+                (cells.height(label), mean)
                 for label in cells.labels()
-                if (middle := rounds(cells.of(subject, label), name))
+                if (mean := rounds(cells.of(subject, label), name))
             ),
             at,
         )
@@ -96,10 +96,10 @@ def _points(cells: Cells, name: str) -> list[Point]:
     for subject in cells.names:
         for label in cells.labels():
             summary = pooled(cells.of(subject, label))
-            middle = rounds(cells.of(subject, label), name)
-            if summary and summary.latency and middle:
+            mean = rounds(cells.of(subject, label), name)
+            if summary and summary.latency and mean:
                 load = words.tick(cells.height(label))
-                found.append(Point(subject, load, summary.latency.p99, middle.value))
+                found.append(Point(subject, load, summary.latency.p99, mean.value))
     return found
 
 

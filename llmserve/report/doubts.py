@@ -8,7 +8,6 @@ from llmserve.measure.runs import Run
 from llmserve.report.words import clean, counted
 
 FEW = 100
-_MOST = 2
 
 
 def doubts(named: Sequence[tuple[str, Run]], *, interrupted: bool = False) -> list[str]:
@@ -16,11 +15,14 @@ def doubts(named: Sequence[tuple[str, Run]], *, interrupted: bool = False) -> li
     found = []
     if interrupted or any(run.interrupted for _, run in named):
         found.append("The measurement was interrupted: it holds what came until then.")
-    told = [(name, run.loader.warning) for name, run in named if run.loader.warning]
-    found += [f"{clean(name)}: {clean(warning).rstrip('.')}." for name, warning in told[:_MOST]]
-    if len(told) > _MOST:
-        rest = counted(len(told) - _MOST, "other run has", "other runs have")
-        found.append(f"{rest} a warning of that kind.")
+    told = [(name, run.loader) for name, run in named if run.loader.warning]
+    if told:
+        # One stands for all: they differ only in how much.
+        name, worst = max(told, key=lambda pair: pair[1].late)
+        line = f"{clean(name)}: {clean(worst.warning).rstrip('.')}."
+        if len(told) > 1:
+            line += f" It is the worst of {len(told)} runs of {len(named)} that have a warning."
+        found.append(line)
     failed: dict[str, int] = {}
     for name, run in named:
         errors = sum(record.error is not None for record in run.records)

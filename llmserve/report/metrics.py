@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from llmserve.measure.runs import Run
 from llmserve.measure.summary import Spread, Summary, summarize
@@ -79,39 +80,36 @@ def split(name: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Middle:
-    """A metric over rounds: the median, the least and the most."""
+class Mean:
+    """A metric over rounds: the mean of them, the least and the most."""
 
     value: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Middle | None:
+    def of(cls, values: Sequence[float]) -> Mean | None:
         """Describe rounds; None where there are none."""
         if not values:
             return None
-        order = sorted(values)
-        half = len(order) // 2
-        value = order[half] if len(order) % 2 else (order[half - 1] + order[half]) / 2
-        return cls(value, order[0], order[-1])
+        return cls(fmean(values), min(values), max(values))
 
     def show(self, write: Callable[[float], str]) -> str:
-        """Write the median, and the range where there is one.
+        """Write the mean, and the range where there is one.
 
-        >>> Middle.of([2.0, 1.0, 4.0]).show(str)
-        '2.0 (1.0 to 4.0)'
+        >>> Mean.of([2.0, 1.0, 3.0]).show(str)
+        '2.0 (1.0 to 3.0)'
         """
         if self.low == self.high:
             return write(self.value)
         return f"{write(self.value)} ({write(self.low)} to {write(self.high)})"
 
 
-def rounds(runs: Sequence[Run], name: str) -> Middle | None:
+def rounds(runs: Sequence[Run], name: str) -> Mean | None:
     """Give a metric over the runs that have it."""
     wanted = metric(name)
     found = [wanted.of(summarize(run)) for run in runs]
-    return Middle.of([value for value in found if value is not None])
+    return Mean.of([value for value in found if value is not None])
 
 
 def pooled(runs: Sequence[Run]) -> Summary | None:

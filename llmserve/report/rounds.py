@@ -27,13 +27,11 @@ def every_load(cells: Cells) -> Table | None:
         for subject in cells.names:
             runs = cells.of(subject, label)
             if runs:
-                middles = [(each, rounds(runs, each.name)) for each in shown]
-                found = [
-                    middle.show(each.show) if middle else words.NONE for each, middle in middles
-                ]
+                means = [(each, rounds(runs, each.name)) for each in shown]
+                found = [mean.show(each.show) if mean else words.NONE for each, mean in means]
                 rows.append((words.clean(subject), words.clean(label), *found))
     columns = ("", "load", *(each.label for each in shown))
-    title = "All loads, median of the rounds (lowest to highest)"
+    title = "All loads, mean of the rounds (lowest to highest)"
     return Table(title, columns, tuple(rows), frozenset({0, 1}), folded=True)
 
 

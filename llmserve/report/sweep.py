@@ -10,7 +10,7 @@ from llmserve.measure.series import Sweep, Variant
 from llmserve.report import tables, words
 from llmserve.report.doubts import doubts
 from llmserve.report.facts import conditions, settings, value_of
-from llmserve.report.metrics import Metric, Middle, metric, rounds, throughput
+from llmserve.report.metrics import Mean, Metric, metric, rounds, throughput
 from llmserve.report.page import Draft, Figure, Page, Table
 from llmserve.report.plots.bars import Bar, bars
 from llmserve.report.plots.curves import Curve, curves
@@ -89,9 +89,9 @@ def sweep_page(sweep: Sweep) -> Page:
 
 def _bars(best: Sequence[Variant], wanted: Metric) -> Figure | None:
     rows = [
-        Bar(variant.name, middle, 0 if variant.within is not False else 6, f"{at}.")
+        Bar(variant.name, mean, 0 if variant.within is not False else 6, f"{at}.")
         for at, variant in enumerate(best, 1)
-        if (middle := rounds(variant.runs, wanted.name))
+        if (mean := rounds(variant.runs, wanted.name))
     ]
     late = any(variant.within is False for variant in best)
     note = "Those in another colour do not hold the limit." if late else ""
@@ -100,9 +100,9 @@ def _bars(best: Sequence[Variant], wanted: Metric) -> Figure | None:
 
 def _pareto(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> Figure | None:
     points = [
-        Point(settings(variant.build) or "as built", str(at), variant.latency, middle.value)
+        Point(settings(variant.build) or "as built", str(at), variant.latency, mean.value)
         for at, variant in enumerate(ranked, 1)
-        if variant.latency is not None and (middle := rounds(variant.runs, wanted.name))
+        if variant.latency is not None and (mean := rounds(variant.runs, wanted.name))
     ]
     # One colour for each build, while colours last.
     if len({point.group for point in points}) > BEST:
@@ -136,25 +136,25 @@ def _settings(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> list[F
     """Draw, for each setting, the best that each of its values reached."""
     figures: list[Figure | None] = []
     for at, (key, values) in enumerate(sweep.varied.items()):
-        found: list[tuple[object, Middle]] = []
+        found: list[tuple[object, Mean]] = []
         for value in values:
             having = [
-                middle
+                mean
                 for variant in ranked
                 if {**variant.build, **variant.load}.get(key) == value
-                and (middle := rounds(variant.runs, wanted.name))
+                and (mean := rounds(variant.runs, wanted.name))
             ]
             if having:
-                found.append((value, max(having, key=lambda middle: middle.value)))
+                found.append((value, max(having, key=lambda mean: mean.value)))
         if len(found) < 2:
             continue
         name, title = f"setting-{at}", f"{words.clean(key)}: the best of each value"
-        numbers = [(value, middle) for value, middle in found if _NUMBER.match(str(value))]
+        numbers = [(value, mean) for value, mean in found if _NUMBER.match(str(value))]
         if len(numbers) == len(found):
-            points = tuple((float(str(value)), middle) for value, middle in numbers)
+            points = tuple((float(str(value)), mean) for value, mean in numbers)
             figures.append(curves(name, title, wanted, words.clean(key), [Curve(key, points)]))
         else:
-            rows = [Bar(value_of(value), middle) for value, middle in found]
+            rows = [Bar(value_of(value), mean) for value, mean in found]
             figures.append(bars(name, title, wanted, rows))
     return figures
 

@@ -9,7 +9,7 @@ from llmserve.measure.runs import Run
 from llmserve.measure.summary import summarize
 from llmserve.measure.table import Row, shown
 from llmserve.measure.table import rows as rows_of
-from llmserve.report.metrics import Middle, metric
+from llmserve.report.metrics import Mean, metric
 from llmserve.report.page import Table
 from llmserve.report.words import NONE, clean, number, seconds, share
 
@@ -27,11 +27,11 @@ def figures(named: Sequence[tuple[str, Run]]) -> Table:
     labels = list(dict.fromkeys(row.label for table in every for row in table))
     lines = []
     for label in labels:
-        middles = [_middle(tables, label) for tables in rounds.values()]
-        cells = [middle.show(_figure) if middle else NONE for middle in middles]
+        means = [_mean(tables, label) for tables in rounds.values()]
+        cells = [mean.show(_figure) if mean else NONE for mean in means]
         lines.append((clean(label), *cells))
     several = any(len(tables) > 1 for tables in rounds.values())
-    title = "Figures, median of the rounds (lowest to highest)" if several else "Figures"
+    title = "Figures, mean of the rounds (lowest to highest)" if several else "Figures"
     return Table(title, ("", *(clean(name) for name in rounds)), tuple(lines))
 
 
@@ -39,9 +39,9 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value.is_integer() else number(value)
 
 
-def _middle(tables: Sequence[Sequence[Row]], label: str) -> Middle | None:
+def _mean(tables: Sequence[Sequence[Row]], label: str) -> Mean | None:
     found = [row.value for table in tables for row in table if row.label == label]
-    return Middle.of([value for value in found if value is not None])
+    return Mean.of([value for value in found if value is not None])
 
 
 def failures(named: Sequence[tuple[str, Run]]) -> Table:

@@ -35,8 +35,8 @@ def findings(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> list[st
 
 def _winner(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> list[str]:
     first = ranked[0]
-    middle = rounds(first.runs, wanted.name)
-    if middle is None:
+    mean = rounds(first.runs, wanted.name)
+    if mean is None:
         return []
     limited = sweep.limit_latency is not None or sweep.limit_ttft is not None
     found = []
@@ -45,15 +45,13 @@ def _winner(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> list[str
             "No variant held the limit; the first of the ranking is the fastest of the others."
         )
     under = " within the limit" if limited and first.within else ""
-    line = f"{clean(first.name)} gave the most {wanted.label}{under}: {middle.show(wanted.show)}"
+    line = f"{clean(first.name)} gave the most {wanted.label}{under}: {mean.show(wanted.show)}"
     if first.latency is not None:
         line += f", with 99 % of the answers complete within {seconds(first.latency)}"
     found.append(f"{line}.")
     peers = [variant for variant in ranked[1:] if variant.within == first.within]
     measured = [(variant, rounds(variant.runs, wanted.name)) for variant in peers]
-    alike = [
-        clean(variant.name) for variant, other in measured if other and other.high >= middle.low
-    ]
+    alike = [clean(variant.name) for variant, other in measured if other and other.high >= mean.low]
     if alike:
         more = f" and {counted(len(alike) - 3, 'other')}" if len(alike) > 3 else ""
         found.append(
@@ -66,7 +64,7 @@ def _winner(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> list[str
         default=None,
     )
     if least and clean(least[0].name) not in alike:
-        by = times(middle.value / least[1].value)
+        by = times(mean.value / least[1].value)
         found.append(
             f"That is {by} what {clean(least[0].name)} gave, the least of all that "
             f"{'held' if first.within else 'missed'} the limit."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmserve.report.canvas import draw, name_lines
-from llmserve.report.metrics import Metric, Middle
+from llmserve.report.metrics import Mean, Metric
 from llmserve.report.page import Figure, Table
 from llmserve.report.palette import LIGHT, series
 from llmserve.report.words import clean
@@ -23,7 +23,7 @@ class Bar:
     """A figure over rounds, and whose it is; ``colour`` is that of its series."""
 
     name: str
-    value: Middle
+    value: Mean
     colour: int = 0
     mark: str = ""
 
@@ -69,13 +69,13 @@ def _painter(metric: Metric, rows: Sequence[Bar]) -> Callable[[Drawing], None]:
         axes.set_ylim(len(rows), 0)
         axes.set_xlim(0, max(row.value.high for row in rows) * 1.02 or 1.0)
         names, pitch = _lines(rows)[0], _row(rows)
-        middle, thick = 1 - 14 / pitch, 14 / pitch
+        centre, thick = 1 - 14 / pitch, 14 / pitch
         for at, row in enumerate(rows):
             colour = series(row.colour)[0]
-            axes.barh(at + middle, row.value.value, height=thick, color=colour)
+            axes.barh(at + centre, row.value.value, height=thick, color=colour)
             if row.value.low != row.value.high:
                 axes.plot(
-                    [row.value.low, row.value.high], [at + middle] * 2,
+                    [row.value.low, row.value.high], [at + centre] * 2,
                     color=LIGHT["ink"], linewidth=1.4, marker="|", markersize=7,
                 )  # fmt: skip
             # In units of the picture, since the axis is one of figures.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmserve.report.canvas import draw, fitted, from_zero, plane, ticks
-from llmserve.report.metrics import Metric, Middle
+from llmserve.report.metrics import Mean, Metric
 from llmserve.report.page import Figure, Table
 from llmserve.report.palette import series
 from llmserve.report.words import NONE, clean, tick
@@ -22,7 +22,7 @@ class Curve:
     """Points of a subject: the load as a number, and a figure over the rounds."""
 
     name: str
-    points: tuple[tuple[float, Middle], ...]
+    points: tuple[tuple[float, Mean], ...]
     colour: int = 0
 
 
@@ -37,11 +37,11 @@ def curves(
     table = _table(title, metric, across, lines, loads)
     alt = f"{title} against {across}. " + " ".join(
         f"{clean(line.name)}: "
-        + ", ".join(f"{metric.show(middle.value)} at {tick(load)}" for load, middle in line.points)
+        + ", ".join(f"{metric.show(mean.value)} at {tick(load)}" for load, mean in line.points)
         + "."
         for line in lines
     )
-    banded = any(middle.low != middle.high for line in lines for _, middle in line.points)
+    banded = any(mean.low != mean.high for line in lines for _, mean in line.points)
     caption = " ".join(
         part
         for part in (
@@ -72,13 +72,13 @@ def _painter(
         for line in lines:
             colour, marker = series(line.colour)
             x = [load for load, _ in line.points]
-            middles = [middle for _, middle in line.points]
+            means = [mean for _, mean in line.points]
             axes.fill_between(
-                x, [middle.low for middle in middles], [middle.high for middle in middles],
+                x, [mean.low for mean in means], [mean.high for mean in means],
                 color=colour, alpha=0.18, linewidth=0,
             )  # fmt: skip
-            axes.plot(x, [middle.value for middle in middles], color=colour, marker=marker)
-        from_zero(axes, max(middle.high for line in lines for _, middle in line.points))
+            axes.plot(x, [mean.value for mean in means], color=colour, marker=marker)
+        from_zero(axes, max(mean.high for line in lines for _, mean in line.points))
         load_axis(axes, loads)
         axes.locator_params(axis="y", nbins=6)
         ticks(axes, y="seconds" if metric.time else "number")
@@ -102,7 +102,7 @@ def _table(
     rows = []
     for load in loads:
         cells = [
-            next((middle.show(metric.show) for at, middle in line.points if at == load), NONE)
+            next((mean.show(metric.show) for at, mean in line.points if at == load), NONE)
             for line in lines
         ]
         rows.append((tick(load), *cells))
