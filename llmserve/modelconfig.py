@@ -82,4 +82,6 @@ def read(folder: Path) -> ModelConfig:
 
 
 def _dims(tensor: Tensor, config: ModelConfig, *, per_prompt: bool) -> list[int]:
-    return [-1] if per_prompt and not config.max_batch_size else list(tensor.dims)
+    if per_prompt and not config.max_batch_size:
+        return [-1, *tensor.dims[1:]]
+    return list(tensor.dims)

@@ -69,12 +69,15 @@ class Generator(Component):
     ``modes`` says how it can be driven, in the words that ``Batching.mode`` uses. One that runs
     in a backend other than Python's has ``assemble``: what is built is then an ensemble of
     several models, and ``runtime`` the class of whichever of them the generator calls its own.
+    ``outputs`` are what the formatter can fill only with what this generator tells, and only for
+    a request that asks.
     ``weights`` are patterns of files: what ``--model`` names has to have one that matches.
     """
 
     modes: frozenset[str] = frozenset({"batch"})
     weights: tuple[str, ...] = ("*.safetensors",)
     assemble: Assemble | None = None
+    outputs: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 @click.option("--top-p", type=float, help="Choose among the likeliest that reach this.")
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="A word that ends the answer; repeat for several.")
+@click.option(
+    "--logprobs",
+    type=click.IntRange(0, 20),
+    help="With --json: log-probabilities of the tokens and of so many others at each place.",
+)
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message.")
 @click.option("--timeout", type=float, help="Seconds for everything.")
 @click.option(
@@ -56,6 +61,7 @@ def query(
     top_p: float | None,
     seed: int | None,
     stop: tuple[str, ...],
+    logprobs: int | None,
     chat: bool,
     timeout: float | None,
     prompts: Path | None,
@@ -76,6 +82,8 @@ def query(
         raise click.UsageError(
             f"{'--json' if as_json else '--file'} gives whole answers: leave out --stream"
         )
+    if logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json")
     if prompts and prompt is not None:
         raise click.UsageError("give a prompt or --file, not both")
 
@@ -86,6 +94,7 @@ def query(
         "top_p": top_p,
         "seed": seed,
         "stop_words": list(stop) or None,
+        "logprobs": logprobs,
     }
     options |= _assigned(assignments, {k for k, value in options.items() if value is not None})
     with connect(url, timeout=timeout) as client:
@@ -188,6 +197,10 @@ def _answer_file(
 
 
 def _told(answer: Completion) -> dict[str, Any]:
-    """Return an answer's fields; only some formatters have more to tell."""
+    """Return an answer's fields; what was not asked for or is not told is left out."""
     told = asdict(answer)
-    return told if answer.extra else {k: value for k, value in told.items() if k != "extra"}
+    if not answer.extra:
+        del told["extra"]
+    if answer.logprobs is None:
+        del told["logprobs"]
+    return told

@@ -22,7 +22,7 @@ def write_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) 
     config = context.config
     config.backend = "python"
     modelconfig.add_inputs(config, plan.inputs)
-    modelconfig.add_outputs(config, plan.formatter.outputs)
+    modelconfig.add_outputs(config, (*plan.formatter.outputs, *plan.generator.outputs))
     write_entry(context)
     components = {
         role: described(component, component.prepare(context) if component.prepare else {})

@@ -8,12 +8,23 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """A token and how likely the model held it; ``top`` are the likeliest at its place."""
+
+    id: int
+    token: str
+    logprob: float
+    top: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True)
 class Completion:
     """A whole answer.
 
     ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"``; it and the counts are
     None where the model does not say. ``extra`` has what a formatter tells beside these: every
-    other output with one value for each prompt, by its name.
+    other output with one value for each prompt, by its name. ``logprobs`` has an entry for each
+    token of the answer, where they were asked for.
     """
 
     text: str
@@ -21,6 +32,7 @@ class Completion:
     input_tokens: int | None = None
     output_tokens: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    logprobs: tuple[Logprob, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,8 @@ class Piece:
     """The next part of an answer; ``index`` says of which prompt, when there are several.
 
     The last piece of an answer has a ``finish_reason`` where the model gives one. The counts
-    are those of the answer so far, and ``extra`` is as in :class:`Completion`.
+    are those of the answer so far, ``extra`` is as in :class:`Completion`, and ``logprobs`` are
+    of the tokens that came with this piece.
     """
 
     text: str
@@ -37,11 +50,12 @@ class Piece:
     input_tokens: int | None = None
     output_tokens: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    logprobs: tuple[Logprob, ...] | None = None
 
     @property
     def is_news(self) -> bool:
         """Whether it says anything: a batch has empty pieces for rows that wait."""
-        return bool(self.text) or self.finish_reason is not None
+        return bool(self.text or self.logprobs) or self.finish_reason is not None
 
 
 def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
@@ -62,10 +76,22 @@ def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
             before.input_tokens if piece.input_tokens is None else piece.input_tokens,
             before.output_tokens if piece.output_tokens is None else piece.output_tokens,
             piece.extra or before.extra,
+            _joined(before.logprobs, piece.logprobs),
         )
     return [
         Completion(
-            "".join(parts), end.finish_reason, end.input_tokens, end.output_tokens, end.extra
+            "".join(parts),
+            end.finish_reason,
+            end.input_tokens,
+            end.output_tokens,
+            end.extra,
+            end.logprobs,
         )
         for parts, end in zip(texts, last, strict=True)
     ]
+
+
+def _joined(
+    before: tuple[Logprob, ...] | None, new: tuple[Logprob, ...] | None
+) -> tuple[Logprob, ...] | None:
+    return before if new is None else (before or ()) + new

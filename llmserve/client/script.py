@@ -41,6 +41,7 @@ class Answer(NamedTuple):
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    logprobs: list[Any] | None = None
 
 
 class RequestError(Exception):
@@ -61,7 +62,9 @@ def default_model() -> str:
 def generate(prompt: str, **options: Any) -> Answer:
     """Give the whole answer; the arguments are those of :func:`stream`."""
     parts = list(stream(prompt, pieces=False, **options))
-    return (parts or [Answer("")])[-1]._replace(text="".join(part.text for part in parts))
+    logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    whole = (parts or [Answer("")])[-1]._replace(text="".join(part.text for part in parts))
+    return whole._replace(logprobs=logprobs or None)
 
 
 def stream(
@@ -162,7 +165,9 @@ def _read(response: Any) -> list[Answer]:
     reason = raw.get("finish_reason", b"")[4:].decode() or None
     counts = [raw.get(name) for name in ("num_input_tokens", "num_output_tokens")]
     numbers = [None if count is None else int.from_bytes(count, "little") for count in counts]
-    return [Answer(raw["text_output"][4:].decode(), reason, *numbers)]
+    logprobs = json.loads(raw["logprobs"][4:]) if "logprobs" in raw else None
+    text = raw["text_output"][4:].decode()
+    return [Answer(text, reason, numbers[0], numbers[1], logprobs)]
 
 
 def _channel(url: str) -> Any:
@@ -198,7 +203,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("prompt", nargs="?", default="-", help="the prompt; - reads stdin")
     parser.add_argument("--url", default=URL, help="gRPC address (default: %(default)s)")
     parser.add_argument("--model", default=None, help="the model's name (default: this folder's)")
-    for option in ("--max-tokens", "--top-k", "--seed"):
+    for option in ("--max-tokens", "--top-k", "--seed", "--logprobs"):
         parser.add_argument(option, type=int)
     for option in ("--temperature", "--top-p"):
         parser.add_argument(option, type=float)
@@ -218,7 +223,8 @@ def main() -> int:
         if prompt == "-":
             prompt = sys.stdin.read().removesuffix("\n")
         for answer in stream(prompt, **options) if pieces else [generate(prompt, **options)]:
-            sys.stdout.write(json.dumps(answer._asdict()) if as_json else answer.text)
+            told = {k: v for k, v in answer._asdict().items() if k != "logprobs" or v is not None}
+            sys.stdout.write(json.dumps(told) if as_json else answer.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
     except RequestError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,19 @@ from tritonclient.grpc import service_pb2
 from llmserve.client.model import ModelInfo
 from llmserve.client.options import Value, pack_option, set_parameters, split_options
 from llmserve.client.packing import pack_texts, unpack_numbers, unpack_texts
-from llmserve.client.results import Piece
+from llmserve.client.results import Logprob, Piece
 from llmserve.errors import ClientError, UsageError
 
-_CONTRACT = frozenset({"text_output", "finish_reason", "num_input_tokens", "num_output_tokens"})
+_CONTRACT = frozenset(
+    {
+        "text_output",
+        "finish_reason",
+        "num_input_tokens",
+        "num_output_tokens",
+        "output_log_probs",
+        "cum_log_probs",
+    }
+)
 _WIDEST = 8
 
 
@@ -63,9 +73,11 @@ def read_response(response: Any, rows: int) -> list[Piece]:
     reasons = _rows(tensors, "finish_reason", rows)
     read = _rows(tensors, "num_input_tokens", rows)
     written = _rows(tensors, "num_output_tokens", rows)
+    logprobs = _logprobs(tensors, rows)
     if not texts:
         return []
-    extra = {name: values for name in tensors if (values := _extra(tensors, name, rows))}
+    others = (name for name in tensors if not (logprobs and name == "logprobs"))
+    extra = {name: values for name in others if (values := _extra(tensors, name, rows))}
     return [
         Piece(
             texts[row],
@@ -74,6 +86,7 @@ def read_response(response: Any, rows: int) -> list[Piece]:
             read[row] if read else None,
             written[row] if written else None,
             {name: values[row] for name, values in extra.items()},
+            logprobs[row] if logprobs else None,
         )
         for row in range(rows)
     ]
@@ -85,6 +98,24 @@ def is_last(message: Any) -> bool:
     return "triton_final_response" in parameters and bool(
         parameters["triton_final_response"].bool_param
     )
+
+
+def _logprobs(
+    tensors: Mapping[str, tuple[str, bytes]], rows: int
+) -> list[tuple[Logprob, ...]] | None:
+    if "logprobs" not in tensors:
+        return None
+    try:
+        told = [json.loads(text) for text in _rows(tensors, "logprobs", rows)]
+        return [tuple(_logprob(entry) for entry in row) for row in told]
+    except (ValueError, KeyError, TypeError, ClientError):
+        # Another model's, in a form of its own.
+        return None
+
+
+def _logprob(entry: Mapping[str, Any]) -> Logprob:
+    own = int(entry["id"]), str(entry["token"]), float(entry["logprob"])
+    return Logprob(*own, tuple(_logprob(other) for other in entry.get("top", ())))
 
 
 def _extra(tensors: Mapping[str, tuple[str, bytes]], name: str, rows: int) -> list[Any]:

@@ -45,6 +45,22 @@ SAMPLING = (
 )
 """What a generator that samples by ``llmserve.runtime.sampling`` honours."""
 
+LOGPROBS = (
+    Tensor("logprobs", "TYPE_INT32"),
+    Tensor("return_log_probs", "TYPE_BOOL"),
+)
+"""What a generator honours that pushes its logits beside its tokens."""
+
+LOGPROBS_OUTPUTS = (
+    Tensor("logprobs", "TYPE_STRING"),
+    Tensor("output_log_probs", "TYPE_FP32", dims=(-1, -1)),
+    Tensor("cum_log_probs", "TYPE_FP32"),
+)
+"""What comes out for who asks, and for nobody else: a response may leave outputs out.
+
+``logprobs`` is JSON with an entry per token. The other two are as TensorRT-LLM has them.
+"""
+
 STOP_WORDS = Tensor("stop_words", "TYPE_STRING", dims=(-1,), ragged=True)
 
 TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", optional=False)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from llmserve.runtime.logprobs import Logprob, logprob_of
 from llmserve.runtime.params import Params
 from llmserve.runtime.text import IncrementalDecoder, StopScanner
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 STOP = "stop"
 LENGTH = "length"
@@ -16,7 +21,8 @@ class Generation:
     """The state of one answer, from its prompt's ids to its text and finish reason.
 
     A generator reads ``prompt_ids``, ``params`` and ``max_tokens``, calls :meth:`push` with
-    each token it makes and leaves off when :attr:`done`.
+    each token it makes, and with its logits where :attr:`wants_logits`, and leaves off when
+    :attr:`done`.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class Generation:
         self.max_tokens = max_tokens
         self.eos_ids = eos_ids
         self.token_ids: list[int] = []
+        self.logprobs: list[Logprob] = []
         self.finish_reason: str | None = None
         self.on_text: Callable[[], None] | None = None
         self.untold = True
@@ -44,6 +51,7 @@ class Generation:
         self._scanner = StopScanner(params.stop_words)
         self._pieces: list[str] = []
         self._taken = 0
+        self._told_logprobs = 0
 
     @property
     def done(self) -> bool:
@@ -55,14 +63,24 @@ class Generation:
         """The text so far."""
         return "".join(self._pieces)
 
-    def push(self, token_id: int) -> None:
-        """Take the next token. After the end, tokens of a batch that goes on are ignored."""
+    @property
+    def wants_logits(self) -> bool:
+        """Whether log-probabilities were asked for."""
+        return self.params.alternatives is not None
+
+    def push(self, token_id: int, logits: npt.NDArray[Any] | None = None) -> None:
+        """Take the next token. After the end, tokens of a batch that goes on are ignored.
+
+        ``logits`` are the model's own, one for each token that there is.
+        """
         if self.done:
             return
         if self._is_cancelled():
             self.cancel()
             return
         self.token_ids.append(token_id)
+        if logits is not None and self.params.alternatives is not None:
+            self.logprobs.append(logprob_of(logits, token_id, self.params.alternatives))
         early = len(self.token_ids) < self.params.min_tokens
         if token_id in self.eos_ids and not self.params.ignore_eos and not early:
             self._finish(STOP)
@@ -90,6 +108,12 @@ class Generation:
     def has_news(self) -> bool:
         """Whether there is text that :meth:`take` has not returned."""
         return self._taken < len(self._pieces)
+
+    def take_logprobs(self) -> list[Logprob]:
+        """Return the log-probabilities of the tokens that came since the last time."""
+        new = self.logprobs[self._told_logprobs :]
+        self._told_logprobs = len(self.logprobs)
+        return new
 
     def take(self) -> str:
         """Return the text that came since the last time."""

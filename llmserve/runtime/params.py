@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
+from llmserve.runtime.logprobs import MOST
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Params:
     end_id: int | None = None
     stop_words: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    return_log_probs: bool = False
     stream: bool | None = None
     exclude_input_in_output: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -44,6 +47,11 @@ class Params:
         if self.temperature is not None:
             return self.temperature
         return 1.0 if self.top_k > 1 or self.top_p < 1 or self.min_p > 0 else 0.0
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many tokens' log-probabilities to tell beside the chosen one's; None: none."""
+        return 0 if self.logprobs is None and self.return_log_probs else self.logprobs
 
     @property
     def plain(self) -> bool:
@@ -149,6 +157,8 @@ READERS: dict[str, Read] = {
     "end_id": _whole(-1, _INT32),
     "stop_words": _words,
     "bad_words": _words,
+    "logprobs": _whole(0, MOST),
+    "return_log_probs": _truth,
     "stream": _truth,
     "exclude_input_in_output": _truth,
 }

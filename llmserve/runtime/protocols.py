@@ -7,13 +7,14 @@ that its component's ``prepare`` returned at build time and the version folder o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from llmserve.runtime.generation import Generation
+from llmserve.runtime.logprobs import Logprob
 
 
 class Tokenizer(Protocol):
@@ -71,7 +72,10 @@ class Stepper(Protocol):
         """How many tokens there is room for."""
 
     def admit(self, generation: Generation) -> None:
-        """Take a generation, now or when there is room; refuse what can never run."""
+        """Take a generation, now or when there is room; refuse what can never run.
+
+        One that was dropped may come again: it has tokens already and goes on behind them.
+        """
 
     def step(self) -> Progress:
         """Push a token into every generation under way."""
@@ -92,7 +96,11 @@ class SteppingGenerator(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a formatter sees of one prompt: a new piece of its answer, or the whole of it."""
+    """What a formatter sees of one prompt: a new piece of its answer, or the whole of it.
+
+    ``logprobs`` are those of the piece's tokens, None if they were not asked for, and ``texts``
+    what each token in them looks like; ``total_logprob`` is the sum from the beginning.
+    """
 
     text: str
     prompt: str
@@ -100,6 +108,9 @@ class Answer:
     input_tokens: int
     output_tokens: int
     echo: bool
+    logprobs: Sequence[Logprob] | None = None
+    texts: Mapping[int, str] = field(default_factory=dict)
+    total_logprob: float = 0.0
     so_far: str = ""
     """All that was answered, this piece included: a formatter keeps nothing between pieces."""
 
@@ -108,7 +119,7 @@ class Formatter(Protocol):
     """Answers to response tensors."""
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
-        """Return each output tensor, one element per answer."""
+        """Return each output tensor; the first dimension is that of the answers."""
 
 
 class Driver(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmserve.runtime.errors import failure_line
 from llmserve.runtime.generation import Generation
+from llmserve.runtime.logprobs import Logprob
 from llmserve.runtime.protocols import Answer, Parts
 
 _RECENT = 0.02
@@ -58,7 +59,7 @@ class Responder:
         pb = self._parts.pb_utils
         tensors = self._parts.formatter.format(answers)
         if self._parts.batched:
-            tensors = {name: values.reshape(-1, 1) for name, values in tensors.items()}
+            tensors = {name: values[:, None] for name, values in tensors.items()}
         outputs = [pb.Tensor(name, values) for name, values in tensors.items()]
         self._send(pb.InferenceResponse(output_tensors=outputs), final)
 
@@ -87,10 +88,16 @@ class Responder:
         else:
             self._sender.send(response)
 
+    def _texts(self, logprobs: Sequence[Logprob]) -> dict[int, str]:
+        ids = {one.token for place in logprobs for one in (place, *place.top)}
+        return {token: self._parts.tokenizer.decode([token]) for token in ids}
+
     def _answer(self, generation: Generation, whole: bool) -> Answer:
         exclude = generation.params.exclude_input_in_output
         echo = bool(self._parts.defaults.get("echo")) if exclude is None else not exclude
         first = whole or generation.untold
+        wanted = generation.wants_logits
+        logprobs = generation.take_logprobs() if wanted else None
         return Answer(
             text=generation.text if whole else generation.take(),
             prompt=generation.prompt,
@@ -99,4 +106,7 @@ class Responder:
             output_tokens=len(generation.token_ids),
             echo=echo and first,
             so_far=generation.text,
+            logprobs=logprobs,
+            texts=self._texts(logprobs or ()),
+            total_logprob=sum(one.value for one in generation.logprobs),
         )

@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmserve.runtime.logprobs import to_json
 from llmserve.runtime.protocols import Answer, strings
 
 
 class TextFormatter:
-    """Fills ``text_output``, ``finish_reason`` and the token counts."""
+    """Fills ``text_output``, ``finish_reason`` and the token counts.
+
+    Log-probabilities are filled in where a request of the batch asked for them.
+    """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         """Return each output tensor, one element per answer."""
-        return {
+        tensors = {
             "text_output": strings(
                 [(answer.prompt if answer.echo else "") + answer.text for answer in answers]
             ),
@@ -28,3 +32,19 @@ class TextFormatter:
             "num_input_tokens": np.array([a.input_tokens for a in answers], dtype=np.int32),
             "num_output_tokens": np.array([a.output_tokens for a in answers], dtype=np.int32),
         }
+        if any(answer.logprobs is not None for answer in answers):
+            tensors |= _logprobs(answers)
+        return tensors
+
+
+def _logprobs(answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
+    # Prompts of one request may have answers of different lengths: noughts fill them up.
+    rows = [[one.value for one in answer.logprobs or ()] for answer in answers]
+    values = np.zeros((len(rows), max(map(len, rows))), dtype=np.float32)
+    for filled, row in zip(values, rows, strict=True):
+        filled[: len(row)] = row
+    return {
+        "logprobs": strings([to_json(answer.logprobs or (), answer.texts) for answer in answers]),
+        "output_log_probs": values,
+        "cum_log_probs": np.array([a.total_logprob for a in answers], dtype=np.float32),
+    }

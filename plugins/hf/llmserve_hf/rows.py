@@ -20,6 +20,7 @@ class Row:
         self.generation = generation
         plain = generation.params.plain
         self.sampler = None if plain else Sampler(generation, tokenizer)
+        self.logits: Any = None
 
     @property
     def ids(self) -> list[int]:
@@ -45,8 +46,14 @@ class RowChooser(LogitsProcessor):  # type: ignore[misc]
         """Return the scores with one token left in every row that was chosen for."""
         del input_ids
         for index, row in enumerate(self._rows):
-            if row.sampler and not row.generation.done:
-                token = row.sampler.choose(scores[index].float().cpu().numpy())
+            if row.generation.done or not (row.sampler or row.generation.wants_logits):
+                continue
+            # A copy, for the row is written to below.
+            logits = scores[index].float().cpu().numpy().copy()
+            if row.generation.wants_logits:
+                row.logits = logits
+            if row.sampler:
+                token = row.sampler.choose(logits)
                 scores[index] = -torch.inf
                 scores[index, token] = 0
         return scores
@@ -62,6 +69,6 @@ class RowFinisher(StoppingCriteria):  # type: ignore[misc]
         """Return a flag per row."""
         del scores, kwargs
         for row, token in zip(self._rows, input_ids[:, -1].tolist(), strict=True):
-            row.generation.push(token)
+            row.generation.push(token, row.logits)
         done = [row.generation.done for row in self._rows]
         return torch.tensor(done, device=input_ids.device)

@@ -12,6 +12,7 @@ import pytest
 
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
+from tests.live.logprobs import check_logprobs
 
 PROMPT = "Programming in C++ is like"
 
@@ -201,3 +202,7 @@ def test_greedy_answers_are_those_of_generate(triton: LiveTriton, batched: str) 
             triton.client.generate(batched, prompt, max_tokens=32).text
             == (expected[0]["generated_text"])
         )
+
+
+def test_log_probabilities_are_those_of_the_models_logits(triton: LiveTriton, batched: str) -> None:
+    check_logprobs(triton, batched)

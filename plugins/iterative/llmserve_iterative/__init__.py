@@ -34,7 +34,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime="llmserve_iterative.generator:StepwiseGenerator",
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
-            inputs=contract.SAMPLING,
+            inputs=(*contract.SAMPLING, *contract.LOGPROBS),
+            outputs=contract.LOGPROBS_OUTPUTS,
             options=(
                 *PLACEMENT_OPTIONS,
                 Option(
