@@ -135,7 +135,8 @@ def print_table(first: str, columns: Sequence[str], texts: dict[str, list[str]])
     for label, cells in texts.items():
         table.add_row(label, *cells)
     width = None if sys.stdout.isatty() else _WIDEST
-    Console(width=width, highlight=False).print(table)
+    # What is printed are names and messages of others, never markup.
+    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
 
 
 def _of_tool(value: float | None, row: Row) -> str:

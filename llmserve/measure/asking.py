@@ -7,22 +7,19 @@ answer to know how to go on, is read at once.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-import grpc
-import grpc.aio
 from tritonclient.grpc import service_pb2
 
-from llmserve.client.channel import Endpoint
 from llmserve.client.exchange import Exchange, open_exchange
 from llmserve.client.results import Piece
 from llmserve.errors import ClientError
 from llmserve.measure.job import Ask, Job
+from llmserve.measure.wire import Arrivals, Broken, Wire, path_of
 
-_SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-_END: Any = vars(grpc.aio)["EOF"]
 ENDING_PATIENCE = 10.0
 
 
@@ -34,7 +31,7 @@ class Asked:
     scheduled: float
     sent: float = 0.0
     ended: float = 0.0
-    arrivals: list[tuple[float, bytes]] = field(default_factory=list)
+    arrivals: Arrivals = field(default_factory=list)
     pieces: list[tuple[float, Piece]] = field(default_factory=list)
     code: str | None = None
     details: str = ""
@@ -44,60 +41,35 @@ class Asked:
 class Asker:
     """Sends the requests of a job over one connection."""
 
-    def __init__(self, job: Job) -> None:
-        place = job.place
+    def __init__(self, job: Job, wire: Wire) -> None:
         self._job = job
-        endpoint = Endpoint.make(
-            place.url,
-            tls=place.tls,
-            root_certificates=place.root_certificates,
-            headers=place.headers,
-        )
-        self._metadata = endpoint.metadata
-        self._channel = endpoint.open(grpc.aio)
-        # A stream of one request is the same on the wire whichever way it is called, and this
-        # one needs no task to feed it.
-        self._stream = self._channel.unary_stream(f"/{_SERVICE}/ModelStreamInfer")
-        self._unary = self._channel.unary_unary(f"/{_SERVICE}/ModelInfer")
+        self.wire = wire
+        self._infer, self._stream = path_of("ModelInfer"), path_of("ModelStreamInfer")
+        self._endings: set[asyncio.Future[None]] = set()
         self._made: dict[int, bytes] = {}
         if job.model.exchange != "sequence":
             for ask in job.asks:
                 self._made[ask.index] = self._bytes(ask)
 
-    async def close(self) -> None:
-        """Let go of the connection."""
-        await self._channel.close()
-
     async def ask(self, ask: Ask, scheduled: float) -> Asked:
         """Send a request and note what comes, and when."""
         asked = Asked(ask, scheduled)
-        way = {"unary": self._whole, "stream": self._pieces, "sequence": self._steps}
         try:
-            await way[self._job.model.exchange](asked)
-        except grpc.aio.AioRpcError as error:
-            asked.code, asked.details = error.code().name, error.details() or ""
+            if self._job.model.exchange == "sequence":
+                await self._steps(asked)
+            else:
+                streams = self._job.model.exchange == "stream"
+                path, raw = self._stream if streams else self._infer, self._raw(ask)
+                asked.sent = time.monotonic()
+                await self.wire.call(path, raw, self._job.timeout, asked.arrivals)
+                asked.ended = asked.arrivals[-1][0] if asked.arrivals else time.monotonic()
+        except Broken as error:
+            asked.code, asked.details = error.code, error.details
         except ClientError as error:
             asked.failure = error
-        if asked.code or asked.failure or not asked.ended:
+        if asked.code or asked.failure:
             asked.ended = time.monotonic()
         return asked
-
-    async def _whole(self, asked: Asked) -> None:
-        raw = self._raw(asked.ask)
-        asked.sent = time.monotonic()
-        answer = await self._unary(raw, timeout=self._job.timeout, metadata=self._metadata)
-        asked.ended = time.monotonic()
-        asked.arrivals.append((asked.ended, answer))
-
-    async def _pieces(self, asked: Asked) -> None:
-        raw = self._raw(asked.ask)
-        arrivals = asked.arrivals
-        asked.sent = time.monotonic()
-        call = self._stream(raw, timeout=self._job.timeout, metadata=self._metadata)
-        # Reading like this costs a tenth less than ``async for``.
-        while (message := await call.read()) is not _END:
-            arrivals.append((time.monotonic(), message))
-        asked.ended = arrivals[-1][0] if arrivals else time.monotonic()
 
     async def _steps(self, asked: Asked) -> None:
         exchange = self._exchange(asked.ask)
@@ -105,19 +77,29 @@ class Asker:
         asked.sent = time.monotonic()
         try:
             while requests := exchange.next_round():
-                left = None if end is None else max(0.0, end - time.monotonic())
+                left = None if end is None else max(0.001, end - time.monotonic())
                 raw = requests[0].SerializeToString()
-                answer = await self._unary(raw, timeout=left, metadata=self._metadata)
-                came = time.monotonic()
-                response = service_pb2.ModelInferResponse.FromString(answer)
-                asked.pieces += [(came, piece) for piece in exchange.take(response)]
-                asked.ended = came
+                arrivals: Arrivals = []
+                await self.wire.call(self._infer, raw, left, arrivals)
+                for came, answer in arrivals:
+                    response = service_pb2.ModelInferResponse.FromString(answer)
+                    asked.pieces += [(came, piece) for piece in exchange.take(response)]
+                    asked.ended = came
         finally:
             for request in exchange.endings():
                 # Not awaited: the state is freed behind the answer, and nobody waits for it.
-                self._unary(
-                    request.SerializeToString(), timeout=ENDING_PATIENCE, metadata=self._metadata
-                )
+                end_of_it = asyncio.ensure_future(self._end(request.SerializeToString()))
+                self._endings.add(end_of_it)
+                end_of_it.add_done_callback(self._endings.discard)
+
+    async def _end(self, raw: bytes) -> None:
+        with suppress(Broken):
+            await self.wire.call(self._infer, raw, ENDING_PATIENCE, [])
+
+    async def finish(self) -> None:
+        """Wait until the ends of sequences have arrived."""
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=ENDING_PATIENCE)
 
     def _raw(self, ask: Ask) -> bytes:
         return self._made.get(ask.index) or self._bytes(ask)

@@ -151,6 +151,7 @@ def _joined(reports: list[dict[str, Any]], interrupted: bool) -> Noted:
         busy=busy,
         late=late,
         warning=_warning(busy, late),
+        wire=", ".join(sorted({report["wire"] for report in reports})),
     )
     texts = {int(i): texts for report in reports for i, texts in report["texts"].items()}
     return Noted(

@@ -11,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import selectors
 import sys
 import time
 from typing import Any
 
+from llmserve.client.channel import Endpoint
 from llmserve.measure.asking import Asked, Asker
 from llmserve.measure.codec import decode, encode
 from llmserve.measure.job import Ask, Job
 from llmserve.measure.reading import failure_of, read
 from llmserve.measure.summary import percentile
+from llmserve.measure.wire import open_wire
 
+LIBRARY = "LLMSERVE_BENCH_GRPC"
+"""Set in the environment, it sends everything through gRPC's library."""
 TELLING = 0.2
 """Seconds between two lines of progress."""
 _TICK = 0.02
@@ -32,9 +37,9 @@ _DRAIN = 60.0
 class Loader:
     """Runs one job; what it notes is read when all is over."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, asker: Asker) -> None:
         self._job = job
-        self._asker = Asker(job)
+        self._asker = asker
         self._asked: list[Asked] = []
         self._lags: list[float] = []
         self._next = 0
@@ -42,13 +47,10 @@ class Loader:
 
     async def run(self, orders: asyncio.StreamReader) -> None:
         """Warm up, wait for the start, run, and tell what happened."""
-        try:
-            _say(await self._warm_up())
-            line = await orders.readline()
-            if line:
-                await self._measure(json.loads(line)["start"], orders)
-        finally:
-            await self._asker.close()
+        _say(await self._warm_up())
+        line = await orders.readline()
+        if line:
+            await self._measure(json.loads(line)["start"], orders)
 
     async def _warm_up(self) -> dict[str, Any]:
         waiting = list(self._job.warmup)
@@ -60,6 +62,7 @@ class Loader:
 
         width = self._job.concurrency or 1
         await asyncio.gather(*(place() for _ in range(min(width, len(waiting)))))
+        await self._asker.finish()
         failures = [failure for one in asked if (failure := failure_of(self._job, one))]
         if asked and len(failures) == len(asked):
             first = failures[0]
@@ -85,6 +88,7 @@ class Loader:
         for task in (load, *helpers):
             task.cancel()
         await asyncio.wait([load])
+        await self._asker.finish()
         if not load.cancelled() and (error := load.exception()):
             raise error
         self._report(start, cpu, ended)
@@ -172,6 +176,7 @@ class Loader:
                 "busy": cpu / max(1e-9, ended - start),
                 "late": percentile(sorted(self._lags), 0.99) if self._lags else 0.0,
                 "cut": self._under_way,
+                "wire": self._asker.wire.name,
                 "seconds": ended - start,
             }
         )
@@ -187,7 +192,18 @@ async def _main() -> None:
     orders = asyncio.StreamReader(limit=1 << 31)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     job = decode(Job, json.loads(await orders.readline()))
-    await Loader(job).run(orders)
+    place = job.place
+    endpoint = Endpoint.make(
+        place.url,
+        tls=place.tls,
+        root_certificates=place.root_certificates,
+        headers=place.headers,
+    )
+    wire = await open_wire(endpoint, plain=not os.environ.get(LIBRARY))
+    try:
+        await Loader(job, Asker(job, wire)).run(orders)
+    finally:
+        await wire.close()
 
 
 def main() -> None:

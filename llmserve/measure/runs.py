@@ -160,7 +160,8 @@ class LoaderCost:
     ``cpu`` is processor time of all its processes. ``busy`` is the share of one core that the
     busiest process used: near 1 it was the bottleneck. ``late`` is the 99th percentile of how
     late requests were sent, for which a stalled server is not to blame. ``warning`` says in one
-    line when the figures must not be trusted, else it is None.
+    line when the figures must not be trusted, else it is None. ``wire`` is how requests
+    travelled: ``plain``, or ``grpc`` for gRPC's library, which costs several times as much.
     """
 
     processes: int
@@ -168,6 +169,7 @@ class LoaderCost:
     busy: float
     late: float
     warning: str | None = None
+    wire: str = ""
 
 
 @dataclass(frozen=True)

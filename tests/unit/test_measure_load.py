@@ -172,17 +172,17 @@ def test_nobody_there_and_no_such_model_are_one_line() -> None:
 
 
 def test_it_costs_little_and_keeps_up_with_64_streams() -> None:
-    """The tool's own cost, as shares of a core; doubled, for a machine that is busy besides."""
+    """The tool's own cost as processor time, which a busy machine inflates but does not make."""
     with scripted(first=0.1, tokens=(1,)) as server:
         run, _ = measured(server, "whole", Load.closed(64, requests=1000))
     whole = run.loader.cpu / len(run.records)
     # Below 5 % of a core for 100 requests a second is 0.5 ms for each.
-    assert whole < 0.0005 * 2
+    assert whole < 0.0005
     with scripted(first=0.2, gap=0.05, tokens=(1,) * 16) as server:
         began = time.monotonic()
         run, _ = measured(server, "pieces", Load.closed(64, requests=128, stream=True))
         assert time.monotonic() - began < 20
     pieces = sum(len(record.pieces) for record in run.records)
     assert pieces == 128 * 16
-    assert run.loader.cpu / pieces < 0.0002
+    assert run.loader.cpu / pieces < 0.0001
     assert summarize(run).inflight == pytest.approx(64, rel=0.1)

@@ -1,0 +1,231 @@
+"""One unencrypted connection that speaks gRPC: frames in and out, and the calls on it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import grpc
+
+from llmserve.measure.wire import frames, hpack
+from llmserve.measure.wire.call import Arrivals
+
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+LENGTH = struct.Struct(">BI")
+_REFILL = 2**30
+_SETTINGS = {
+    # No table of headers to keep, no pushes, and as much at a time as there is.
+    frames.HEADER_TABLE_SIZE: 0,
+    frames.ENABLE_PUSH: 0,
+    frames.INITIAL_WINDOW: frames.WIDEST,
+    frames.MAX_FRAME: 2**24 - 1,
+}
+GREETING = (
+    frames.PREFACE + frames.pack_settings(_SETTINGS) + frames.pack_window(0, frames.WIDEST - 65535)
+)
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that is under way; ``ended`` gets its status."""
+
+    arrivals: Arrivals
+    ended: asyncio.Future[tuple[str, str]]
+    unsent: bytes
+    window: int
+    stream: int = 0
+    partial: bytes = b""
+    status: dict[str, str] = field(default_factory=dict)
+
+    def take(self, now: float, data: bytes) -> None:
+        """Cut data into messages, which may span frames or share one."""
+        if self.partial:
+            data = self.partial + data
+        at = 0
+        while len(data) - at >= LENGTH.size:
+            packed, length = LENGTH.unpack_from(data, at)
+            end = at + LENGTH.size + length
+            if end > len(data):
+                break
+            if packed:
+                raise hpack.UnreadableError("a compressed message, which was not asked for")
+            self.arrivals.append((now, data[at + LENGTH.size : end]))
+            at = end
+        self.partial = data[at:]
+
+    def end(self, code: str, details: str) -> None:
+        """Note how it ended, once."""
+        if not self.ended.done():
+            self.ended.set_result((code, details))
+
+
+class Connection(asyncio.Protocol):
+    """One connection: what it reads goes to the calls, on the spot and without any task."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._transport: asyncio.Transport | None = None
+        self._splitter = frames.Splitter()
+        self._calls: dict[int, Call] = {}
+        self._waiting: deque[tuple[Call, bytes]] = deque()
+        self._blocked: dict[int, Call] = {}
+        self._next = 1
+        self._window = self._initial = 65535
+        self._most_frame = 16384
+        self._most_calls = frames.WIDEST
+        self._taken = 0
+        self._headers: tuple[int, int, bytes] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the server."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101
+        self._transport = transport
+        transport.write(GREETING)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail what was under way."""
+        self.closed = True
+        reason = f"the connection was closed ({error})" if error else "the connection was closed"
+        for call in [*self._calls.values(), *(call for call, _ in self._waiting)]:
+            call.end("UNAVAILABLE", reason)
+        self._calls.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come; it has come now."""
+        now = time.monotonic()
+        try:
+            for frame in self._splitter.feed(data):
+                self._take(frame, now)
+        except Exception as error:
+            self.connection_lost(error)
+            self.close()
+
+    def start(self, call: Call, headers: bytes) -> None:
+        """Begin a call, or let it wait where the server allows no more."""
+        if len(self._calls) >= self._most_calls:
+            self._waiting.append((call, headers))
+            return
+        call.stream, self._next = self._next, self._next + 2
+        call.window = self._initial
+        self._calls[call.stream] = call
+        head = frames.pack(frames.HEADERS, frames.END_HEADERS, call.stream, headers)
+        self._send(call, head)
+
+    def cancel(self, call: Call) -> None:
+        """Tell the server that nobody waits for a call any more."""
+        if self._calls.pop(call.stream, None) and not self.closed:
+            self._write(frames.pack(frames.RST_STREAM, 0, call.stream, frames.CANCEL))
+        self._blocked.pop(call.stream, None)
+        self._start_waiting()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def _send(self, call: Call, head: bytes = b"") -> None:
+        parts = [head]
+        while call.unsent:
+            size = min(len(call.unsent), self._window, call.window, self._most_frame)
+            if size <= 0:
+                self._blocked[call.stream] = call
+                break
+            chunk, call.unsent = call.unsent[:size], call.unsent[size:]
+            self._window -= size
+            call.window -= size
+            flags = 0 if call.unsent else frames.END_STREAM
+            parts.append(frames.pack(frames.DATA, flags, call.stream, chunk))
+        else:
+            self._blocked.pop(call.stream, None)
+        self._write(b"".join(parts))
+
+    def _take(self, frame: frames.Frame, now: float) -> None:
+        call = self._calls.get(frame.stream)
+        if frame.kind == frames.DATA:
+            self._refill(len(frame.payload))
+            if call is not None:
+                call.take(now, frame.payload)
+                if frame.flags & frames.END_STREAM:
+                    self._finish(call)
+        elif frame.kind in (frames.HEADERS, frames.CONTINUATION):
+            self._take_headers(frame)
+        elif frame.kind == frames.RST_STREAM and call is not None:
+            self._calls.pop(frame.stream)
+            call.end("UNAVAILABLE", "the server reset the stream")
+        elif frame.kind == frames.SETTINGS and not frame.flags & frames.ACK:
+            self._settle(frames.unpack_settings(frame.payload))
+        elif frame.kind == frames.PING and not frame.flags & frames.ACK:
+            self._write(frames.pack(frames.PING, frames.ACK, 0, frame.payload))
+        elif frame.kind == frames.WINDOW_UPDATE:
+            self._widen(frame, call)
+        elif frame.kind == frames.GOAWAY:
+            # What is under way is finished; the next call opens another connection.
+            self.closed = True
+
+    def _take_headers(self, frame: frames.Frame) -> None:
+        if frame.kind == frames.HEADERS:
+            self._headers = (frame.stream, frame.flags, frame.payload)
+        elif self._headers is not None:
+            stream, flags, block = self._headers
+            self._headers = (stream, flags, block + frame.payload)
+        if self._headers is None or not frame.flags & frames.END_HEADERS:
+            return
+        stream, flags, block = self._headers
+        self._headers = None
+        found = hpack.decode(block)
+        call = self._calls.get(stream)
+        if call is not None:
+            call.status.update(found)
+            if flags & frames.END_STREAM:
+                self._finish(call)
+
+    def _finish(self, call: Call) -> None:
+        self._calls.pop(call.stream, None)
+        self._blocked.pop(call.stream, None)
+        status = call.status.get("grpc-status", "")
+        code = _CODES.get(int(status), "UNKNOWN") if status.isdigit() else "UNKNOWN"
+        call.end(code, unquote(call.status.get("grpc-message", "")))
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._calls) < self._most_calls and not self.closed:
+            call, headers = self._waiting.popleft()
+            if not call.ended.done():
+                self.start(call, headers)
+
+    def _settle(self, settings: dict[int, int]) -> None:
+        initial = settings.get(frames.INITIAL_WINDOW, self._initial)
+        for call in self._calls.values():
+            call.window += initial - self._initial
+        self._initial = initial
+        self._most_frame = settings.get(frames.MAX_FRAME, self._most_frame)
+        self._most_calls = settings.get(frames.MAX_STREAMS, self._most_calls)
+        self._write(frames.pack(frames.SETTINGS, frames.ACK, 0))
+        self._unblock()
+
+    def _widen(self, frame: frames.Frame, call: Call | None) -> None:
+        more = int.from_bytes(frame.payload, "big")
+        if frame.stream == 0:
+            self._window += more
+        elif call is not None:
+            call.window += more
+        self._unblock()
+
+    def _unblock(self) -> None:
+        for call in list(self._blocked.values()):
+            self._send(call)
+
+    def _refill(self, size: int) -> None:
+        self._taken += size
+        if self._taken >= _REFILL:
+            self._write(frames.pack_window(0, self._taken))
+            self._taken = 0
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)

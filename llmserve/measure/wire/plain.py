@@ -1,0 +1,82 @@
+"""gRPC over an unencrypted connection, read as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from llmserve.client.channel import Endpoint
+from llmserve.measure.wire import hpack
+from llmserve.measure.wire.call import Arrivals, Broken
+from llmserve.measure.wire.connection import LENGTH, Call, Connection
+
+
+class PlainWire:
+    """Calls over one connection at a time; a new one is opened where the last has ended."""
+
+    name = "plain"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        address = endpoint.address
+        self._host, self._port = address.host.strip("[]"), address.port
+        self._authority = str(address)
+        self._metadata = endpoint.metadata
+        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
+        self._blocks: dict[str, bytes] = {}
+
+    async def call(
+        self, path: str, request: bytes, timeout: float | None, arrivals: Arrivals
+    ) -> None:
+        """Send a request and take what comes."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            connection = await self._open(timeout)
+        loop = asyncio.get_running_loop()
+        body = LENGTH.pack(0, len(request)) + request
+        call = Call(arrivals, loop.create_future(), body, 0)
+        timer = None
+        if timeout is not None:
+            timer = loop.call_later(timeout, call.end, "DEADLINE_EXCEEDED", "")
+        try:
+            connection.start(call, self._header(path))
+            code, details = await call.ended
+        finally:
+            if timer is not None:
+                timer.cancel()
+            connection.cancel(call)
+        if code != "OK":
+            raise Broken(code, details)
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _open(self, timeout: float | None) -> Connection:
+        async with self._opening:
+            if self._connection is not None and not self._connection.closed:
+                return self._connection
+            loop = asyncio.get_running_loop()
+            opening = loop.create_connection(Connection, self._host, self._port)
+            try:
+                _, connection = await asyncio.wait_for(opening, timeout)
+            except (OSError, asyncio.TimeoutError) as error:
+                raise Broken("UNAVAILABLE", f"failed to connect: {error}") from None
+            self._connection = connection
+            return connection
+
+    def _header(self, path: str) -> bytes:
+        if path not in self._blocks:
+            self._blocks[path] = hpack.encode(
+                [
+                    (":method", "POST"),
+                    (":scheme", "http"),
+                    (":path", path),
+                    (":authority", self._authority),
+                    ("te", "trailers"),
+                    ("content-type", "application/grpc"),
+                    ("user-agent", "llmserve-bench"),
+                    *self._metadata,
+                ]
+            )
+        return self._blocks[path]
