@@ -8,9 +8,9 @@ done is given back to be scheduled again. Between two bursts new requests can jo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
@@ -18,7 +18,9 @@ from llmserve.runtime.generation import Generation
 from llmserve.runtime.job import Job
 from llmserve.runtime.protocols import Parts, Stepper
 from llmserve.runtime.responder import Responder
+from llmserve_iterative.flight import Flight, Queue
 from llmserve_iterative.metrics import Metrics
+from llmserve_iterative.watch import Watch
 
 # What Triton takes for a sequence that is scheduled again and for a response that is sent. A
 # burst and the time between two pieces are long enough that this stays a small part of them.
@@ -27,27 +29,15 @@ _RESPONSE_COST = 0.00025
 _SMALL_PART = 0.05
 
 _ABANDONED = 300.0
+# When Triton has had nothing for so long, none of those in flight is with it any more.
+_SILENCE = 1.0
+# Triton ends a sequence that it has not seen for the idle time, and then loses a request of it
+# that is given back: nobody would ever answer it. One that comes near is kept to its end.
+_NEAR = 0.8
 _OWN_IDS = 1 << 16
 _END = 2
 # What fills a direct slot that has no request.
 _NOBODY = 0
-
-
-@dataclass
-class Flight:
-    """A request in flight, and when it was last seen and told."""
-
-    job: Job
-    began: float
-    seen: float
-    first: float | None = None
-    counted: int = 0
-    told: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens were made for it."""
-        return sum(len(generation.token_ids) for generation in self.job.generations)
 
 
 class IterativeDriver:
@@ -56,8 +46,12 @@ class IterativeDriver:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
         self._burst = settings["burst_ms"] / 1000
+        self._patience = _NEAR * settings["idle_seconds"]
         self._flights: dict[int, Flight] = {}
         self._latest_id = 0
+        self._queue = Queue(time.monotonic())
+        self._lock = Lock()
+        self._watch = Watch(self._look_after, _SILENCE / 2)
 
     @property
     def in_flight(self) -> int:
@@ -77,14 +71,32 @@ class IterativeDriver:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Take in what came, make a burst of steps, and give back what is not done."""
+        with self._lock:
+            self._execute(requests)
+
+    def finalize(self) -> None:
+        """Forget what is under way; the model is being unloaded."""
+        self._watch.stop()
+        for flight in self._flights.values():
+            self._drop(flight.job)
+        self._flights.clear()
+        self._metrics.close()
+
+    def _execute(self, requests: Sequence[Any]) -> None:
         now = time.monotonic()
+        numbers = [self._control(raw, "CORRID") for raw in requests]
+        known = [self._flights[number] for number in numbers if number in self._flights]
+        self._queue.begin(now, [flight.queued for flight in known])
         present = {}
-        for raw in requests:
-            if (arrived := self._arrive(raw, now)) is not None:
-                present[arrived] = raw
+        for raw, number in zip(requests, numbers, strict=True):
+            if self._arrive(raw, number, now):
+                present[number] = raw
+        absent = [flight for number, flight in self._flights.items() if number not in present]
+        self._ground([flight for flight in absent if flight.queued < self._queue.reached])
         self._forget_abandoned(now)
         flights = [self._flights[number] for number in present]
         self._fly(flights, now)
+        now = time.monotonic()
         for number, raw in present.items():
             flight = self._flights[number]
             if flight.job.responder.closed:
@@ -92,35 +104,44 @@ class IterativeDriver:
             else:
                 raw.set_release_flags(self._parts.pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
                 flight.job.responder.detach()
-        self._publish()
+                flight.queued = now
+                self._watch.start()
+        self._queue.end(now)
+        self._publish(at_once=not self._flights)
 
-    def finalize(self) -> None:
-        """Forget what is under way; the model is being unloaded."""
-        for flight in self._flights.values():
-            self._drop(flight.job)
-        self._flights.clear()
-        self._metrics.close()
-
-    def _arrive(self, raw: Any, now: float) -> int | None:
-        """Match a request with its flight, or begin one; return its number if it goes on."""
-        number = self._control(raw, "CORRID")
+    def _arrive(self, raw: Any, number: int, now: float) -> bool:
+        """Match a request with its flight, or begin one; say whether it goes on."""
         if number == _NOBODY:
             raw.get_response_sender().send(
                 flags=self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             )
-            return None
+            return False
+        if self._control(raw, "START"):
+            return self._begin(raw, number, now)
         flight = self._flights.get(number)
-        if not self._control(raw, "START"):
-            if flight is None:
-                Responder(raw, self._parts).refuse("this request was given up: send it again")
-                return None
-            flight.seen = now
-            flight.job.responder.attach(raw)
-            if flight.job.responder.cancelled():
-                for generation in flight.job.generations:
-                    self._engine.drop(generation)
-                    generation.cancel()
-            return number
+        if flight is None:
+            Responder(raw, self._parts).refuse("this request was given up: send it again")
+            return False
+        flight.job.responder.attach(raw)
+        if flight.job.responder.cancelled():
+            for generation in flight.job.generations:
+                self._engine.drop(generation)
+                generation.cancel()
+        elif flight.grounded:
+            self._resume(flight.job)
+        flight.grounded = False
+        return True
+
+    def _resume(self, job: Job) -> None:
+        try:
+            for generation in job.generations:
+                if not generation.done:
+                    self._engine.admit(generation)
+        except Exception as error:
+            self._drop(job)
+            job.responder.fail(error)
+
+    def _begin(self, raw: Any, number: int, now: float) -> bool:
         job = Job(raw, self._parts, eager=False)
         try:
             self._refuse_own_id(raw, number)
@@ -134,11 +155,11 @@ class IterativeDriver:
             self._drop(job)
             job.responder.fail(error)
         else:
-            self._flights[number] = Flight(job, now, now)
+            self._flights[number] = Flight(job, began=now, queued=self._queue.reached)
             prompts = sum(len(generation.prompt_ids) for generation in job.generations)
             self._metrics.count("input_tokens_total", prompts)
-            return number
-        return None
+            return True
+        return False
 
     def _refuse_own_id(self, raw: Any, number: int) -> None:
         """Triton numbers its sequences itself; a client's number would mix two requests up."""
@@ -151,7 +172,10 @@ class IterativeDriver:
         self._latest_id = max(self._latest_id, number)
 
     def _fly(self, flights: Sequence[Flight], began: float) -> None:
-        """Make steps until it is time to ask Triton for new requests."""
+        """Make steps until it is time to ask Triton for new requests.
+
+        Those that Triton would lose are made to their end, however long that takes.
+        """
         burst = pace = 0.0
         if self._burst:
             streams = sum(flight.job.streams for flight in flights)
@@ -164,7 +188,9 @@ class IterativeDriver:
             for flight in flights:
                 self._measure(flight, now)
                 self._tell(flight, now, pace)
-            if now - began >= burst or all(f.job.responder.closed for f in flights):
+            going = [flight for flight in flights if not flight.job.responder.closed]
+            late = any(now - flight.queued > self._patience for flight in going)
+            if not going or (now - began >= burst and not late):
                 break
         for flight in flights:
             self._tell(flight, time.monotonic(), pace)
@@ -183,7 +209,7 @@ class IterativeDriver:
             self._metrics.count("token_seconds_sum", now - flight.first)
             self._metrics.count("token_seconds_count", flight.counted - 1)
 
-    def _publish(self) -> None:
+    def _publish(self, *, at_once: bool) -> None:
         engine = self._engine
         gauges = {
             "running_sequences": engine.live,
@@ -191,7 +217,7 @@ class IterativeDriver:
             "cache_used_tokens": engine.cache_used,
             "cache_tokens": engine.cache_tokens,
         }
-        self._metrics.publish(time.monotonic(), gauges, at_once=not self._flights)
+        self._metrics.publish(time.monotonic(), gauges, at_once=at_once)
 
     def _tell(self, flight: Flight, now: float, pace: float) -> None:
         """Send what is new: the first piece and the end at once, the others at a steady pace."""
@@ -214,11 +240,34 @@ class IterativeDriver:
                     # Its request is with Triton now; it is told when it comes again.
                     generation.cancel()
 
+    def _look_after(self) -> bool:
+        """Free what nobody waits for when no request comes that would bring it to light."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            now = time.monotonic()
+            if self._queue.silent(now) > _SILENCE:
+                self._ground(self._flights.values())
+                self._forget_abandoned(now)
+                self._publish(at_once=True)
+            return bool(self._flights) or self._watch.enough()
+        finally:
+            self._lock.release()
+
+    def _ground(self, flights: Iterable[Flight]) -> None:
+        """Free what a request holds that Triton has let go.
+
+        Should it come again after all, it goes on from where it was.
+        """
+        for flight in flights:
+            if not flight.grounded:
+                flight.grounded = True
+                self._drop(flight.job)
+
     def _forget_abandoned(self, now: float) -> None:
-        """A request whose client has gone may never be scheduled again."""
-        gone = [n for n, flight in self._flights.items() if now - flight.seen > _ABANDONED]
+        gone = [n for n, f in self._flights.items() if f.grounded and now - f.queued > _ABANDONED]
         for number in gone:
-            self._drop(self._flights.pop(number).job)
+            del self._flights[number]
 
     def _drop(self, job: Job) -> None:
         for generation in job.generations:

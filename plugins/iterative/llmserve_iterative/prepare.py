@@ -45,7 +45,7 @@ def prepare_iterative(context: BuildContext) -> Mapping[str, Any]:
         batching.oldest.max_candidate_sequences = max(_CANDIDATES, config.max_batch_size)
     _control(batching, "START", pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START)
     _control(batching, "CORRID", pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID)
-    return {"burst_ms": options["burst_ms"]}
+    return {"burst_ms": options["burst_ms"], "idle_seconds": idle}
 
 
 def _take_parameters_only(config: ModelConfig) -> None:

@@ -3,113 +3,15 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
-from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
-from llmserve_iterative.driver import IterativeDriver
+from llmserve.testing import ByteTokenizer
 
-
-class Progress:
-    def __init__(self) -> None:
-        self.failed: list[tuple[Generation, Exception]] = []
-
-
-class Echoes:
-    """An engine that repeats prompts for ever; ``!`` fails at its third token, ``?`` at once."""
-
-    context_length: int | None = 1000
-    eos_ids: frozenset[int] = frozenset()
-
-    cache_tokens = 1000
-    waiting = 0
-
-    def __init__(self) -> None:
-        self.under_way: list[Generation] = []
-
-    @property
-    def live(self) -> int:
-        return len(self.under_way)
-
-    @property
-    def cache_used(self) -> int:
-        return sum(len(g.prompt_ids) + len(g.token_ids) for g in self.under_way)
-
-    def stepper(self, tokenizer: Tokenizer) -> Echoes:
-        return self
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.under_way)
-
-    def admit(self, generation: Generation) -> None:
-        if ord("?") in generation.prompt_ids:
-            raise RequestError("not this one")
-        self.under_way.append(generation)
-
-    def drop(self, generation: Generation) -> None:
-        self.under_way = [g for g in self.under_way if g is not generation]
-
-    def step(self) -> Progress:
-        progress = Progress()
-        for generation in list(self.under_way):
-            at = len(generation.token_ids)
-            if ord("!") in generation.prompt_ids and at == 2:
-                progress.failed.append((generation, MemoryError("no memory left")))
-                self.drop(generation)
-                continue
-            generation.push(generation.prompt_ids[at % len(generation.prompt_ids)])
-            if generation.done:
-                self.drop(generation)
-        return progress
-
-
-class Scheduler:
-    """What Triton does: schedules again what is given back, with a batch of some at a time."""
-
-    def __init__(self, *, burst_ms: float = 0.0) -> None:
-        self.engine = Echoes()
-        self.driver = IterativeDriver({"burst_ms": burst_ms}, Path())
-        self.driver.start(make_parts(self.engine))
-        self.queue: list[FakeRequest] = []
-        self._number = 0
-
-    def send(self, text: str, *, number: int | None = None, **asked: Any) -> FakeRequest:
-        self._number += 1
-        sequence = self._number if number is None else number
-        request = FakeRequest(
-            {"text_input": [text], "START": np.array([[True]]), "CORRID": np.array([[sequence]])},
-            sequence=sequence,
-            **asked,
-        )
-        self.queue.append(request)
-        return request
-
-    def run(self, batch: list[FakeRequest]) -> None:
-        for request in batch:
-            request.rescheduled = False
-            self.queue.remove(request)
-        self.driver.execute(batch)
-        for request in batch:
-            assert request.closed != request.rescheduled, "answered or given back, one of both"
-            if request.rescheduled:
-                request.replace_input("START", np.array([[False]]))
-                self.queue.append(request)
-
-    def run_all(self) -> None:
-        while self.queue:
-            self.run(list(self.queue))
-
-    def nothing_is_left(self) -> bool:
-        return not self.engine.live and not self.driver.in_flight
+from .scheduler import Scheduler
 
 
 def test_a_request_that_comes_later_joins_and_may_leave_earlier() -> None:
@@ -193,19 +95,6 @@ def test_a_client_that_goes_frees_its_place_at_once() -> None:
     assert triton.engine.live <= 1
     triton.run_all()
     assert stays.text == "cdcd"
-    assert triton.nothing_is_left()
-
-
-def test_a_request_that_is_never_scheduled_again_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    triton = Scheduler()
-    triton.run([lost := triton.send("ab", max_tokens=900)])
-    triton.queue.remove(lost)
-    monkeypatch.setattr("llmserve_iterative.driver._ABANDONED", 0.0)
-    other = triton.send("cd", max_tokens=3)
-    triton.run_all()
-    assert other.text == "cdc"
     assert triton.nothing_is_left()
 
 
