@@ -31,7 +31,7 @@ def comparison_page(comparison: Comparison) -> Page:
     draft = Draft()
     draft.add(
         "At a glance",
-        f"Under the heaviest load, {words.clean(main)}." if several else "",
+        _shown(main, several=several, rounds=comparison.rounds),
         [timeline([Panel(name, run, at) for at, name, run in shown])],
         [tables.figures([(name, run) for name in cells.names for run in cells.of(name, main)])],
     )
@@ -77,6 +77,13 @@ def comparison_page(comparison: Comparison) -> Page:
         tuple(doubts(every, interrupted=comparison.interrupted)), tuple(facts),
         tuple(draft.sections),
     )  # fmt: skip
+
+
+def _shown(main: str, *, several: bool, rounds: int) -> str:
+    parts = [f"Under the heaviest load, {words.clean(main)}."] if several else []
+    if rounds > 1:
+        parts.append("The plot is of the round in the middle by requests per second.")
+    return " ".join(parts)
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

@@ -23,20 +23,23 @@ def figures(named: Sequence[tuple[str, Run]]) -> Table:
     rounds: dict[str, list[list[Row]]] = {}
     for name, run in named:
         rounds.setdefault(name, []).append(rows_of(run))
-    every = shown([table for tables in rounds.values() for table in tables])
-    labels = list(dict.fromkeys(row.label for table in every for row in table))
+    told = shown([table for tables in rounds.values() for table in tables])
+    labels = list(dict.fromkeys(row.label for table in told for row in table))
     lines = []
     for label in labels:
         means = [_mean(tables, label) for tables in rounds.values()]
-        cells = [mean.show(_figure) if mean else NONE for mean in means]
+        every = [part for mean in means if mean for part in (mean.value, mean.low, mean.high)]
+        # Counts stay counts, but not beside what is none.
+        write = _count if all(part.is_integer() for part in every) else number
+        cells = [mean.show(write) if mean else NONE for mean in means]
         lines.append((clean(label), *cells))
     several = any(len(tables) > 1 for tables in rounds.values())
     title = "Figures, mean of the rounds (lowest to highest)" if several else "Figures"
     return Table(title, ("", *(clean(name) for name in rounds)), tuple(lines))
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value.is_integer() else number(value)
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def _mean(tables: Sequence[Sequence[Row]], label: str) -> Mean | None:
