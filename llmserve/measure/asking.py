@@ -102,7 +102,8 @@ class Asker:
             await asyncio.wait(self._endings, timeout=ENDING_PATIENCE)
 
     def _raw(self, ask: Ask) -> bytes:
-        return self._made.get(ask.index) or self._bytes(ask)
+        # A request that is repeated has a number of its own, and the same bytes.
+        return self._made.get(ask.index % self._job.total) or self._bytes(ask)
 
     def _bytes(self, ask: Ask) -> bytes:
         request = self._exchange(ask).next_round()[0]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 PAIRS: Mapping[str, tuple[str, str]] = {
     "static-inflight": ("static=iterative:batching=static", "inflight=iterative:"),
     "static-iterative": ("hf=hf:", "iterative=iterative:"),
+    "trtllm-static-inflight": ("static=trtllm:batching=static", "inflight=trtllm:"),
     "hf-trtllm": ("hf=hf:", "trtllm=trtllm:"),
     "sequence-direct-oldest": (
         "direct=gpt2:batching=sequence-direct",

@@ -88,7 +88,9 @@ class Load:
         >>> Load.closed(8, requests=98).label
         'concurrency 8'
         """
-        return cls(**{**_DEFAULTS, "warmup": concurrency, **given, "concurrency": concurrency})
+        return cls(
+            **{**_DEFAULTS, "warmup": min(concurrency, 16), **given, "concurrency": concurrency}
+        )
 
     @classmethod
     def open(cls, rate: float, **given: Any) -> Load:
