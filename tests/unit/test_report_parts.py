@@ -156,6 +156,18 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
     assert all(Path(line).is_file() for line in ran.stdout.splitlines())
 
 
+def test_measuring_commands_tell_what_they_wrote_beside_their_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llmserve_cli.output import write_report
+
+    write_report(make_run("static", requests=5), tmp_path / "out")
+    told = capsys.readouterr()
+    assert told.out == ""
+    lines = [line.removeprefix("llmserve: wrote ") for line in told.err.splitlines()]
+    assert sorted(lines) == sorted(map(str, (tmp_path / "out").iterdir()))
+
+
 def test_the_command_refuses_what_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     command = [sys.executable, "-m", "llmserve_cli", "report", str(tmp_path / "other.json")]
