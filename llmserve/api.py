@@ -43,6 +43,7 @@ MODULES = (
     "llmserve.runtime.hf_tokenizer",
     "llmserve.runtime.job",
     "llmserve.runtime.located",
+    "llmserve.runtime.logprobs",
     "llmserve.runtime.model",
     "llmserve.runtime.params",
     "llmserve.runtime.protocols",
@@ -56,6 +57,7 @@ MODULES = (
     "llmserve.sources",
     "llmserve.sources.files",
     "llmserve.sources.intact",
+    "llmserve.sources.vocabulary",
     "llmserve.testing",
 )
 """The public modules: in these, every name without an underscore at its beginning."""

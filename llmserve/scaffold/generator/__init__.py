@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve import hookimpl
 from llmserve.placement import PLACEMENT_OPTIONS
 from llmserve.roles import Generator, Recipe
-from llmserve.runtime.contract import SAMPLING
+from llmserve.runtime.contract import LOGPROBS, LOGPROBS_OUTPUTS, SAMPLING
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -23,7 +23,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             summary="A decoding loop of its own over a transformers model",
             runtime="llmserve.scaffold.generator.generator:ScaffoldGenerator",
             prepare=_prepare,
-            inputs=SAMPLING,
+            inputs=(*SAMPLING, *LOGPROBS),
+            outputs=LOGPROBS_OUTPUTS,
             options=PLACEMENT_OPTIONS,
             requires=("accelerate", "torch", "transformers"),
         )

@@ -51,6 +51,8 @@ class Row:
                 use_cache=True,
             )
         self._cache = out.past_key_values
-        token = self._sampler.choose(out.logits[0, -1].float().cpu().numpy())
+        logits = out.logits[0, -1].float().cpu().numpy()
+        token = self._sampler.choose(logits)
         self._new = [token]
-        self.generation.push(token)
+        # The logits are there for who asks for log-probabilities.
+        self.generation.push(token, logits)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve import hookimpl
-from llmserve.errors import OptionError
+from llmserve.errors import ModelSourceError, OptionError
 from llmserve.roles import Recipe, Tokenizer
+from llmserve.sources.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -46,4 +47,8 @@ def _prepare(context: BuildContext) -> Mapping[str, Any]:
     """Put what the tokenizer reads into the model's folder, on the machine that builds."""
     if context.options["chat"]:
         raise OptionError("this tokenizer knows no chat template", mend="leave out --chat")
-    return context.place([context.source.path / "tokenizer.json"], "tokenizer", copy=True)
+    file = context.source.path / "tokenizer.json"
+    if not file.is_file():
+        raise ModelSourceError(f"{context.model} has no tokenizer.json")
+    check_vocabulary(context.source)
+    return context.place([file], "tokenizer", copy=True)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+import llmserve
 from llmserve.demo import demo_model_path
+from llmserve.errors import ModelSourceError, OptionError
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.runtime.text import IncrementalDecoder
 from llmserve.scaffold.tokenizer.tokenizer import ScaffoldTokenizer
 
+RECIPE = "scaffold"
 TEXTS = ["Hello", "Once upon a time", " two  spaces ", "a\nb", "naïve café", "日本 🙂"]
 
 
@@ -33,3 +39,13 @@ def test_pieces_of_a_stream_join_to_the_text(tokenizer: Tokenizer, text: str) ->
 def test_a_conversation_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="text_input"):
         tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
+
+
+def test_a_model_that_it_cannot_read_is_refused_when_it_is_built(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(demo_model_path(), model)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ModelSourceError, match="has no tokenizer"):
+        llmserve.build(RECIPE, str(model), output=tmp_path / "repo")
+    with pytest.raises(OptionError, match="leave out --chat"):
+        llmserve.build(RECIPE, "demo", output=tmp_path / "repo", chat=True)
