@@ -81,8 +81,8 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                 Option(
                     "idle_seconds",
                     0.0,
-                    "How long Triton keeps the place of a sequence whose client has gone. Steps that "
-                    "take nearly as long let nobody join. 0 is 300, and 10 with direct slots.",
+                    "How long Triton keeps the place of a sequence whose client has gone. Steps "
+                    "that take nearly as long let nobody join. 0 is 300, and 10 with direct slots.",
                     minimum=0,
                     maximum=3600,
                 ),
