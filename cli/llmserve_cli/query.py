@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from llmserve.client import Client, Completion, Piece
+    from llmserve.client.results import Logprob
     from llmserve.errors import LLMServeError
 
 
@@ -203,4 +204,11 @@ def _told(answer: Completion) -> dict[str, Any]:
         del told["extra"]
     if answer.logprobs is None:
         del told["logprobs"]
+    else:
+        told["logprobs"] = [_entry(one) for one in answer.logprobs]
     return told
+
+
+def _entry(one: Logprob) -> dict[str, Any]:
+    entry = {"id": one.id, "token": one.token, "logprob": one.logprob}
+    return entry | ({"top": [_entry(other) for other in one.top]} if one.top else {})

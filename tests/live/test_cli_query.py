@@ -60,6 +60,23 @@ def test_json_has_the_counts(serving: Serving) -> None:
     assert answer["text"]
 
 
+def test_json_has_log_probabilities_for_who_asks(serving: Serving, repository: Path) -> None:
+    common = [PROMPT, "--json", "--max-tokens", "4", "--url", serving.url]
+    assert "logprobs" not in json.loads(run("query", "demo", *common).stdout)
+    answer = json.loads(run("query", "demo", *common, "--logprobs", "2").stdout)
+    assert "".join(entry["token"] for entry in answer["logprobs"]) == answer["text"]
+    assert [len(entry["top"]) for entry in answer["logprobs"]] == [2] * 4
+    command = [sys.executable, str(repository / "demo" / "client.py"), *common, "--logprobs", "2"]
+    emitted = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(emitted.stdout)["logprobs"] == answer["logprobs"]
+
+
+def test_log_probabilities_need_json() -> None:
+    done = run("query", "demo", PROMPT, "--logprobs", "2")
+    assert done.returncode == 2
+    assert "--logprobs needs --json" in done.stderr
+
+
 def test_a_file_of_prompts_is_answered_in_its_order(serving: Serving, tmp_path: Path) -> None:
     prompts = [PROMPT, "The capital of France is", "Once upon a time", "Hello"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
