@@ -30,13 +30,14 @@ def make_stepper(settings: Settings) -> tuple[Stepper, int | None, str]:
         "prefill_chunk": 256,
     }
     try:
-        runtime = Registry.load().generator(PREFERRED).runtime
+        component = Registry.load().generator(PREFERRED)
     except LLMServeError:
         model = load(given, Path())
         length = context_length(model)
         return PlainStepper(model, settings.max_batch_size), length, "one sequence after another"
-    module, _, name = runtime.partition(":")
-    generator = getattr(import_module(module), name)(given, Path())
+    module, _, name = component.runtime.partition(":")
+    defaults = {option.name: option.default for option in component.options}
+    generator = getattr(import_module(module), name)({**defaults, **given}, Path())
     return generator.stepper(IdTokenizer()), generator.context_length, f"the generator {PREFERRED}"
 
 

@@ -79,6 +79,14 @@ def test_parts_are_called_after_the_build_unless_it_is_nvidias(tmp_path: Path) -
     }  # fmt: skip
 
 
+def test_the_container_is_that_of_the_version(tmp_path: Path) -> None:
+    build(tmp_path, "0.12.0")
+    text = (tmp_path / "0.12.0" / "ensemble" / "Dockerfile").read_text()
+    assert "FROM nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3" in text
+    assert "--no-deps" in text
+    assert "transformers" not in text
+
+
 def test_the_models_in_pytorch_lie_in_the_same_repository(tmp_path: Path) -> None:
     build(tmp_path, "0.5.0", batching="static")
     llmserve.build("hf", "demo", name="llama_python", output=tmp_path / "0.5.0")
