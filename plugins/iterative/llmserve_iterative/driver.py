@@ -181,6 +181,9 @@ class IterativeDriver:
             streams = sum(flight.job.streams for flight in flights)
             burst = max(self._burst, len(flights) * _SCHEDULING_COST / _SMALL_PART)
             pace = streams * _RESPONSE_COST / _SMALL_PART
+        if began - self._queue.reached > self._patience / 4:
+            # Only who is given back and comes again shows how long the others have been waiting.
+            burst = 0.0
         while self._engine.busy:
             for generation, error in self._engine.step().failed:
                 self._fail(generation, error)

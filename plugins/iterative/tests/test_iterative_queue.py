@@ -85,3 +85,17 @@ def test_a_request_that_triton_would_lose_is_kept_to_its_end() -> None:
     triton.run([request])
     assert request.closed
     assert request.text == "ab" * 6
+
+
+def test_short_requests_in_a_row_do_not_make_a_long_one_look_late() -> None:
+    """None of them comes twice, so none would show how short the queue is."""
+    triton = Scheduler(burst_ms=200, idle_seconds=0.4)
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        triton.send("ab", max_tokens=3)
+        triton.run_all()
+    long = triton.send("ab", max_tokens=900, stream=True)
+    triton.driver._burst = 0.001
+    triton.engine.pause = 0.001
+    triton.run([long])
+    assert not long.closed
