@@ -250,6 +250,12 @@ def test_a_stop_word_over_two_pieces_never_shows() -> None:
     assert words_of(seen[0]["stop_words_list"][0])[0] == list(b"STOP")
 
 
+def test_a_last_piece_without_a_token_ends_the_answer() -> None:
+    said, request, _ = ask([b"hi", b""], stream=True)
+    assert "".join(said) == "hi"
+    assert request.error is None
+
+
 def test_an_engine_that_ends_without_a_word_has_ended() -> None:
     said, request, seen = ask([b"hi"])
     assert said == ["hi"]

@@ -34,16 +34,13 @@ def wire(
     first, engine, last = parts
     has = {row.name for row in target.engine_inputs}
     others = told(target, formatted)
-    # What preprocessing reads and the engine does too, where no answer is put together after it.
     direct = [row for row in target.straight if row.name in has]
-    streaming = [client.STREAM, client.EXCLUDE] if target.streams else []
-    streaming = [row for row in streaming if client.engine_name(row.name) in has]
     taken = preprocessing.taken(target)
     ours = {row.name for row in others}
     scores = [row for row in target.scores if row.name not in ours]
     put_rows(
         assembly.context.config,
-        [*taken, *streaming, *direct],
+        [*taken, *direct],
         [*target.answer, *others, *scores],
     )
     made = [row.name for row in preprocessing.made(target)]
@@ -54,9 +51,10 @@ def wire(
     )
     inputs = {_TO_ENGINE[name]: _wire_of(name) for name in made if _TO_ENGINE.get(name) in has}
     inputs |= {
-        client.engine_name(row.name): _wire_of(client.made_name(row.name)) for row in target.wishes
+        client.engine_name(row.name): _wire_of(client.made_name(row.name))
+        for row in (*target.wishes, *preprocessing.passed_on(target))
     }
-    inputs |= {client.engine_name(row.name): row.name for row in (*streaming, *direct)}
+    inputs |= {client.engine_name(row.name): row.name for row in direct}
     outputs = {"output_ids": "_TOKENS_BATCH"}
     if not target.is_first:
         outputs["sequence_length"] = "_SEQUENCE_LENGTH"

@@ -16,18 +16,21 @@ RUNTIME = "llmserve_trtllm.runtime.preprocessing:Preprocessing"
 
 def taken(target: Target) -> list[Row]:
     """Return what preprocessing takes of a client, under the client's names."""
-    rows = [*target.text, *target.wishes, *target.bias]
-    if not target.streams:
-        # Who asks for a stream is told that there is none.
-        return [*rows, *client.OURS, client.STREAM]
-    # Of a stream only the engine can say whether it begins with the prompt.
-    return [*rows, *(row for row in client.OURS if row.name != client.EXCLUDE.name)]
+    return [*target.text, *target.wishes, *target.bias, *client.OURS, client.STREAM]
+
+
+def passed_on(target: Target) -> list[Row]:
+    """Return what it hands on to a decoupled engine, which alone can act on it."""
+    has = {row.name for row in target.engine_inputs}
+    rows = (client.STREAM, client.EXCLUDE) if target.streams else ()
+    return [row for row in rows if client.engine_name(row.name) in has]
 
 
 def made(target: Target) -> list[Row]:
     """Return what it makes."""
     wishes = [
-        replace(row, name=client.made_name(row.name), optional=False) for row in target.wishes
+        replace(row, name=client.made_name(row.name), optional=False)
+        for row in (*target.wishes, *passed_on(target))
     ]
     return [*target.read, *wishes, *([] if target.streams else [client.REQUEST])]
 

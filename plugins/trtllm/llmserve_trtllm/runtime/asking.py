@@ -66,7 +66,9 @@ class EngineModel:
         tensors = {t.name(): t.as_numpy() for t in reply.output_tensors()}
         if "output_ids" not in tensors:
             return []
-        best = tensors["output_ids"].reshape(-1, tensors["output_ids"].shape[-1])[0]
+        found = tensors["output_ids"]
+        # One prompt and its best beam; the last response of a stream may hold no token at all.
+        best = found.reshape(-1)[: found.shape[-1]]
         lengths = tensors.get("sequence_length")
         end = len(best) if lengths is None else int(lengths.reshape(-1)[0])
         return [int(token) for token in best[:end]]

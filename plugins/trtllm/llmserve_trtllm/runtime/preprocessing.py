@@ -65,6 +65,9 @@ class Preprocessing:
         if "REQUEST" in self._kinds:
             told = [[json.dumps(row["told"]).encode()] for row in rows]
             tensors["REQUEST"] = np.array(told, np.object_)
+        for name, values in (("OUT_STREAM", "stream"), ("OUT_EXCLUDE_INPUT_IN_OUTPUT", "exclude")):
+            if name in self._kinds:
+                tensors[name] = np.array([[row[values]] for row in rows], np.bool_)
         made = self._wishes.arrays([row["wishes"] for row in rows])
         return {**tensors, **{f"OUT_{name.upper()}": value for name, value in made.items()}}
 
@@ -87,8 +90,11 @@ class Preprocessing:
         pad = pad_of(params, own if own is not None else max(end, 0))
         exclude = params.exclude_input_in_output
         echo = bool(parts.defaults.get("echo")) if exclude is None else not exclude
+        wants = bool(parts.defaults.get("stream")) if params.stream is None else params.stream
         return {
             "room": room,
+            "stream": wants,
+            "exclude": not echo,
             # The engine itself stops at one id; what else ends an answer goes as words do.
             "stop": word_ids(params.stop_words, parts.tokenizer) + [[other] for other in ends[1:]],
             "wishes": self._wishes.values(params, end_id=end, pad_id=pad),

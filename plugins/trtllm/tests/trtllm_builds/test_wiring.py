@@ -54,7 +54,9 @@ def test_nvidias_wiring_leads_nothing_by_a_decoupled_engine(tmp_path: Path) -> N
     assert list(wired) == ["preprocessing", "tensorrt_llm", "postprocessing"]
     made = set(wired["tensorrt_llm"].output_map.values())
     assert set(wired["postprocessing"].input_map.values()) <= made
-    assert wired["tensorrt_llm"].input_map["streaming"] == "stream"
+    # By way of preprocessing, which reads it from request parameters too.
+    assert wired["preprocessing"].output_map["OUT_STREAM"] == "_OUT_STREAM"
+    assert wired["tensorrt_llm"].input_map["streaming"] == "_OUT_STREAM"
     assert "finish_reason" not in {tensor.name for tensor in configs["ensemble"].output}
 
 
