@@ -19,6 +19,7 @@ from llmserve_trtllm.models.engine import configure_engine
 from llmserve_trtllm.models.target import Target
 from llmserve_trtllm.names import add
 from llmserve_trtllm.pipeline import Models, finish
+from llmserve_trtllm.refusals import refuse_unused
 from llmserve_trtllm.standin import stand_in_of
 from llmserve_trtllm.versions import check_engine_layout, check_llmapi_layout, choose_version
 
@@ -26,6 +27,7 @@ from llmserve_trtllm.versions import check_engine_layout, check_llmapi_layout, c
 def assemble(assembly: Assembly) -> None:
     """Make the models of the layout that was asked for."""
     target = make_target(assembly)
+    refuse_unused(assembly.options, target.version)
     if assembly.options["layout"] == "llmapi":
         check_llmapi_layout(target.version)
         assemble_llmapi(assembly, target)

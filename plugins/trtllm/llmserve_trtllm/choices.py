@@ -92,9 +92,9 @@ _BUILDING = (
     Option("build_engine", False, "Build the engine first, where TensorRT-LLM is installed."),
     Option(
         "dtype",
-        "float16",
-        "Type of the engine's weights.",
-        choices=("float16", "bfloat16", "float32"),
+        "auto",
+        "Type of the weights; auto is float16 in an engine and the model's own with llmapi.",
+        choices=("auto", "float16", "bfloat16", "float32"),
     ),
     Option(
         "quantization",
@@ -104,8 +104,8 @@ _BUILDING = (
     ),
     _count("tensor_parallel", 1, "GPUs that share each layer."),
     _count("pipeline_parallel", 1, "GPUs that share the layers."),
-    _count("max_input_len", 1024, "Longest prompt that the engine is built for."),
-    _count("max_seq_len", 2048, "Longest prompt and answer together."),
+    _count("max_input_len", 0, "Longest prompt; 0 is 1024 in an engine, else what fits.", 0),
+    _count("max_seq_len", 0, "Longest prompt and answer; 0 is 2048, or the model's own.", 0),
     Option("examples", "TensorRT-LLM/examples", "Folder of TensorRT-LLM's examples, for building."),
 )
 

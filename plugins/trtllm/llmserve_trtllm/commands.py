@@ -40,6 +40,17 @@ _WEIGHT_ONLY = {"int8": "int8", "int4": "int4"}
 _CALIBRATED = {"fp8", "int4_awq", "int8_sq"}
 
 
+def _lengths(options: Mapping[str, Any]) -> dict[str, int]:
+    """How long a prompt may be, and a prompt with its answer."""
+    prompt = int(options["max_input_len"]) or 1024
+    return {"max_input_len": prompt, "max_seq_len": int(options["max_seq_len"]) or 2 * prompt}
+
+
+def _dtype(options: Mapping[str, Any]) -> str:
+    asked = str(options["dtype"])
+    return "float16" if asked == "auto" else asked
+
+
 def build_commands(target: Target, model: Path, model_type: str, engine: Path) -> list[list[str]]:
     """Return the commands, in the order in which they are run."""
     options = target.options
@@ -75,13 +86,13 @@ def _first(
             mend="choose int8 or int4, or build for a later version",
         )
     world = int(options["tensor_parallel"]) * int(options["pipeline_parallel"])
-    dtype = str(options["dtype"])
+    dtype, lengths = _dtype(options), _lengths(options)
     command = [
         PYTHON, f"{examples}/{family}/build.py", "--model_dir", str(model), "--dtype", dtype,
         "--use_gpt_attention_plugin", dtype, "--use_gemm_plugin", dtype,
         "--max_batch_size", str(options["max_batch_size"]),
-        "--max_input_len", str(options["max_input_len"]),
-        "--max_output_len", str(int(options["max_seq_len"]) - int(options["max_input_len"])),
+        "--max_input_len", str(lengths["max_input_len"]),
+        "--max_output_len", str(lengths["max_seq_len"] - lengths["max_input_len"]),
         "--max_beam_width", str(options["max_beam_width"]),
         "--world_size", str(world), "--tp_size", str(options["tensor_parallel"]),
         "--pp_size", str(options["pipeline_parallel"]), "--output_dir", str(engine),
@@ -100,7 +111,7 @@ def _convert(
     parallel = ["--tp_size", str(options["tensor_parallel"])]
     parallel += ["--pp_size", str(options["pipeline_parallel"])]
     ends = ["--model_dir", str(model), "--output_dir", str(checkpoint)]
-    ends += ["--dtype", str(options["dtype"]), *parallel]
+    ends += ["--dtype", _dtype(options), *parallel]
     if quantization in _CALIBRATED:
         script = f"{examples}/quantization/quantize.py"
         return [PYTHON, script, *ends, "--qformat", quantization]
@@ -115,13 +126,13 @@ def _convert(
 def _build(target: Target, checkpoint: Path, engine: Path) -> list[str]:
     options = target.options
     world = int(options["tensor_parallel"]) * int(options["pipeline_parallel"])
-    dtype = str(options["dtype"])
+    dtype, lengths = _dtype(options), _lengths(options)
     command = [
         "trtllm-build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(engine),
         "--gpt_attention_plugin", dtype, "--gemm_plugin", dtype,
         "--max_batch_size", str(options["max_batch_size"]),
-        "--max_input_len", str(options["max_input_len"]),
-        "--max_seq_len", str(options["max_seq_len"]),
+        "--max_input_len", str(lengths["max_input_len"]),
+        "--max_seq_len", str(lengths["max_seq_len"]),
         "--max_beam_width", str(options["max_beam_width"]),
         "--workers", str(world),
     ]  # fmt: skip
@@ -139,13 +150,16 @@ def _script(options: Mapping[str, Any], model: Path, engine: Path) -> str:
                  "int8_sq": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"}  # fmt: skip
         quant = f", quant_config=QuantConfig(quant_algo=QuantAlgo.{names[quantization]})"
     limits = ", ".join(
-        f"{name}={options[name]}"
-        for name in ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
+        f"{name}={value}"
+        for name, value in {
+            **{name: options[name] for name in ("max_batch_size", "max_beam_width")},
+            **_lengths(options),
+        }.items()
     )
     return (
         "from tensorrt_llm._tensorrt_engine import LLM; "
         "from tensorrt_llm.llmapi import BuildConfig, QuantAlgo, QuantConfig; "
-        f"LLM({str(model)!r}, dtype={str(options['dtype'])!r}, "
+        f"LLM({str(model)!r}, dtype={_dtype(options)!r}, "
         f"tensor_parallel_size={options['tensor_parallel']}, "
         f"pipeline_parallel_size={options['pipeline_parallel']}, "
         f"build_config=BuildConfig({limits}){quant}).save({str(engine)!r})"

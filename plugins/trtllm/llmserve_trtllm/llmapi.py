@@ -6,7 +6,6 @@ from typing import Any
 
 from llmserve.builder.assembly import Assembly
 from llmserve.builder.context import BuildContext
-from llmserve.errors import IncompatibleError
 from llmserve.sources.files import weight_files
 from llmserve_trtllm.batching import llmapi_policy
 from llmserve_trtllm.limits import ends_of, vocabulary_of
@@ -15,18 +14,10 @@ from llmserve_trtllm.models.target import Target
 from llmserve_trtllm.names import add
 from llmserve_trtllm.pipeline import Models, finish, stage
 
-_ENGINE_ONLY = ("engine", "build_engine", "engine_at")
-
 
 def assemble_llmapi(assembly: Assembly, asked: Target) -> None:
     """Make the ensemble around NVIDIA's LLM API."""
     options, context = assembly.options, assembly.context
-    for name in _ENGINE_ONLY:
-        if options[name]:
-            raise IncompatibleError(
-                f"the layout llmapi serves a model as it is, without {name}",
-                mend=f"leave out {name}, or build with --set layout=engine",
-            )
     target = LlmApiTarget(asked.version, options, asked.batching, asked.scheduler)
     part = add(assembly, "tensorrt_llm")
     assembly.prepare("batching", part)

@@ -153,8 +153,8 @@ def test_the_dataflow_is_that_of_the_template(tmp_path: Path, version: str) -> N
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_scheduling_blocks_are_those_of_the_template(tmp_path: Path, version: str) -> None:
-    configs = build(tmp_path, version, max_queue_delay_microseconds=50)
-    config = configs["tensorrt_llm"]
+    asked = {} if version == "0.5.0" else {"max_queue_delay_microseconds": 50}
+    config = build(tmp_path, version, **asked)["tensorrt_llm"]
     assert config.backend == "tensorrtllm"
     assert [group.kind for group in config.instance_group] == [pb.ModelInstanceGroup.KIND_CPU]
     assert not config.model_transaction_policy.decoupled
