@@ -74,7 +74,7 @@ def test_wishes_are_read_from_the_backends_tensors() -> None:
     )[0]  # fmt: skip
     assert row.prompt_ids == [1, 2, 3]
     assert (row.params.temperature, row.params.top_p, row.params.seed) == (0.5, 0.75, 7)
-    assert (row.params.min_tokens, row.eos_ids) == (2, {9})
+    assert (row.params.min_tokens, row.eos_ids) == (2, frozenset({9}))
     assert [IdTokenizer().encode(word) for word in row.params.bad_words] == [[5, 6], [7]]
 
 
@@ -230,3 +230,29 @@ def test_the_prompt_and_what_nobody_asked_for_are_there_as_the_backend_has_them(
     assert tensors["sequence_length"].tolist() == [[4]]
     assert tensors["cum_log_probs"].shape == (1, 1)
     stand_in.finalize()
+
+
+def test_without_a_plugins_engine_the_plain_loop_makes_what_generate_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from llmserve.demo import demo_model_path
+    from llmserve.server.backends.tensorrtllm.stepper import make_stepper
+
+    monkeypatch.setenv("LLMSERVE_PLUGINS", "none-of-them")
+    stepper, context, what = make_stepper(settings())
+    assert (context, what) == (512, "one sequence after another")
+    model = AutoModelForCausalLM.from_pretrained(demo_model_path())
+    prompts = [[70, 80, 90], [400, 5], [33]]
+    sequences = [
+        read_rows(given(ids, 12, end_id=[[0]]), context, lambda: False)[0] for ids in prompts
+    ]
+    for sequence in sequences:
+        stepper.admit(sequence)
+    while stepper.busy:
+        assert not stepper.step().failed
+    for ids, sequence in zip(prompts, sequences, strict=True):
+        made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+        assert sequence.token_ids == made[0, len(ids) :].tolist()
