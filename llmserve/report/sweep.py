@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from llmserve.measure.series import Sweep, Variant
+from llmserve.measure.series import Sweep
 from llmserve.report import tables, words
 from llmserve.report.doubts import doubts
 from llmserve.report.facts import conditions, settings, value_of
-from llmserve.report.metrics import Mean, Metric, metric, rounds, throughput
-from llmserve.report.page import Draft, Figure, Page, Table
-from llmserve.report.plots.bars import Bar, bars
-from llmserve.report.plots.curves import Curve, curves
-from llmserve.report.plots.pareto import Point, pareto
+from llmserve.report.metrics import metric, throughput
+from llmserve.report.page import Draft, Page, Table
 from llmserve.report.plots.server import Share, server_time
 from llmserve.report.plots.timeline import Panel, timeline
+from llmserve.report.variants import (
+    BEST,
+    ranking_bars,
+    ranking_front,
+    ranking_tables,
+    setting_figures,
+)
 from llmserve.report.winners import findings
-
-_NUMBER = re.compile(r"\d+(\.\d+)?$")
-BEST = 8
-"""So many are told apart by colour."""
 
 
 def sweep_page(sweep: Sweep) -> Page:
@@ -34,10 +33,10 @@ def sweep_page(sweep: Sweep) -> Page:
     draft = Draft()
     draft.add(
         "The best",
-        figures=[_bars(best, wanted), _pareto(sweep, ranked, wanted)],
-        tables=[_ranking(sweep, ranked)],
+        figures=[ranking_bars(best, wanted), ranking_front(sweep, ranked, wanted)],
+        tables=ranking_tables(sweep, ranked),
     )
-    draft.add("What each setting does", figures=_settings(sweep, ranked, wanted))
+    draft.add("What each setting does", figures=setting_figures(sweep, ranked, wanted))
     shares = [
         Share(variant.name, run.server.models[0], len(run.records) + run.unfinished)
         for variant in best
@@ -85,78 +84,6 @@ def sweep_page(sweep: Sweep) -> Page:
         words.clean(sweep.title), "sweep", tuple(findings(sweep, ranked, wanted)),
         tuple(doubts(every, interrupted=sweep.interrupted)), tuple(facts), tuple(draft.sections),
     )  # fmt: skip
-
-
-def _bars(best: Sequence[Variant], wanted: Metric) -> Figure | None:
-    rows = [
-        Bar(variant.name, mean, 0 if variant.within is not False else 6, f"{at}.")
-        for at, variant in enumerate(best, 1)
-        if (mean := rounds(variant.runs, wanted.name))
-    ]
-    late = any(variant.within is False for variant in best)
-    note = "Those in another colour do not hold the limit." if late else ""
-    return bars("ranking", "The ranking", wanted, rows, note)
-
-
-def _pareto(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> Figure | None:
-    points = [
-        Point(settings(variant.build) or "as built", str(at), variant.latency, mean.value)
-        for at, variant in enumerate(ranked, 1)
-        if variant.latency is not None and (mean := rounds(variant.runs, wanted.name))
-    ]
-    # One colour for each build, while colours last.
-    if len({point.group for point in points}) > BEST:
-        points = [Point("", point.label, point.latency, point.throughput) for point in points]
-    return pareto(
-        points, wanted, limit=sweep.limit_latency, labels="places in the ranking", joined=False
-    )
-
-
-def _ranking(sweep: Sweep, ranked: Sequence[Variant]) -> Table:
-    keys = list(sweep.varied)
-    rows = []
-    for at, variant in enumerate(ranked, 1):
-        given = {**variant.build, **variant.load}
-        ttft = rounds(variant.runs, "ttft_p99")
-        rows.append(
-            (f"{at}", *(value_of(given[key]) if key in given else words.NONE for key in keys),
-             words.number(variant.throughput), words.seconds(variant.latency),
-             ttft.show(words.seconds) if ttft else words.NONE,
-             {True: "yes", False: "no", None: words.NONE}[variant.within])
-        )  # fmt: skip
-    columns = (
-        "place", *(words.clean(key) for key in keys), "output tokens per second", "P99 latency",
-        "P99 time to first token", "within the limit",
-    )  # fmt: skip
-    many = len(keys)
-    return Table("The ranking", columns, tuple(rows), frozenset({*range(1, many + 1), many + 4}))
-
-
-def _settings(sweep: Sweep, ranked: Sequence[Variant], wanted: Metric) -> list[Figure | None]:
-    """Draw, for each setting, the best that each of its values reached."""
-    figures: list[Figure | None] = []
-    for at, (key, values) in enumerate(sweep.varied.items()):
-        found: list[tuple[object, Mean]] = []
-        for value in values:
-            having = [
-                mean
-                for variant in ranked
-                if {**variant.build, **variant.load}.get(key) == value
-                and (mean := rounds(variant.runs, wanted.name))
-            ]
-            if having:
-                found.append((value, max(having, key=lambda mean: mean.value)))
-        if len(found) < 2:
-            continue
-        name, title = f"setting-{at}", f"{words.clean(key)}: the best of each value"
-        numbers = [(value, mean) for value, mean in found if _NUMBER.match(str(value))]
-        if len(numbers) == len(found):
-            points = tuple((float(str(value)), mean) for value, mean in numbers)
-            figures.append(curves(name, title, wanted, words.clean(key), [Curve(key, points)]))
-        else:
-            rows = [Bar(value_of(value), mean) for value, mean in found]
-            figures.append(bars(name, title, wanted, rows))
-    return figures
 
 
 def _left(sweep: Sweep) -> Table:

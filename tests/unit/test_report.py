@@ -235,6 +235,22 @@ def test_what_makes_figures_doubtful_comes_first() -> None:
     assert "3 requests failed" in warnings
 
 
+def test_what_a_setting_does_is_judged_within_the_limit() -> None:
+    from llmserve.report.metrics import metric
+    from llmserve.report.variants import setting_figures
+
+    def best(sweep: Sweep, setting: str) -> list[str] | None:
+        ranked = [part for name in sweep.ranking for part in sweep.variants if part.name == name]
+        figures = setting_figures(sweep, ranked, metric("output_tokens_per_second"))
+        found = [figure for figure in figures if figure and figure.title.startswith(setting)]
+        return [row[1] for row in found[0].table.rows] if found and found[0].table else None
+
+    # At 16 requests under way, no variant is within 1.3 seconds: there is nothing to hold 4 to.
+    assert len(best(make_sweep(None), "concurrency") or []) == 2
+    assert best(make_sweep(1.3), "concurrency") is None
+    assert best(make_sweep(None), "batching") != best(make_sweep(1.3), "batching")
+
+
 def nothing_done(run: Run) -> Run:
     records = tuple(
         replace(record, first=None, pieces=(), tokens=(), output_tokens=None, error="timeout")

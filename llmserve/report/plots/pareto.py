@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 
+_CROWD = 24
 _NEAR = 0.03
 """Dots that are closer than that part of the plot cover one another."""
 
@@ -74,7 +75,7 @@ def pareto(
     )
     caption = (
         "Up and to the left is better. What lies on the grey line is beaten by nothing "
-        f"in both at once; the numbers at the dots are the {labels}."
+        f"in both at once; the numbers at dots are the {labels}."
     )
     if limit is not None:
         caption += f" The dotted line is the limit, {seconds(limit)}."
@@ -115,7 +116,7 @@ def _painter(
                 [point.latency for point in own], [point.throughput for point in own],
                 color=colour, marker=marker, linestyle="-" if joined else "", linewidth=1.2,
             )  # fmt: skip
-        for label, point in _labels(points):
+        for label, point in _labels(points, best):
             axes.annotate(
                 label, (point.latency, point.throughput), (5, 4),
                 textcoords="offset points", fontsize=11, color=LIGHT["soft"],
@@ -130,8 +131,11 @@ def _painter(
     return paint
 
 
-def _labels(points: Sequence[Point]) -> list[tuple[str, Point]]:
-    """Write labels of points that lie on one another in one."""
+def _labels(points: Sequence[Point], best: Sequence[Point]) -> list[tuple[str, Point]]:
+    """Write labels of points that lie on one another in one; of very many, only those of the
+    front and the first."""
+    if len(points) > _CROWD:
+        points = [point for point in points if point in best or point in points[:3]]
     wide = max(point.latency for point in points) or 1.0
     high = max(point.throughput for point in points) or 1.0
     found: list[tuple[list[str], Point]] = []
@@ -147,4 +151,6 @@ def _labels(points: Sequence[Point]) -> list[tuple[str, Point]]:
             found.append(([clean(point.label)], point))
         elif clean(point.label) not in names:
             names.append(clean(point.label))
-    return [(", ".join(names), point) for names, point in found]
+    return [
+        (", ".join(names[:3]) + (" …" if len(names) > 3 else ""), point) for names, point in found
+    ]
