@@ -12,6 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "llmserve"
+PLUGINS = sorted(
+    folder
+    for where in ("*/llmserve_*", "examples/*/llmserve_*")
+    for folder in (ROOT / "plugins").glob(where)
+)
 OURS = [*CORE.rglob("*.py"), *(ROOT / "cli").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
 
 
@@ -33,7 +38,7 @@ def sources(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("path", sources(CORE), ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_core_imports_neither_cli_nor_plugins(path: Path) -> None:
-    plugins = {folder.name for folder in (ROOT / "plugins").glob("*/llmserve_*")}
+    plugins = {folder.name for folder in PLUGINS}
     for module in imports(path):
         assert module.split(".")[0] not in {"llmserve_cli", *plugins}
 
@@ -79,10 +84,9 @@ def test_the_server_imports_only_itself_and_the_errors(path: Path) -> None:
 
 
 def test_plugins_do_not_import_one_another() -> None:
-    packages = sorted((ROOT / "plugins").glob("*/llmserve_*"))
-    assert packages
-    for package in packages:
-        others = {other.name for other in packages} - {package.name}
+    assert PLUGINS
+    for package in PLUGINS:
+        others = {other.name for other in PLUGINS} - {package.name}
         for path in package.rglob("*.py"):
             assert not others & {module.split(".")[0] for module in imports(path)}, path
 
