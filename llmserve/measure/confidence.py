@@ -114,7 +114,8 @@ def _verdict(found: Interval, rounds: int, more_is_better: bool, failed: float) 
     if failed > _FAILED:
         return "no difference", f"{failed:.0%} of the requests of a run failed"
     if rounds < _FEW:
-        return "no difference", f"{rounds} rounds are too few to know the spread"
+        few = "1 round is" if rounds == 1 else f"{rounds} rounds are"
+        return "no difference", f"{few} too few to know the spread"
     if found.low <= 1.0 <= found.high:
         return "no difference", (
             f"over {rounds} rounds it lay between {found.low:.2f} and {found.high:.2f}, "

@@ -112,7 +112,7 @@ def test_compare_builds_a_pair_serves_it_and_takes_it_away(tmp_path: Path) -> No
     assert [subject.name for subject in found.subjects] == ["static", "inflight"]
     assert found.subjects[0].build["max_batch_size"] == "4"
     assert [len(cell.runs[0].records) for cell in found.cells] == [6, 6]
-    assert "1 rounds are too few" in found.ratios[0].why
+    assert "1 round is too few" in found.ratios[0].why
 
 
 def test_a_sweep_builds_serves_measures_and_ranks(tmp_path: Path) -> None:
