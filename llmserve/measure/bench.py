@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -15,6 +13,7 @@ from llmserve.errors import UsageError
 from llmserve.measure.crew import Crew, Noted
 from llmserve.measure.figures import Observer, difference
 from llmserve.measure.job import Ask, Job, Place, split
+from llmserve.measure.machine import machine
 from llmserve.measure.plan import Prompts, plan_requests
 from llmserve.measure.runs import Load, Record, Run, Subject
 from llmserve.measure.tokens import Counter, find_counter
@@ -137,16 +136,6 @@ def check_askable(info: ModelInfo, ask: Ask, load: Load) -> None:
     from llmserve.client.exchange import open_exchange
 
     open_exchange(info, [ask.prompt], ask.options, pieces=load.stream).next_round()
-
-
-def machine() -> dict[str, str]:
-    """Say in a few words what this runs on."""
-    return {
-        "cores": str(os.cpu_count()),
-        "architecture": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
 
 
 def _window(noted: Noted, job: Job) -> tuple[list[Record], float, int]:

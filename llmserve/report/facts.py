@@ -59,7 +59,17 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 def model_of(subject: Subject) -> str:
     """Name the model that was built, else the one that was asked."""
-    return clean(subject.build.get("model", subject.model))
+    return model_name(subject.build.get("model", subject.model))
+
+
+def model_name(source: object) -> str:
+    """Shorten a folder to its name: where it lay says nothing to who reads.
+
+    >>> model_name("/home/me/models/gpt2"), model_name("openai-community/gpt2")
+    ('gpt2', 'openai-community/gpt2')
+    """
+    text = clean(source)
+    return text.rstrip("/").rpartition("/")[2] if text.startswith(("/", "./", "../")) else text
 
 
 def machine(runs: Sequence[Run]) -> list[Fact]:
@@ -134,7 +144,10 @@ def settings(given: Mapping[str, Any]) -> str:
     >>> settings({"batching": "static", "stream": True})
     'batching static, stream true'
     """
-    return ", ".join(f"{clean(key)} {value_of(value)}" for key, value in given.items())
+    return ", ".join(
+        f"{clean(key)} {model_name(value) if key == 'model' else value_of(value)}"
+        for key, value in given.items()
+    )
 
 
 def value_of(value: Any) -> str:

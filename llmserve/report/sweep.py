@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from llmserve.measure.series import Sweep
 from llmserve.report import tables, words
 from llmserve.report.doubts import doubts
-from llmserve.report.facts import conditions, settings, value_of
+from llmserve.report.facts import conditions, model_name, settings, value_of
 from llmserve.report.metrics import metric, throughput
 from llmserve.report.page import Draft, Page, Table
 from llmserve.report.plots.server import Share, server_time
@@ -71,7 +71,7 @@ def sweep_page(sweep: Sweep) -> Page:
     common = settings(built) if isinstance(built, Mapping) else ""
     loads = list({run.load.label: run.load for run in runs}.values())
     facts = [
-        ("Model", words.clean(sweep.model)),
+        ("Model", model_name(sweep.model)),
         ("Plugin", words.clean(sweep.plugin)),
         ("Varied", varied or "nothing"),
         *([("The same in all", common)] if common else []),

@@ -7,11 +7,12 @@ from math import isfinite
 
 from llmserve.measure.series import Comparison, Ratio
 from llmserve.report.metrics import metric, split
-from llmserve.report.words import clean, counted, listed, times
+from llmserve.report.words import clean, counted, factor, listed, times
 
 FIRST = (
     ("requests_per_second",), ("output_tokens_per_second",), ("goodput",),
-    ("ttft_p50", "ttft_mean"), ("latency_p50", "latency_mean"), ("latency_p99",),
+    ("ttft_p50", "ttft_mean"), ("token_time_p50", "token_time_mean"),
+    ("latency_p50", "latency_mean"), ("latency_p99",),
 )  # fmt: skip
 """What is told in words, in this order, the first of each that there is; a table has the rest."""
 
@@ -21,6 +22,7 @@ _VERBS = {
     "output_tokens_per_second": "wrote",
     "latency": "needed",
     "ttft": "needed",
+    "token_time": "needed",
 }
 
 
@@ -58,7 +60,7 @@ def sentence(row: Ratio, others: Sequence[Ratio], rounds: int) -> str:
         )
     else:
         verb = _VERBS.get(split(row.metric)[0], "had")
-        spread = f"{row.low:.2f} to {row.high:.2f} over {counted(rounds, 'round')}"
+        spread = f"{factor(row.low)} to {factor(row.high)} over {counted(rounds, 'round')}"
         did = f"{subject} {verb} {by} the {label} of {against}{where}"
         start = f"{did}, which is {clean(row.verdict)} ({spread})"
     return "; ".join([start, *_elsewhere(others)]) + "."

@@ -57,7 +57,19 @@ def times(value: float) -> str:
     """
     if not isfinite(value):
         return "any"
-    return f"{value:.2f} x" if abs(value) < 9.995 else f"{number(value)} x"
+    return f"{factor(value)} x"
+
+
+def factor(value: float) -> str:
+    """Write a ratio as a number; what is not 1 is never written as 1.
+
+    >>> factor(1.9049), factor(0.9964), factor(1.0)
+    ('1.90', '0.996', '1.00')
+    """
+    if abs(value) >= 9.995:
+        return number(value)
+    near = f"{value:.2f}" == "1.00" and value != 1
+    return f"{value:.{3 if near else 2}f}"
 
 
 def tick(value: float, *, time: bool = False) -> str:

@@ -11,7 +11,7 @@ from llmserve.report.canvas import draw
 from llmserve.report.metrics import metric
 from llmserve.report.page import Figure, Table
 from llmserve.report.palette import LIGHT
-from llmserve.report.words import clean, shorten, times
+from llmserve.report.words import clean, factor, shorten, times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -57,7 +57,7 @@ def drawable(row: Ratio) -> bool:
 
 
 def _range(row: Ratio) -> str:
-    return f"{times(row.ratio)} ({row.low:.2f} to {row.high:.2f})"
+    return f"{times(row.ratio)} ({factor(row.low)} to {factor(row.high)})"
 
 
 def _painter(rows: Sequence[Ratio]) -> Callable[[Drawing], None]:
