@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +37,41 @@ _PATIENCE = 120.0
 def load_library() -> ctypes.CDLL | None:
     """Return the compiled kernels, or nothing where they cannot be had."""
     try:
-        return ctypes.CDLL(str(_compiled(Path(__file__).with_name("kernels.c"))))
+        return ctypes.CDLL(str(_compiled(sorted(Path(__file__).parent.glob("*.c")))))
     except (OSError, subprocess.SubprocessError) as error:
         LOG.info("no kernels of our own: %s", getattr(error, "stderr", None) or error)
         return None
 
 
-def _compiled(source: Path) -> Path:
+def processor_has(flag: str) -> bool:
+    """Whether Linux says that the processor can do that."""
+    return flag in _processor().split()
+
+
+def _compiled(sources: Sequence[Path]) -> Path:
     """Return the library, from the user's cache if it is there already."""
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise FileNotFoundError("no C compiler on the path")
     openmp = _openmp()
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_PATIENCE)
-    made_of: tuple[Any, ...] = (source.read_bytes(), version.stdout, _FLAGS, openmp, _processor())
+    texts = [source.read_bytes() for source in sources]
+    made_of: tuple[Any, ...] = (texts, version.stdout, _FLAGS, openmp, _processor())
     name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     target = _cache() / f"kernels-{name}.so"
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        object_file, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        for command in (
-            [compiler, *_FLAGS, "-c", str(source), "-o", str(object_file)],
-            # PyTorch brings an OpenMP of its own. A second one in the same process would have
-            # threads of its own, and both would fight for the cores.
-            [compiler, "-shared", str(object_file), openmp, "-lm", "-o", str(library)],
-        ):
+        library = Path(folder) / "kernels.so"
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        commands = [
+            [compiler, *_FLAGS, "-c", str(source), "-o", compiled]
+            for source, compiled in zip(sources, objects, strict=True)
+        ]
+        # PyTorch brings an OpenMP of its own. A second one in the same process would have
+        # threads of its own, and both would fight for the cores.
+        commands.append([compiler, "-shared", *objects, openmp, "-lm", "-o", str(library)])
+        for command in commands:
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE)
         library.replace(target)
     return target
@@ -79,7 +89,7 @@ def _openmp() -> str:
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return platform.machine() + flags
+    return f"{platform.machine()} {flags}"
 
 
 def _cache() -> Path:

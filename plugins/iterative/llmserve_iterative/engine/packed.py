@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from llmserve_iterative.engine.buckets import bucket
+from llmserve_iterative.engine.product import ProductLinear, make_product
 
 
 class PackedLinear(nn.Module):
@@ -46,11 +47,15 @@ def can_pack(model: Any) -> bool:
 
 def pack(model: Any) -> None:
     """Replace every linear layer of a model by a packed one."""
+    product = make_product(model.dtype, model.device)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if (weight := _weight(child)) is not None:
-                bias = child.bias
-                setattr(parent, name, PackedLinear(weight, None if bias is None else bias.detach()))
+                bias = None if child.bias is None else child.bias.detach()
+                if product is not None and weight.shape[1] % 2 == 0:
+                    setattr(parent, name, ProductLinear(product, weight, bias))
+                else:
+                    setattr(parent, name, PackedLinear(weight, bias))
 
 
 def _weight(module: Any) -> torch.Tensor | None:

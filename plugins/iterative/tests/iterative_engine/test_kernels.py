@@ -11,6 +11,7 @@ import torch
 from llmserve_iterative.engine import Engine, native, runner
 from llmserve_iterative.engine.arena import Extent
 from llmserve_iterative.engine.kernels import Kernels, make_kernels
+from llmserve_iterative.engine.product import ProductLinear, make_product
 from llmserve_iterative.engine.store import Places, Store
 
 from .families import PlainTokenizer, finish, generation, make_model, same_as_alone
@@ -93,5 +94,26 @@ def test_a_source_that_does_not_compile_is_done_without(
     broken.write_text("this is not C")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(subprocess.CalledProcessError):
-        native._compiled(broken)
+        native._compiled([broken])
     assert not list((tmp_path / "llmserve" / "iterative").iterdir())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, 8, 13, 40])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (70, 6), (97, 130), (16, 2)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_is_what_pytorch_makes(
+    rows: int, outputs: int, inputs: int, biased: bool
+) -> None:
+    product = make_product(torch.bfloat16, CPU)
+    if product is None:
+        pytest.skip("a processor that does not multiply pairs of bfloat16, or has tiles")
+    torch.manual_seed(outputs)
+    weight = torch.randn(outputs, inputs).bfloat16()
+    bias = torch.randn(outputs).bfloat16() if biased else None
+    x = torch.randn(1, rows, inputs).bfloat16()
+    made = ProductLinear(product, weight, bias)(x)
+    expected = torch.nn.functional.linear(
+        x.float(), weight.float(), None if bias is None else bias.float()
+    )
+    assert made.shape == (1, rows, outputs)
+    torch.testing.assert_close(made.float(), expected, atol=0.05, rtol=0.01)
