@@ -39,7 +39,7 @@ def open_exchange(
     """Choose the exchange; ``pieces`` asks a model that can stream for single pieces."""
     checked = check_options(options)
     if info.exchange == "sequence":
-        return Stepwise(info, prompts, checked)
+        return Stepwise(info, prompts, checked, pieces=pieces)
     asked = info.inputs.get("stream")
     if info.exchange == "stream" and (info.made_by_llmserve or asked):
         checked["stream"] = pieces
@@ -95,6 +95,12 @@ class AtOnce:
         return []
 
 
+STEP_TOKENS = "step_tokens"
+"""How many tokens one request of a sequence asks for, where a model lets that be said."""
+_WHOLE, _PIECE = 1 << 20, 4
+"""As many as the model gives at a time, and few enough to see them come."""
+
+
 class Steps:
     """One sequence of a model that keeps state: it has a start, steps and an end."""
 
@@ -120,7 +126,10 @@ class Steps:
         if not self._started or self._ended:
             return []
         self._ended = True
-        return [self._request("", {}, {"sequence_id": self._correlation, "sequence_end": True})]
+        # Where it can be said, the end asks for no token that nobody would read.
+        options: dict[str, Value] = {STEP_TOKENS: 0} if STEP_TOKENS in self.info.inputs else {}
+        controls: dict[str, Value] = {"sequence_id": self._correlation, "sequence_end": True}
+        return [self._request("", options, controls)]
 
     def _request(self, text: str, options: Mapping[str, Value], controls: dict[str, Value]) -> Any:
         if not self.info.made_by_llmserve:
@@ -135,10 +144,14 @@ class Stepwise:
     """Sequence models: one sequence per prompt, all of them a step further each round."""
 
     def __init__(
-        self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value]
+        self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value], *, pieces: bool
     ) -> None:
         self.info = info
-        self._options = options
+        self._options = dict(options)
+        self._each: dict[str, Value] = {}
+        if STEP_TOKENS in info.inputs:
+            tokens = self._options.pop(STEP_TOKENS, _PIECE if pieces else _WHOLE)
+            self._each[STEP_TOKENS] = tokens
         self._prompts = list(prompts)
         self._steps = [Steps(info, index=index) for index in range(len(prompts))]
         self._open = set(range(len(prompts)))
@@ -149,10 +162,10 @@ class Stepwise:
         if self._is_first:
             self._is_first = False
             return [
-                steps.step(prompt, self._options)
+                steps.step(prompt, {**self._options, **self._each})
                 for steps, prompt in zip(self._steps, self._prompts, strict=True)
             ]
-        return [self._steps[index].step("", {}) for index in sorted(self._open)]
+        return [self._steps[index].step("", self._each) for index in sorted(self._open)]
 
     def take(self, response: Any) -> list[Piece]:
         """Read a step's response and note what is complete."""

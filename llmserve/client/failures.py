@@ -20,6 +20,7 @@ from llmserve.errors import (
 
 _REQUEST_ID = re.compile(r"\[request id: [^\]]*\]\s*")
 _WRAPPER = re.compile(r"^Failed to process the request\(s\) for model[^,]*, message: ", re.S)
+_ENSEMBLE = re.compile(r"^in ensemble '[^']*', ")
 _TRACE_AFTER = re.compile(r"\n\s*At:\n.*", re.S)
 _TRACE_BEFORE = re.compile(r"Traceback \(most recent call last\):.*\n(?=\S)", re.S)
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
@@ -42,8 +43,10 @@ def one_line(message: str) -> str:
 
     >>> one_line("ValueError: bad weights\n\nAt:\n  /srv/m/1/model.py(5): execute\n")
     'ValueError: bad weights'
+    >>> one_line("in ensemble 'm', text_input is empty")
+    'text_input is empty'
     """
-    text = _REQUEST_ID.sub("", message)
+    text = _ENSEMBLE.sub("", _REQUEST_ID.sub("", message))
     text = _TRACE_AFTER.sub("", text)
     text = _TRACE_BEFORE.sub("", text)
     text = _WRAPPER.sub("", text.strip())

@@ -25,8 +25,11 @@ class Prompt:
     params: Params
 
 
-def read_prompts(raw: Any, parts: Parts) -> list[Prompt]:
-    """Read every prompt of a request, or refuse the request with what is wrong in it."""
+def read_prompts(raw: Any, parts: Parts, *, empty: bool = False) -> list[Prompt]:
+    """Read every prompt of a request, or refuse the request with what is wrong in it.
+
+    Where ``empty`` is allowed, as in the later steps of a sequence, such a prompt has no ids.
+    """
     # Control tensors of a sequence batcher come along and are nobody's wish.
     tensors = {t.name(): t.as_numpy() for t in raw.inputs() if t.name() in parts.inputs}
     shared = _parameters(raw, parts)
@@ -46,7 +49,10 @@ def read_prompts(raw: Any, parts: Parts) -> list[Prompt]:
         params = read_params(values, extras=parts.extras)
         text = "" if texts is None else _text(texts.reshape(-1)[row], "text_input")
         talk = chat if chats is None else _text(chats.reshape(-1)[row], "messages")
-        prompts.append(_prompt(text, talk, params, parts))
+        if empty and not text and not talk:
+            prompts.append(Prompt("", [], params))
+        else:
+            prompts.append(_prompt(text, talk, params, parts))
     return prompts
 
 

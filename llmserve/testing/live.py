@@ -77,14 +77,15 @@ class LiveTriton:
         import grpc
         from tritonclient.grpc import service_pb2_grpc
 
-        from llmserve.client.wire import build_request
+        from llmserve.client.exchange import open_exchange
 
-        request = build_request(self.client.model(model), ["x"], options)
+        exchange = open_exchange(self.client.model(model), ["x"], options, pieces=False)
+        (request,) = exchange.next_round()
         request.raw_input_contents[0] = len(prompt).to_bytes(4, "little") + prompt
         with grpc.insecure_channel(self.server.grpc_url) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             try:
-                if self.client.model(model).exchange == "unary":
+                if exchange.info.exchange != "stream":
                     stub.ModelInfer(request)
                     return None
                 messages = [m.error_message for m in stub.ModelStreamInfer(iter([request]))]

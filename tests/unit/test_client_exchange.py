@@ -114,6 +114,26 @@ def test_a_sequence_starts_steps_and_ends() -> None:
     assert exchange.endings() == []
 
 
+def test_a_model_that_counts_steps_is_told_how_many_tokens_each_gives() -> None:
+    counted = Tensor("step_tokens", "INT32", (1,), optional=True)
+    model = replace(SEQUENCE, inputs={**SEQUENCE.inputs, "step_tokens": counted})
+
+    def told(request: Any) -> int:
+        return int(request.parameters["step_tokens"].int64_param)
+
+    for pieces, asked, expected in (
+        (True, {}, 4),
+        (False, {}, 1 << 20),
+        (True, {"step_tokens": 2}, 2),
+    ):
+        exchange = open_exchange(model, ["one"], asked, pieces=pieces)
+        (start,) = exchange.next_round()
+        exchange.take(answer("0", ("a", "")))
+        (step,) = exchange.next_round()
+        (end,) = exchange.endings()
+        assert [told(start), told(step), told(end)] == [expected, expected, 0]
+
+
 def test_nothing_is_ended_that_was_not_started() -> None:
     assert open_exchange(SEQUENCE, ["one"], {}, pieces=True).endings() == []
 

@@ -1,0 +1,1 @@
+"""The stand-in for ``platform: "pytorch_libtorch"``."""

@@ -1,0 +1,157 @@
+"""The plugin ``gpt2``: exported graphs behind a sequence-batched ensemble, with a kept cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmserve import hookimpl
+from llmserve.options import INT32_MAX
+from llmserve.roles import Batching, Generator, Option, Recipe, Tensor
+from llmserve.runtime import contract
+
+if TYPE_CHECKING:
+    from llmserve.builder.assembly import Assembly
+    from llmserve.builder.context import BuildContext
+
+STEP_TOKENS = Tensor("step_tokens", "TYPE_INT32")
+"""How many tokens a request of a sequence asks for; without it, one."""
+
+_INPUTS = (contract.MAX_TOKENS, contract.STOP_WORDS)
+_GENERATOR_OPTIONS = (
+    Option("device", "cpu", "Where the graph runs: cpu, cuda (the first GPU) or cuda:N."),
+    Option(
+        "gather_us",
+        400,
+        "How long the generator waits for the other sequences of a step, in microseconds.",
+        minimum=0,
+        maximum=INT32_MAX,
+    ),
+    Option(
+        "layout",
+        "llmserve",
+        "seed speaks the names of Triton's sequence batcher tutorial: INPUT_TOKENS, resent as a "
+        "whole with every step, and NEXT_TOKENS.",
+        choices=("llmserve", "seed"),
+    ),
+)
+_BATCHING_OPTIONS = (
+    Option(
+        "max_batch_size",
+        16,
+        "Most sequences in a batch; with direct slots the most under way, others wait.",
+        minimum=1,
+        maximum=4096,
+    ),
+    Option(
+        "idle_seconds",
+        60.0,
+        "How long a sequence is kept whose client sends nothing.",
+        minimum=0.1,
+        maximum=86400,
+    ),
+    Option(
+        "queue_delay_us",
+        2000,
+        "How long a request may wait for those of other sequences, in microseconds.",
+        minimum=0,
+        maximum=INT32_MAX,
+    ),
+    Option(
+        "most_tokens",
+        16,
+        "Most tokens for one request: as long a newcomer may have to wait.",
+        minimum=1,
+        maximum=INT32_MAX,
+    ),
+)
+
+
+@hookimpl
+def llmserve_register_generators() -> Sequence[Generator]:
+    """Register a generator for each format."""
+    return [
+        _generator("onnx", "ONNX graph", "onnxruntime", ("onnxruntime",)),
+        _generator("torchscript", "TorchScript graph", "pytorch_libtorch", ()),
+    ]
+
+
+@hookimpl
+def llmserve_register_batchings() -> Sequence[Batching]:
+    """Register both strategies of Triton's sequence batcher."""
+    shared: dict[str, Any] = {
+        "runtime": "llmserve_gpt2.session.driver:SessionDriver",
+        "mode": "sequence",
+        "inputs": _INPUTS,
+    }
+    return [
+        Batching(
+            name="sequence-direct",
+            summary="Every sequence has a slot of its own in the batch from its start to its end",
+            prepare=_prepare_direct,
+            options=_BATCHING_OPTIONS,
+            **shared,
+        ),
+        Batching(
+            name="sequence-oldest",
+            summary="A batch is filled from all sequences under way, the oldest requests first",
+            prepare=_prepare_oldest,
+            options=(
+                *_BATCHING_OPTIONS,
+                Option(
+                    "candidates",
+                    0,
+                    "Most sequences under way, others wait; 0 is four for each of a batch.",
+                    minimum=0,
+                    maximum=65536,
+                ),
+            ),
+            **shared,
+        ),
+    ]
+
+
+@hookimpl
+def llmserve_register_recipes() -> Sequence[Recipe]:
+    """Register what ``build --plugin gpt2-onnx`` and ``gpt2-torchscript`` select."""
+    return [
+        Recipe(
+            name=f"gpt2-{form}",
+            summary=f"Decoder-only models as {told}, a kept cache, Triton's sequence batcher",
+            tokenizer="transformers",
+            generator=f"graph-{form}",
+            batching="sequence-direct",
+            formatter="text",
+        )
+        for form, told in (("onnx", "ONNX"), ("torchscript", "TorchScript"))
+    ]
+
+
+def _generator(form: str, told: str, backend: str, needed: tuple[str, ...]) -> Generator:
+    def assemble(assembly: Assembly) -> None:
+        from llmserve_gpt2.assemble import assemble as wire
+
+        wire(assembly, form, backend)
+
+    return Generator(
+        name=f"graph-{form}",
+        summary=f"A decoder-only model's {told} in Triton's backend for it",
+        runtime="llmserve_gpt2.session.graph:Graph",
+        modes=frozenset({"sequence"}),
+        inputs=(*contract.SAMPLING, STEP_TOKENS),
+        options=_GENERATOR_OPTIONS,
+        assemble=assemble,
+        requires=("llmserve-gpt2", "torch", "transformers", *needed),
+    )
+
+
+def _prepare_direct(context: BuildContext) -> Mapping[str, Any]:
+    from llmserve_gpt2.batching import prepare_direct
+
+    return prepare_direct(context)
+
+
+def _prepare_oldest(context: BuildContext) -> Mapping[str, Any]:
+    from llmserve_gpt2.batching import prepare_oldest
+
+    return prepare_oldest(context)

@@ -1,0 +1,72 @@
+"""The graph as ONNX: exported by torch itself, and run by ONNX Runtime to be checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmserve_gpt2.export import names
+from llmserve_gpt2.export.check import Arrays, Runner
+from llmserve_gpt2.export.example import example
+from llmserve_gpt2.export.shape import Shape
+
+FILE = "model.onnx"
+# What ONNX Runtime knew when Triton 23.10 was new, and all that these graphs need.
+_OPSET, _IR = 18, 8
+# A protobuf ends at 2 GiB; beyond this the weights get a file of their own.
+_ONE_FILE = 1 << 30
+
+
+def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
+    """Export a step; the same model gives the same bytes."""
+    dynamic = torch.export.Dim.DYNAMIC
+    states = names.states(shape.layers)
+    program = torch.onnx.export(
+        step,
+        example(shape),
+        dynamo=True,
+        verbose=False,
+        opset_version=_OPSET,
+        input_names=[*names.INPUTS, *(past for past, _ in states)],
+        output_names=[names.LOGITS, *(present for _, present in states)],
+        dynamic_shapes=(
+            *({0: dynamic, 1: dynamic} for _ in names.INPUTS),
+            tuple({0: dynamic, 2: dynamic} for _ in states),
+        ),
+    )
+    if program is None:
+        raise ValueError("torch exported nothing")
+    _forget_where(program.model)
+    program.model.ir_version = _IR
+    program.save(str(folder / FILE), external_data=shape.weights * 4 > _ONE_FILE)
+
+
+def load(folder: Path) -> Runner:
+    """Return what runs the exported file."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
+
+    def run(feeds: Arrays) -> Arrays:
+        outputs = [output.name for output in session.get_outputs()]
+        return dict(zip(outputs, session.run(outputs, dict(feeds)), strict=True))
+
+    return run
+
+
+def _forget_where(model: Any) -> None:
+    """Take out what tells of this machine: each node brings the source lines it came from."""
+    model.doc_string = None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for function in model.functions.values():
+        function.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        node.doc_string = None
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()

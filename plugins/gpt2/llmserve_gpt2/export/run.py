@@ -1,0 +1,62 @@
+"""The whole way of an export: load, look, export, check, and only then keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmserve.errors import ModelSourceError
+from llmserve_gpt2.export import onnx_file, torchscript_file
+from llmserve_gpt2.export.check import check
+from llmserve_gpt2.export.quiet import quietly
+from llmserve_gpt2.export.shape import Shape, shape_of
+from llmserve_gpt2.export.wrapper import Step
+
+FORMATS = {"onnx": onnx_file, "torchscript": torchscript_file}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported, and how far it is from the model."""
+
+    file: Path
+    shape: Shape
+    eos_ids: tuple[int, ...]
+    difference: float
+
+
+def export(
+    model: Any, form: str, folder: Path, *, name: str, report: Callable[[str], None]
+) -> Exported:
+    """Write a model's graph into a folder, or refuse it with the reason."""
+    way = FORMATS[form]
+    try:
+        shape = shape_of(model)
+        report(f"exporting {name} to {form}")
+        with quietly(), torch.no_grad():
+            way.write(Step(model).eval(), shape, folder)
+        report(f"comparing {way.FILE} with PyTorch")
+        with quietly(), torch.no_grad():
+            difference = check(way.load(folder), model, shape)
+    except Exception as error:
+        (folder / way.FILE).unlink(missing_ok=True)
+        raise ModelSourceError(
+            f"{name} cannot be exported to {form}: {_reason(error)}",
+            mend="serve it with --plugin hf or --plugin iterative",
+        ) from error
+    report(f"{way.FILE} is off by {difference:.1e} at most, and chooses the same tokens")
+    eos = model.generation_config.eos_token_id
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return Exported(folder / way.FILE, shape, tuple(sorted(ids)), difference)
+
+
+def _reason(error: BaseException) -> str:
+    """Find the line that says what is wrong under what the exporters wrap around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

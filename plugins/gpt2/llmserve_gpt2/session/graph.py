@@ -1,0 +1,103 @@
+"""The generator as the session sees it: a model of this server, asked for a step at a time."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmserve_gpt2.export import names
+from llmserve_gpt2.session.cache import Lane, rooms
+
+START, END = 1, 2
+
+
+@dataclass
+class Turn:
+    """What one sequence feeds in a step; the last step of a sequence says so."""
+
+    sequence: int
+    lane: Lane
+    tokens: list[int]
+    ends: bool = False
+
+
+class Graph:
+    """The runtime of the generators of this plugin; they run as a model beside the session's.
+
+    Every sequence here is one of Triton's own there, so its cache lies in the generator's
+    implicit state. All sequences are asked at once, which lets Triton make a batch of them.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        del settings
+        settings = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+        self.context_length: int | None = settings["context"]
+        self.eos_ids = frozenset(settings["eos_ids"])
+        self._model: str = settings["model"]
+        self._longest: int = settings["longest"]
+        self._gap: int = settings["gap"]
+        self._pool = ThreadPoolExecutor(settings["slots"])
+        self._next = secrets.randbits(48)
+
+    def sequence(self) -> int:
+        """Return an id that no sequence of the generator has had."""
+        self._next += 1
+        return self._next
+
+    def step(self, turns: Sequence[Turn], pb: Any) -> list[npt.NDArray[Any] | Exception]:
+        """Feed every sequence and return the logits of its last position, or what went wrong."""
+        news = [len(turn.tokens) for turn in turns]
+        lanes = [turn.lane for turn in turns]
+        lengths = rooms(lanes, news, longest=self._longest, gap=self._gap)
+
+        def ask(turn: Turn, room: int) -> npt.NDArray[Any] | Exception:
+            try:
+                return self._ask(turn, room, pb)
+            except Exception as error:
+                return error
+
+        if len(turns) == 1:
+            return [ask(turns[0], lengths[0])]
+        return list(self._pool.map(ask, turns, lengths))
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._pool.shutdown()
+
+    def _ask(self, turn: Turn, room: int, pb: Any) -> npt.NDArray[Any]:
+        lane, new = turn.lane, len(turn.tokens)
+        feeds = {
+            names.INPUT_IDS: np.array(turn.tokens, np.int64),
+            names.POSITION_IDS: lane.positions(new),
+            names.ATTENTION_MASK: lane.mask(new, room),
+            names.PAST_MASK: np.zeros(lane.held, np.int64),
+        }
+        request = pb.InferenceRequest(
+            model_name=self._model,
+            requested_output_names=[names.LOGITS],
+            inputs=[pb.Tensor(name, values[None]) for name, values in feeds.items()],
+            correlation_id=turn.sequence,
+            flags=(0 if lane.real else START) | (END if turn.ends else 0),
+        )
+        response = request.exec()
+        if response.has_error():
+            raise RuntimeError(response.error().message())
+        tensor = pb.get_output_tensor_by_name(response, names.LOGITS)
+        logits = tensor.as_numpy() if tensor.is_cpu() else _from_device(tensor)
+        lane.grow(new, room)
+        return logits[0]  # type: ignore[no-any-return]
+
+
+def _from_device(tensor: Any) -> npt.NDArray[Any]:
+    from torch.utils.dlpack import from_dlpack
+
+    values: npt.NDArray[Any] = from_dlpack(tensor.to_dlpack()).cpu().numpy()
+    return values

@@ -1,0 +1,1 @@
+"""The first and the last stage of the ensemble."""

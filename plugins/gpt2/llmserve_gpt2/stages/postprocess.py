@@ -1,0 +1,57 @@
+"""The last stage: what a session says to the tensors of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmserve.runtime.protocols import Answer, Parts
+from llmserve.runtime.stage import Tensors, respond, tensors_of
+
+
+class Postprocess:
+    """Hands pieces of answers to the formatter."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        del settings, folder
+
+    def start(self, parts: Parts) -> None:
+        """Take the model's other parts."""
+        self._parts = parts
+
+    def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
+        """Answer every request of a batch, each for itself."""
+        return respond(requests, self._answer, self._parts)
+
+    def finalize(self) -> None:
+        """Nothing is held."""
+
+    def _answer(self, raw: Any) -> Tensors:
+        answer = read_answer(tensors_of(raw))
+        tensors = self._parts.formatter.format([answer])
+        return {name: values.reshape(-1, 1) for name, values in tensors.items()}
+
+
+class NextTokens(Postprocess):
+    """Gives the piece alone, in the tensor and the shape of the sequence batcher tutorial."""
+
+    def _answer(self, raw: Any) -> Tensors:
+        tensors = self._parts.formatter.format([read_answer(tensors_of(raw))])
+        return {"NEXT_TOKENS": tensors["text_output"].reshape(-1)}
+
+
+def read_answer(tensors: Tensors) -> Answer:
+    """Read what the session stage sent."""
+    said = {
+        name: tensors[name].reshape(-1)[0].decode("utf-8") for name in ("piece", "echo", "reason")
+    }
+    read, written = tensors["counts"].reshape(-1).tolist()
+    return Answer(
+        text=said["piece"],
+        prompt=said["echo"],
+        finish_reason=said["reason"] or None,
+        input_tokens=read,
+        output_tokens=written,
+        echo=bool(said["echo"]),
+    )

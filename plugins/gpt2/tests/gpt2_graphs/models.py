@@ -1,0 +1,76 @@
+"""Tiny random models, made from their configurations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 97
+CONTEXT = 96
+
+_LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+_NARROW = {key: _LLAMA[key] for key in _LLAMA if key not in ("head_dim", "num_key_value_heads")}
+_GEMMA = {**_LLAMA, "query_pre_attn_scalar": 8, "sliding_window": 12}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}),
+    "llama": ("Llama", _LLAMA),
+    "qwen2": ("Qwen2", {**_NARROW, "num_key_value_heads": 2}),
+    "mistral": ("Mistral", {**_LLAMA, "sliding_window": 12}),
+    "gemma2": ("Gemma2", _GEMMA),
+    "opt": ("OPT", {**_NARROW, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "falcon": ("Falcon", {**_NARROW, "multi_query": True, "alibi": False}),
+}
+
+
+def make_model(family: str = "gpt2", **changes: Any) -> Any:
+    """Return a model with opinions; the same family has the same weights each time."""
+    name, settings = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(
+        **{**settings, **changes},
+        vocab_size=VOCAB,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=1,
+        eos_token_id=2,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(5)
+    classes = {"GPT2": "GPT2LMHeadModel"}
+    model = getattr(transformers, classes.get(name, f"{name}ForCausalLM"))(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)
+    return model.eval()
+
+
+class Reference:
+    """What ``generate()`` makes of a prompt, alone; every answer is computed once."""
+
+    def __init__(self) -> None:
+        self._model = make_model()
+        self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def tokens(self, prompt: Sequence[int], count: int) -> list[int]:
+        key = tuple(prompt)
+        if len(self._known.get(key, [])) < count:
+            ids = torch.tensor([key])
+            with torch.inference_mode():
+                answer = self._model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=count,
+                    do_sample=False,
+                )
+            self._known[key] = answer[0, len(key) :].tolist()
+        return self._known[key][:count]

@@ -1,0 +1,213 @@
+"""A session driver whose generator is a real graph in the real stand-in, without a server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmserve import modelconfig
+from llmserve.runtime.params import Params
+from llmserve.server.backends.native.serving import Place, Serving
+from llmserve.server.backends.onnxruntime.backend import Graph as OnnxGraph
+from llmserve.server.backends.pytorch.backend import Graph as TorchGraph
+from llmserve.testing import FakeBackendUtils, FakeRequest, make_parts
+from llmserve.testing.fake import FakeLogger, FakeResponse, FakeTensor
+from llmserve_gpt2.export.run import FORMATS, Exported, export
+from llmserve_gpt2.generator import declare
+from llmserve_gpt2.session.driver import SessionDriver
+from llmserve_gpt2.session.graph import Graph
+from llmserve_gpt2.session.opening import Wishes
+
+START, END = 1, 2
+GRAPHS = {"onnx": OnnxGraph, "torchscript": TorchGraph}
+
+
+class Logger(FakeLogger):
+    def log_warn(self, message: str) -> None:
+        pass
+
+
+class Generator:
+    """A model of the stand-in that makes batches of what comes within a moment."""
+
+    def __init__(self, form: str, home: Path, exported: Exported, moment: float) -> None:
+        config = modelconfig.new_config("graph", backend="x", max_batch_size=16)
+        declare(config, exported)
+        config.sequence_batching.max_sequence_idle_microseconds = 60_000_000
+        place = Place(home, "1", json.loads(_as_json(config)), None)
+        utils = FakeBackendUtils()
+        utils.Logger = Logger()
+        self.serving = Serving(GRAPHS[form](place), place, utils)
+        self.batches: list[int] = []
+        self._moment = moment
+        self._waiting: list[tuple[Any, Future[Any]]] = []
+        self._lock = threading.Lock()
+
+    def ask(self, request: Any) -> Any:
+        future: Future[Any] = Future()
+        with self._lock:
+            self._waiting.append((request, future))
+            first = len(self._waiting) == 1
+        if first:
+            threading.Event().wait(self._moment)
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            self.batches.append(len(waiting))
+            answers = self.serving.execute([request for request, _ in waiting])
+            for (_, other), answer in zip(waiting, answers, strict=True):
+                other.set_result(answer)
+        return future.result(timeout=60)
+
+
+class Utils(FakeBackendUtils):
+    """Adds what a model asks other models with."""
+
+    def __init__(self, generator: Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def InferenceRequest(self, **asked: Any) -> Any:
+        return _Bls(self._generator, **asked)
+
+    @staticmethod
+    def get_output_tensor_by_name(response: Any, name: str) -> Any:
+        return _OnCpu(name, response.tensors[name])
+
+
+class _OnCpu(FakeTensor):
+    def is_cpu(self) -> bool:
+        return True
+
+
+class _Bls:
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        model_name: str,
+        requested_output_names: list[str],
+        inputs: list[FakeTensor],
+        correlation_id: int,
+        flags: int,
+    ) -> None:
+        del model_name
+        self._generator = generator
+        self._outputs = requested_output_names
+        self._request = FakeRequest(
+            {tensor.name(): tensor.as_numpy() for tensor in inputs},
+            sequence=correlation_id,
+            flags=flags,
+        )
+        self._request.requested_output_names = lambda: requested_output_names  # type: ignore[attr-defined]
+
+    def exec(self) -> Any:
+        response = self._generator.ask(self._request)
+        response.has_error = lambda: response.error is not None
+        if response.error is not None:
+            error = response.error
+            response.error = lambda: error
+        return response
+
+
+class Session:
+    """A driver with its generator."""
+
+    def __init__(
+        self, form: str, home: Path, exported: Exported, moment: float = 0.003, **settings: Any
+    ) -> None:
+        self.generator = Generator(form, home, exported, moment)
+        graph = {
+            "model": "graph",
+            "context": exported.shape.context,
+            "eos_ids": [],
+            "slots": 16,
+            "longest": exported.shape.context,
+            "gap": 1000,
+        }
+        (home / "1" / "graph.json").write_text(json.dumps(graph))
+        given = {"slots": 16, "idle_seconds": 60.0, "most_tokens": 16, "resent": False}
+        self.driver = SessionDriver({**given, **settings}, home)
+        parts = make_parts(Graph({}, home / "1"), decoupled=False)
+        object.__setattr__(parts, "pb_utils", Utils(self.generator))
+        object.__setattr__(parts, "tokenizer", Letters())
+        self.driver.start(parts)
+
+    def ask(self, *requests: FakeRequest) -> None:
+        self.driver.execute(requests)
+
+    @property
+    def open(self) -> int:
+        """How many caches the generator holds."""
+        return len(self.generator.serving._states)
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        return [ord(letter) - 160 for letter in text]
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        return self.encode(str(messages))
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(160 + token) for token in ids)
+
+
+def request(
+    key: int,
+    prompt: tuple[int, ...] = (),
+    *,
+    step: int | None = None,
+    flags: int = 0,
+    **params: Any,
+) -> FakeRequest:
+    """Return what the first stage would hand on."""
+    wishes = Wishes(Letters().decode(prompt), prompt, Params(**params), step)
+    return FakeRequest(
+        {
+            "prompt_ids": np.array([prompt or (-1,)]),
+            "wishes": np.array([[wishes.write().encode()]], np.object_),
+            "READY": np.ones((1, 1), np.int32),
+        },
+        sequence=key,
+        flags=flags,
+    )
+
+
+def tokens(answered: FakeRequest) -> list[int]:
+    """Return the tokens that a request was answered with."""
+    assert answered.error is None, answered.error
+    (response,) = answered.responses
+    return Letters().encode(piece(response))
+
+
+def piece(response: FakeResponse) -> str:
+    """Return a response's text."""
+    text = response.tensors["piece"].reshape(-1)[0]
+    return str(text.decode())
+
+
+def export_to(form: str, home: Path, model: Any) -> Exported:
+    """Export a model into a model's folder, with the manifest that the stand-in asks for."""
+    folder = home / "1"
+    folder.mkdir(parents=True)
+    exported = export(model, form, folder, name=form, report=lambda _: None)
+    digest = hashlib.sha256(exported.file.read_bytes()).hexdigest()
+    files = {f"1/{FORMATS[form].FILE}": digest}
+    (home / "llmserve.json").write_text(json.dumps({"files": files}))
+    return exported
+
+
+def _as_json(config: Any) -> str:
+    from google.protobuf import json_format
+
+    return json_format.MessageToJson(config, preserving_proto_field_name=True)

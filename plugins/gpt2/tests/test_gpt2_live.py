@@ -1,0 +1,212 @@
+"""Sequences on a real Triton: state that is kept, kept apart, and let go."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from llmserve import modelconfig
+from llmserve.check import check_repository
+from llmserve.client.exchange import Steps
+from llmserve.errors import ClientError, RequestRejectedError
+from llmserve.testing import LiveTriton
+
+PROMPTS = [
+    "I have lived in London",
+    "I have lived in Paris",
+    "I have lived in Berlin",
+    "I have lived in Seoul",
+    "Once upon a time",
+    "A",
+    "Programming in C++ is like",
+    "The capital of France is",
+]
+TOKENS = 24
+
+
+@pytest.fixture(params=["onnx", "torchscript"])
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["sequence-direct", "sequence-oldest"])
+def model(request: pytest.FixtureRequest, triton: LiveTriton, form: str) -> str:
+    # The same as the conformance suite builds where it can be.
+    usual = (form, request.param) == ("onnx", "sequence-direct")
+    return triton.build(f"gpt2-{form}", **({} if usual else {"batching": request.param}))
+
+
+@pytest.fixture
+def expected(triton: LiveTriton) -> dict[str, str]:
+    """What generate() answers, alone."""
+    hf = triton.build("hf")
+    return {
+        prompt: triton.client.generate(hf, prompt, max_tokens=TOKENS, ignore_eos=True).text
+        for prompt in PROMPTS
+    }
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_sequences_at_random_answer_as_generate_does(
+    triton: LiveTriton, model: str, expected: dict[str, str], count: int
+) -> None:
+    def ask(seed: int) -> tuple[str, str]:
+        chance = random.Random(seed)
+        prompt = PROMPTS[seed % len(PROMPTS)]
+        text, reason = "", None
+        with triton.client.sequence(model) as steps:
+            asked: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+            while reason is None:
+                piece = steps.send(
+                    "" if text else prompt, step_tokens=chance.randint(1, 9), **asked
+                )
+                text, reason, asked = text + piece.text, piece.finish_reason, {}
+                if chance.random() < 0.2:
+                    time.sleep(chance.random() / 50)
+        return prompt, text
+
+    with ThreadPoolExecutor(count) as pool:
+        for prompt, text in pool.map(ask, range(count)):
+            assert text == expected[prompt]
+
+
+def send(triton: LiveTriton, model: str, request: Any) -> Any:
+    call = triton.client._call("ModelInfer", request, 30)
+    with triton.client._telling(model, triton.client._deadline(30)):
+        return call.result()
+
+
+def test_a_sequence_without_start_and_after_its_end(
+    triton: LiveTriton, model: str, expected: dict[str, str]
+) -> None:
+    info = triton.client.model(model)
+    with triton.client.sequence(model) as other:
+        told = other.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True, step_tokens=4).text
+        steps = Steps(info)
+        start = steps.step("Hello", {"max_tokens": 8})
+        stranger = Steps(info).step("", {})
+        del stranger.parameters["sequence_start"]
+        with pytest.raises(RequestRejectedError, match="START"):
+            send(triton, model, stranger)
+        send(triton, model, start)
+        (end,) = steps.endings()
+        send(triton, model, end)
+        with pytest.raises(RequestRejectedError, match="START"):
+            send(triton, model, steps.step("", {}))
+        while len(told) < len(expected[PROMPTS[0]]):
+            told += other.send(step_tokens=4).text
+    assert told == expected[PROMPTS[0]]
+
+
+def test_a_sequence_that_is_idle_too_long_is_told_so(
+    triton: LiveTriton, form: str, expected: dict[str, str]
+) -> None:
+    name = triton.build(f"gpt2-{form}", idle_seconds=1.0, max_batch_size=2)
+    with triton.client.sequence(name) as idle, triton.client.sequence(name) as busy:
+        idle.send("Hello", max_tokens=8)
+        told = busy.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True).text
+        until = time.monotonic() + 2.2
+        while time.monotonic() < until:
+            if len(told) < len(expected[PROMPTS[0]]):
+                told += busy.send().text
+            else:
+                busy.send()
+            time.sleep(0.2)
+        with pytest.raises(ClientError, match=r"START|no sequence"):
+            idle.send()
+        while len(told) < len(expected[PROMPTS[0]]):
+            told += busy.send().text
+    assert told == expected[PROMPTS[0]]
+
+
+def test_clients_that_are_lost_give_their_places_back(triton: LiveTriton, form: str) -> None:
+    name = triton.build(f"gpt2-{form}", idle_seconds=1.0, max_batch_size=2)
+    info = triton.client.model(name)
+    with ThreadPoolExecutor(6) as pool:
+        lost = [Steps(info).step("Hello", {"max_tokens": 8}) for _ in range(6)]
+        list(pool.map(lambda request: send(triton, name, request), lost))
+    assert triton.client.generate(name, "Hello", max_tokens=4, timeout=20).output_tokens == 4
+
+
+def test_batches_form_in_the_generator(triton: LiveTriton) -> None:
+    name = triton.build("gpt2-onnx")
+    generator = f"{name}_generator"
+    before = triton.requests(generator), triton.executions(generator)
+    with ThreadPoolExecutor(4) as pool:
+        list(
+            pool.map(
+                lambda prompt: triton.client.generate(name, prompt, max_tokens=64, ignore_eos=True),
+                PROMPTS[:4],
+            )
+        )
+    steps = triton.requests(generator) - before[0]
+    assert steps / (triton.executions(generator) - before[1]) > 1.5
+
+
+def test_the_emitted_client_and_the_command_line(triton: LiveTriton) -> None:
+    name = triton.build("gpt2-onnx")
+    prompt = "The capital of France is"
+    whole = triton.client.generate(name, prompt, max_tokens=12).text
+    client = triton.repository / name / "client.py"
+    for command in (
+        [sys.executable, str(client), prompt],
+        [sys.executable, "-m", "llmserve_cli", "query", name, prompt],
+    ):
+        run = subprocess.run(
+            [*command, "--url", triton.server.grpc_url, "--max-tokens", "12"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (run.stdout, run.returncode) == (f"{whole}\n", 0), run.stderr
+
+
+def test_the_repository_passes_the_check(triton: LiveTriton, model: str) -> None:
+    ours = {model, *(f"{model}_{part}" for part in ("preprocess", "session", "generator"))}
+    assert [p for p in check_repository(triton.repository) if p.model in ours] == []
+    config = modelconfig.read(triton.repository / f"{model}_generator")
+    assert (config.backend, config.platform) in {("onnxruntime", ""), ("", "pytorch_libtorch")}
+
+
+def tutorial_client(url: str, text: str, number: int, steps: int) -> str:
+    """Do over HTTP what each of the tutorial's clients does."""
+    for step in range(steps):
+        body = {
+            "inputs": [
+                {"name": "INPUT_TOKENS", "shape": [1, 1], "datatype": "BYTES", "data": [[text]]}
+            ],
+            "outputs": [{"name": "NEXT_TOKENS"}],
+            "parameters": {
+                "sequence_id": number,
+                "sequence_start": step == 0,
+                "sequence_end": step == steps - 1,
+            },
+        }
+        request = urllib.request.Request(
+            f"{url}/v2/models/ensemble_pipeline/versions/1/infer", json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            (output,) = json.loads(answer.read())["outputs"]
+        assert output["shape"] == [1]
+        text += output["data"][0]
+    return text
+
+
+def test_the_tutorials_clients_run_unchanged(triton: LiveTriton, expected: dict[str, str]) -> None:
+    triton.build("gpt2-onnx", name="ensemble_pipeline", layout="seed")
+    with ThreadPoolExecutor(4) as pool:
+        texts = pool.map(
+            lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10),
+            range(4),
+        )
+        for prompt, text in zip(PROMPTS, texts, strict=False):
+            assert (prompt + expected[prompt]).startswith(text)
+            assert len(text) > len(prompt)

@@ -1,0 +1,96 @@
+"""Who is under way and how long their caches are: the state machine, without a model."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.params import Params
+from llmserve.runtime.sampling import Sampler
+from llmserve.testing import ByteTokenizer
+from llmserve_gpt2.session.cache import FIRST, Lane, rooms
+from llmserve_gpt2.session.sequences import Sequence, Sequences
+
+
+def sequence(seen: float = 0.0) -> Sequence:
+    tokenizer = ByteTokenizer()
+    generation = Generation(
+        [65], Params(), max_tokens=4, eos_ids=frozenset(), decode=tokenizer.decode
+    )
+    return Sequence(generation, Sampler(generation, tokenizer), 1, seen)
+
+
+def test_a_sequence_goes_from_start_to_end() -> None:
+    sequences = Sequences(slots=2, idle_seconds=5)
+    one = sequence()
+    assert sequences.start("a", one) == []
+    assert sequences.step("a", 3.0) is one
+    assert one.seen == 3.0
+    assert sequences.end("a") is one
+    with pytest.raises(RequestError, match="sequence_start"):
+        sequences.step("a", 3.5)
+    assert sequences.end("a") is None
+
+
+def test_a_step_without_a_start_is_refused() -> None:
+    with pytest.raises(RequestError, match="there is no sequence 7"):
+        Sequences(slots=1, idle_seconds=5).step(7, 0.0)
+
+
+def test_a_second_start_gives_up_the_first() -> None:
+    sequences = Sequences(slots=2, idle_seconds=5)
+    first, second = sequence(), sequence()
+    sequences.start("a", first)
+    assert sequences.start("a", second) == [first]
+    assert sequences.step("a", 1.0) is second
+
+
+def test_what_is_idle_is_given_up_and_nothing_else() -> None:
+    sequences = Sequences(slots=4, idle_seconds=5)
+    old, new = sequence(0.0), sequence(4.0)
+    sequences.start("old", old)
+    sequences.start("new", new)
+    assert list(sequences.sweep(5.1)) == [old]
+    assert sequences.step("new", 5.1) is new
+    with pytest.raises(RequestError, match="idle for more than 5 s"):
+        sequences.step("old", 5.1)
+
+
+def test_ten_thousand_abandoned_sequences_leave_no_more_than_there_are_slots() -> None:
+    sequences = Sequences(slots=16, idle_seconds=3600)
+    gone = 0
+    for key in range(10_000):
+        gone += len(sequences.start(key, sequence(float(key))))
+        assert len(sequences) <= 16
+    assert gone == 10_000 - 16
+    assert {one.seen for one in sequences.clear()} == set(map(float, range(9_984, 10_000)))
+    assert len(sequences) == 0
+
+
+def test_a_lane_masks_what_is_no_token() -> None:
+    lane = Lane()
+    assert lane.held == FIRST
+    assert lane.mask(3, 6).tolist() == [0, 0, 0, 1, 1, 1]
+    lane.grow(3, 6)
+    assert lane.positions(1).tolist() == [3]
+    assert lane.mask(1, 9).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("held", "longest", "gap", "expected"),
+    [
+        ([9, 3, 5], 64, 64, [10, 10, 10]),
+        ([9, 3, 5], 64, 4, [10, 6, 10]),
+        ([90, 3, 5], 64, 64, [91, 6, 6]),
+        ([90, 80, 5], 64, sys.maxsize, [91, 81, 6]),
+        ([4], 64, 64, [5]),
+    ],
+)
+def test_lanes_grow_to_one_length_where_that_pays(
+    held: list[int], longest: int, gap: int, expected: list[int]
+) -> None:
+    lanes = [Lane(length, 1) for length in held]
+    assert rooms(lanes, [1] * len(lanes), longest=longest, gap=gap) == expected
