@@ -201,7 +201,7 @@ FRONT = {
                "top_k": "runtime_top_k"},
     "engine_kinds": {"input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32",
                      "end_id": "INT32", "runtime_top_k": "INT32", "streaming": "BOOL",
-                     "stop_words_list": "INT32", "output_ids": "INT32",
+                     "stop_words_list": "INT32", "stop": "BOOL", "output_ids": "INT32",
                      "sequence_length": "INT32"},
     "engine_echoes": False, "threads": 4,
 }  # fmt: skip
@@ -210,9 +210,14 @@ FRONT = {
 def ask(pieces: list[bytes], **asked: Any) -> tuple[list[str], FakeRequest, list[Any]]:
     """Ask through the orchestrator; the engine answers with these bytes as tokens."""
     seen: list[Any] = []
+    numbers: list[str] = []
 
     def answer(request: Any) -> list[FakeResponse]:
         seen.append({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+        numbers.append(request.asked["request_id"])
+        if "stop" in seen[-1]:
+            assert numbers[-1] in numbers[:-1]
+            return []
         return [
             FakeResponse([
                 FakeTensor("output_ids", np.array([[list(piece)]], np.int32)),
@@ -248,6 +253,7 @@ def test_a_stop_word_over_two_pieces_never_shows() -> None:
     said, _, seen = ask([b"say ST", b"OP", b" more"], stream=True, stop_words='["STOP"]')
     assert "".join(said) == "say "
     assert words_of(seen[0]["stop_words_list"][0])[0] == list(b"STOP")
+    assert seen[1]["stop"].all(), "the engine is told that nobody waits any more"
 
 
 def test_a_last_piece_without_a_token_ends_the_answer() -> None:

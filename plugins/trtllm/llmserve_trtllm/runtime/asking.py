@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -37,11 +38,16 @@ class EngineModel:
         outputs = ["output_ids"]
         if "sequence_length" in self._kinds:
             outputs.append("sequence_length")
+        number = uuid4().hex
         request = self._pb.InferenceRequest(
-            model_name=self._name, requested_output_names=outputs, inputs=inputs
+            model_name=self._name,
+            request_id=number,
+            requested_output_names=outputs,
+            inputs=inputs,
         )
         skip = len(values["input_ids"]) if self._echoes else 0
         replies = iter(request.exec(decoupled=True) if self._decoupled else [request.exec()])
+        ended = False
         try:
             for reply in replies:
                 if reply.has_error():
@@ -49,10 +55,25 @@ class EngineModel:
                 # A stream sends what is new; only its first piece can begin with the prompt.
                 yield self._ids(reply)[skip:]
                 skip = 0
+            ended = True
         finally:
+            if not ended and "stop" in self._kinds:
+                self._stop(number)
             # Triton wants every response taken, wanted or not.
             for _ in replies:
                 pass
+
+    def _stop(self, number: str) -> None:
+        """Tell the engine that nobody waits for a request any more: by its number."""
+        said = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
+        request = self._pb.InferenceRequest(
+            model_name=self._name,
+            request_id=number,
+            requested_output_names=["output_ids"],
+            inputs=[self._pb.Tensor(name, self._array(name, said[name])) for name in said],
+        )
+        for _ in request.exec(decoupled=True) if self._decoupled else [request.exec()]:
+            pass
 
     def _array(self, name: str, value: Any) -> Any:
         if isinstance(value, np.ndarray):
