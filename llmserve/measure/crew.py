@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 from threading import Thread
 from types import TracebackType
 from typing import Any
@@ -19,10 +20,15 @@ from llmserve.errors import ClientError, LLMServeError
 from llmserve.measure.codec import decode, encode
 from llmserve.measure.job import Job
 from llmserve.measure.runs import LoaderCost, Record
+from llmserve.measure.summary import first_token
 
 _HEAD_START = 0.1
 """Seconds from the order to the start, so that every process has heard of it."""
 _STOPPING = 15.0
+_BUSY = 0.8
+_LATE = 0.005
+_SHARE = 0.05
+"""How late it may be, of the time that a first piece takes, before that is said."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def _joined(reports: list[dict[str, Any]], interrupted: bool) -> Noted:
         cpu=sum(report["cpu"] for report in reports),
         busy=busy,
         late=late,
-        warning=_warning(busy, late),
+        warning=warning(busy, late, records),
         wire=", ".join(sorted({report["wire"] for report in reports})),
     )
     texts = {int(i): texts for report in reports for i, texts in report["texts"].items()}
@@ -164,13 +170,16 @@ def _joined(reports: list[dict[str, Any]], interrupted: bool) -> Noted:
     )
 
 
-def _warning(busy: float, late: float) -> str | None:
-    if busy > 0.8:
+def warning(busy: float, late: float, records: Sequence[Record]) -> str | None:
+    """Say whether the load generator is to blame for a part of the figures, and for which."""
+    if busy > _BUSY:
         return (
             f"the load generator used {busy:.0%} of a core and may have been the bottleneck: "
             "use more --processes"
         )
-    if late > 0.02:
+    waits = [first_token(record) for record in records if record.error is None]
+    # Against what is measured: 50 ms are nothing in an answer of 10 s, and all in one of 60 ms.
+    if waits and late > max(_LATE, _SHARE * median(waits)):
         return (
             f"the load generator came up to {late * 1000:.0f} ms late to what was due: "
             "the machine was busy, so times are blurred by as much"
