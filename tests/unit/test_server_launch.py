@@ -153,3 +153,16 @@ def test_importing_it_loads_nothing_heavy() -> None:
     heavy = {"numpy", "torch", "tritonclient", "click", "pytriton", "http.client"}
     assert done.returncode == 0, done.stderr
     assert not heavy & set(done.stdout.split())
+
+
+def test_waiting_threads_spin_briefly_unless_asked_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert int(embedded.environment(tmp_path, tmp_path, tmp_path)["GOMP_SPINCOUNT"]) > 0
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert embedded.environment(tmp_path, tmp_path, tmp_path)["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert "GOMP_SPINCOUNT" not in embedded.environment(tmp_path, tmp_path, tmp_path)
