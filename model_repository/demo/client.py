@@ -100,7 +100,7 @@ def stream(
                         raise RequestError(f"refused: {_line(message.error_message)}", REJECTED)
                     yield from _read(message.infer_response)
             elif exchange == "sequence":
-                yield from _steps(stub, config, prompt, options, left)
+                yield from _steps(stub, config, prompt, options, left, pieces)
             else:
                 yield from _read(stub.ModelInfer(_request(config, prompt, options), timeout=left()))
         except grpc.RpcError as error:
@@ -117,10 +117,15 @@ def _exchange(config: Any) -> str:
 
 
 def _steps(
-    stub: Any, config: Any, prompt: str, options: dict[str, Any], left: Any
+    stub: Any, config: Any, prompt: str, options: dict[str, Any], left: Any, pieces: bool
 ) -> Iterator[Answer]:
     """Ask step by step until the model says that it is done; it keeps the state in between."""
-    sequence = {"sequence_id": secrets.randbits(63) or 1}
+    sequence: dict[str, Any] = {"sequence_id": secrets.randbits(63) or 1}
+    end = {**sequence, "sequence_end": True}
+    if any(tensor.name == "step_tokens" for tensor in config.input):
+        # So many tokens a request: few, to see them come, or as many as the model gives.
+        sequence["step_tokens"] = options.get("step_tokens", 4 if pieces else 1 << 20)
+        end["step_tokens"] = 0
     request = _request(config, prompt, {**options, **sequence, "sequence_start": True})
     try:
         finished = False
@@ -132,7 +137,7 @@ def _steps(
     finally:
         # Without an end the model would keep the state for minutes.
         with suppress(grpc.RpcError):
-            stub.ModelInfer(_request(config, "", {**sequence, "sequence_end": True}), timeout=5)
+            stub.ModelInfer(_request(config, "", end), timeout=5)
 
 
 def _request(config: Any, prompt: str, options: dict[str, Any]) -> Any:
