@@ -21,14 +21,15 @@ class Responder:
     def __init__(self, raw: Any, parts: Parts) -> None:
         self._parts = parts
         self.closed = False
-        self._gone = False
+        self.gone = False
+        """Whether the client is known to have left."""
+        self._asked = 0.0
         self.attach(raw)
 
     def attach(self, raw: Any) -> None:
         """Take the request anew: one that is rescheduled comes as another object each time."""
         self._raw = raw
         self._sender = raw.get_response_sender()
-        self._asked = 0.0
 
     def detach(self) -> None:
         """Let go of a request that was given back to Triton; touching it would be fatal."""
@@ -39,16 +40,16 @@ class Responder:
         """Whether responses can be sent now."""
         return self._raw is not None
 
-    def cancelled(self) -> bool:
+    def cancelled(self, *, recent: float = _RECENT) -> bool:
         """Whether the client is gone or asked to stop, as far as is known.
 
         Asking takes Triton 0.06 ms, so a row that asks for every token gets a recent answer.
         """
         now = time.monotonic()
-        if self._raw is not None and now - self._asked >= _RECENT:
+        if self._raw is not None and now - self._asked >= recent:
             self._asked = now
-            self._gone = bool(self._raw.is_cancelled())
-        return self._gone
+            self.gone = bool(self._raw.is_cancelled())
+        return self.gone
 
     def send(self, generations: Sequence[Generation], *, whole: bool) -> None:
         """Send what is new, or everything; close when every row is done."""

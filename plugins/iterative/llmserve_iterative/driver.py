@@ -28,7 +28,8 @@ _SCHEDULING_COST = 0.00006
 _RESPONSE_COST = 0.00025
 _SMALL_PART = 0.05
 
-_ABANDONED = 300.0
+_ABANDONED = 60.0
+_LATELY = 0.02
 # When Triton has had nothing for so long, none of those in flight is with it any more.
 _SILENCE = 1.0
 # Triton ends a sequence that it has not seen for the idle time, and then loses a request of it
@@ -99,13 +100,17 @@ class IterativeDriver:
         now = time.monotonic()
         for number, raw in present.items():
             flight = self._flights[number]
-            if flight.job.responder.closed:
+            closed = flight.job.responder.closed
+            if not closed:
+                # Who has left is given back unanswered as well: then Triton lets go of it and of
+                # its sequence's place at once, and otherwise only after the idle time.
+                raw.set_release_flags(self._parts.pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            if closed or self._left(flight, recent=0.0):
                 del self._flights[number]
             else:
-                raw.set_release_flags(self._parts.pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-                flight.job.responder.detach()
                 flight.queued = now
                 self._watch.start()
+            flight.job.responder.detach()
         self._queue.end(now)
         self._publish(at_once=not self._flights)
 
@@ -123,14 +128,19 @@ class IterativeDriver:
             Responder(raw, self._parts).refuse("this request was given up: send it again")
             return False
         flight.job.responder.attach(raw)
-        if flight.job.responder.cancelled():
-            for generation in flight.job.generations:
-                self._engine.drop(generation)
-                generation.cancel()
-        elif flight.grounded:
+        if not self._left(flight) and flight.grounded:
             self._resume(flight.job)
         flight.grounded = False
         return True
+
+    def _left(self, flight: Flight, *, recent: float = _LATELY) -> bool:
+        """Whether the client has gone; then nothing of its request is left."""
+        gone = flight.job.responder.cancelled(recent=recent)
+        if gone:
+            self._drop(flight.job)
+            for generation in flight.job.generations:
+                generation.cancel()
+        return gone
 
     def _resume(self, job: Job) -> None:
         try:
@@ -191,7 +201,7 @@ class IterativeDriver:
             for flight in flights:
                 self._measure(flight, now)
                 self._tell(flight, now, pace)
-            going = [flight for flight in flights if not flight.job.responder.closed]
+            going = [flight for flight in flights if not flight.over]
             late = any(now - flight.queued > self._patience for flight in going)
             if not going or (now - began >= burst and not late):
                 break
@@ -225,7 +235,7 @@ class IterativeDriver:
     def _tell(self, flight: Flight, now: float, pace: float) -> None:
         """Send what is new: the first piece and the end at once, the others at a steady pace."""
         job = flight.job
-        if job.responder.closed:
+        if flight.over:
             return
         if job.done or (job.streams and now - flight.told >= pace):
             if any(generation.has_news for generation in job.generations):

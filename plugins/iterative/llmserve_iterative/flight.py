@@ -28,6 +28,11 @@ class Flight:
     grounded: bool = False
 
     @property
+    def over(self) -> bool:
+        """Whether it is answered, or nobody is there to be answered."""
+        return self.job.responder.closed or self.job.responder.gone
+
+    @property
     def tokens(self) -> int:
         """How many tokens were made for it."""
         return sum(len(generation.token_ids) for generation in self.job.generations)

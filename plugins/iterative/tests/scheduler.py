@@ -72,7 +72,10 @@ class Echoes:
 
 
 class Scheduler:
-    """What Triton does: schedules again what is given back, with a batch of some at a time."""
+    """What Triton does: schedules again what is given back, with a batch of some at a time.
+
+    Whose client has left is let go instead.
+    """
 
     def __init__(self, *, burst_ms: float = 0.0, idle_seconds: float = 300.0) -> None:
         self.engine = Echoes()
@@ -100,7 +103,7 @@ class Scheduler:
         self.driver.execute(batch)
         for request in batch:
             assert request.closed != request.rescheduled, "answered or given back, one of both"
-            if request.rescheduled:
+            if request.rescheduled and not request.cancelled:
                 request.replace_input("START", np.array([[False]]))
                 self.queue.append(request)
 

@@ -91,7 +91,8 @@ def test_a_client_that_goes_frees_its_place_at_once() -> None:
     triton.run([gone, stays])
     gone.cancelled = True
     triton.run([gone, stays])
-    assert gone.closed
+    assert gone not in triton.queue
+    assert not gone.responses, "an answer would keep Triton from freeing the sequence's place"
     assert triton.engine.live <= 1
     triton.run_all()
     assert stays.text == "cdcd"
@@ -152,7 +153,7 @@ def test_any_order_of_arrivals_batches_and_cancellations(
         triton.run(chance.sample(triton.queue, chance.randint(1, len(triton.queue))))
     assert triton.nothing_is_left()
     for text, length, request in requests:
-        assert request.closed
+        assert request.closed or request.cancelled
         if length and not request.cancelled and text not in "!?":
             expected = (text.encode() * length)[:length]
             assert request.text == ByteTokenizer().decode(list(expected))

@@ -172,3 +172,40 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(triton: LiveTrit
     model = triton.build("iterative")
     with pytest.raises(RequestRejectedError, match=r"has \d{4} tokens and the model's context 512"):
         triton.client.generate(model, "word " * 2000)
+
+
+def test_stop_words_across_tokens_do_not_leak(triton: LiveTriton, in_flight: str) -> None:
+    """Each word begins in one token and ends in another, so a piece could give it away."""
+    whole = triton.client.generate(in_flight, PROMPT, max_tokens=40, logprobs=0)
+    tokens = [entry.token for entry in whole.logprobs or ()]
+    for at in (2, 5, 8):
+        word = tokens[at][-2:] + tokens[at + 1][:3]
+        expected = whole.text[: whole.text.index(word)]
+        asked: dict[str, Any] = {"max_tokens": 40, "stop_words": [word]}
+        pieces = list(triton.client.stream(in_flight, PROMPT, **asked))
+        assert "".join(piece.text for piece in pieces) == expected
+        assert pieces[-1].finish_reason == "stop"
+        answer = triton.client.generate(in_flight, PROMPT, **asked)
+        assert (answer.text, answer.finish_reason) == (expected, "stop")
+
+
+def test_figures_are_right_while_many_ask_and_look(triton: LiveTriton) -> None:
+    """Several threads of the model's process tell figures; an unguarded one would crash it."""
+    model = triton.build("iterative", name="counted")
+    lengths = [1 + number % 7 for number in range(60)]
+
+    def ask(tokens: int) -> int:
+        figures(triton, model)
+        time.sleep(0.3 * (tokens % 3))
+        answer = triton.client.generate(model, PROMPT, max_tokens=tokens, ignore_eos=True)
+        return answer.input_tokens or 0
+
+    with ThreadPoolExecutor(12) as pool:
+        prompts = list(pool.map(ask, lengths))
+    deadline, now = time.monotonic() + 10, figures(triton, model)
+    while now["output_tokens_total"] != sum(lengths):
+        assert time.monotonic() < deadline, now
+        now = figures(triton, model)
+    assert now["input_tokens_total"] == sum(prompts)
+    assert now["first_token_seconds_count"] == len(lengths)
+    assert now["running_sequences"] == now["waiting_sequences"] == now["cache_used_tokens"] == 0
