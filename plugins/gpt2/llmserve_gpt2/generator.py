@@ -17,6 +17,7 @@ from llmserve_gpt2.export.quiet import quietly
 SETTINGS = "graph.json"
 """Beside the session's files: what it must know of the generator."""
 
+_LATER = 10.0
 _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")
 
 
@@ -101,8 +102,8 @@ def declare(config: ModelConfig, exported: Exported) -> None:
 def _schedule(context: BuildContext, slots: int) -> None:
     """Oldest first, whatever the session has: direct would compute rows that nobody asked for."""
     sequence = context.config.sequence_batching
-    # The session ends its sequences itself; this is for one that could not.
-    idle = 2 * float(context.options["idle_seconds"]) + 60
+    # The session ends its sequences itself; this is for those that it had no occasion to end.
+    idle = float(context.options["idle_seconds"]) + _LATER
     sequence.max_sequence_idle_microseconds = int(idle * 1_000_000)
     # One may start in the step in which another ends.
     sequence.oldest.max_candidate_sequences = 2 * slots

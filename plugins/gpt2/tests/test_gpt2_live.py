@@ -107,13 +107,13 @@ def test_a_sequence_without_start_and_after_its_end(
 
 
 def test_a_sequence_that_is_idle_too_long_is_told_so(
-    triton: LiveTriton, form: str, expected: dict[str, str]
+    triton: LiveTriton, expected: dict[str, str]
 ) -> None:
-    name = triton.build(f"gpt2-{form}", idle_seconds=1.0, max_batch_size=2)
+    name = triton.build("gpt2-torchscript", idle_seconds=2.0, max_batch_size=2)
     with triton.client.sequence(name) as idle, triton.client.sequence(name) as busy:
         idle.send("Hello", max_tokens=8)
         told = busy.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True).text
-        until = time.monotonic() + 2.2
+        until = time.monotonic() + 4.0
         while time.monotonic() < until:
             if len(told) < len(expected[PROMPTS[0]]):
                 told += busy.send().text
@@ -127,8 +127,8 @@ def test_a_sequence_that_is_idle_too_long_is_told_so(
     assert told == expected[PROMPTS[0]]
 
 
-def test_clients_that_are_lost_give_their_places_back(triton: LiveTriton, form: str) -> None:
-    name = triton.build(f"gpt2-{form}", idle_seconds=1.0, max_batch_size=2)
+def test_clients_that_are_lost_give_their_places_back(triton: LiveTriton) -> None:
+    name = triton.build("gpt2-torchscript", idle_seconds=2.0, max_batch_size=2)
     info = triton.client.model(name)
     with ThreadPoolExecutor(6) as pool:
         lost = [Steps(info).step("Hello", {"max_tokens": 8}) for _ in range(6)]
@@ -201,7 +201,7 @@ def tutorial_client(url: str, text: str, number: int, steps: int) -> str:
 
 
 def test_the_tutorials_clients_run_unchanged(triton: LiveTriton, expected: dict[str, str]) -> None:
-    triton.build("gpt2-onnx", name="ensemble_pipeline", layout="seed")
+    triton.build("gpt2-torchscript", name="ensemble_pipeline", layout="seed")
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(
             lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10),

@@ -82,8 +82,8 @@ class SessionDriver:
         """Match a request with its sequence; who needs no step is answered at once."""
         tensors = tensors_of(raw)
         if not tensors["READY"].any():
-            # It only fills a slot whose sequence has no request now.
-            raw.get_response_sender().send(flags=self._final)
+            # It only fills a slot whose sequence has no request now; Triton wants an answer.
+            self._send(raw, self._told(None))
             return None
         key, flags = raw.correlation_id(), raw.flags()
         try:
@@ -136,16 +136,22 @@ class SessionDriver:
         answers = self._graph.step(turns, self._parts.pb_utils)
         for one, turn, logits in zip(going, turns, answers, strict=False):
             one.told.ended = turn.ends
-            if isinstance(logits, Exception):
-                one.told.ended = True
-                self._forget(one.raw.correlation_id())
-                one.left, one.failed = 0, True
-                self._refuse(one.raw, failure(logits, self._parts))
+            try:
+                if isinstance(logits, Exception):
+                    raise logits
+                one.told.generation.push(one.told.sampler.choose(logits))
+            except Exception as error:
+                self._fail(one, error)
                 continue
-            one.told.generation.push(one.told.sampler.choose(logits))
             one.left -= 1
             if one.told.generation.done:
                 self._closing.append(one.told)
+
+    def _fail(self, one: Asked, error: Exception) -> None:
+        """Give up one sequence; the others of the step know nothing of it."""
+        one.left, one.failed = 0, True
+        self._forget(one.raw.correlation_id())
+        self._refuse(one.raw, failure(error, self._parts))
 
     def _answer(self, one: Asked) -> None:
         if one.failed:
