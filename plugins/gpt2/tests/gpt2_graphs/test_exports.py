@@ -1,0 +1,93 @@
+"""What can be exported, what is refused, and that nothing is kept of a refusal."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmserve.errors import ModelSourceError
+from llmserve_gpt2.export import export, names
+from llmserve_gpt2.export import run as run_module
+from llmserve_gpt2.export.shape import shape_of
+
+from .models import FAMILIES, make_model
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_exports_to_torchscript(family: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    model = make_model(family)
+    exported = export(model, "torchscript", tmp_path, name=family, report=told.append)
+    assert exported.difference < 1e-4
+    assert [line.split()[0] for line in told] == ["exporting", "comparing", "model.pt"]
+
+
+@pytest.mark.parametrize("family", ["mistral"])
+def test_a_family_with_a_window_exports_to_onnx(family: str, tmp_path: Path) -> None:
+    exported = export(make_model(family), "onnx", tmp_path, name=family, report=lambda _: None)
+    assert exported.difference < 1e-4
+
+
+def test_the_same_model_gives_the_same_file_and_none_of_this_machine(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = export(make_model(), "torchscript", folder, name="x", report=lambda _: None).file
+        digests.add(hashlib.sha256(file.read_bytes()).hexdigest())
+        assert [path.name for path in folder.iterdir()] == ["model.pt"]
+        with zipfile.ZipFile(file) as archive:
+            here = str(Path(__file__).parents[2]).encode()
+            assert not any(here in archive.read(entry) for entry in archive.namelist())
+    assert len(digests) == 1
+
+
+def test_a_graph_that_answers_otherwise_is_refused_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+
+    class Other(torch.nn.Module):
+        """What an exporter that gets a model wrong would make of it."""
+
+        def __init__(self, _: object) -> None:
+            super().__init__()
+            wrong = make_model()
+            with torch.no_grad():
+                wrong.transformer.ln_f.weight.mul_(1.01)
+            self.step = Step(wrong)
+
+        def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            answer: tuple[torch.Tensor, ...] = self.step(*given)
+            return answer
+
+    Step = run_module.Step
+    monkeypatch.setattr(run_module, "Step", Other)
+    with pytest.raises(ModelSourceError, match=r"exported to torchscript: .* off by"):
+        export(model, "torchscript", tmp_path, name="demo", report=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_of_another_kind_is_refused_with_the_reason(tmp_path: Path) -> None:
+    model = make_model("opt")
+    model.forward = lambda **_: None
+    with pytest.raises(ModelSourceError, match="something else than keys and values"):
+        export(model, "onnx", tmp_path, name="odd", report=lambda _: None)
+
+
+def test_a_shape_is_what_the_cache_says() -> None:
+    shape = shape_of(make_model("llama"))
+    assert (shape.layers, shape.heads, shape.key_width, shape.value_width) == (2, 2, 8, 8)
+    assert shape.slot == 2 * 2 * 16
+
+
+@pytest.mark.parametrize("layers", [1, 2, 12, 120])
+def test_states_pair_up_in_the_order_of_the_alphabet(layers: int) -> None:
+    """As Triton pairs them, whatever the configuration says."""
+    pairs = names.states(layers)
+    taken, given = zip(*pairs, strict=True)
+    assert list(zip(sorted(taken), sorted(given), strict=True)) == sorted(pairs)

@@ -1,0 +1,185 @@
+"""The stand-ins for native backends: any graph, equal shapes together, state kept as it lies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmserve.server.backends.native.serving import Place, Serving
+from llmserve.server.backends.native.states import State, States
+from llmserve.server.backends.onnxruntime.backend import Graph as OnnxGraph
+from llmserve.server.backends.pytorch.backend import Graph as TorchGraph
+from llmserve.server.backends.pytorch.backend import check_built_here
+from llmserve.testing import FakeBackendUtils, FakeRequest
+
+from .session import END, START, Logger
+
+SUM = {
+    "name": "sum",
+    "max_batch_size": 8,
+    "backend": "onnxruntime",
+    "input": [{"name": "x__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
+    "output": [{"name": "y__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
+}
+KEPT = {
+    "sequence_batching": {
+        "max_sequence_idle_microseconds": "60000000",
+        "state": [
+            {
+                "input_name": "past__1",
+                "output_name": "total__1",
+                "data_type": "TYPE_FP32",
+                "dims": ["-1"],
+            }
+        ],
+    }
+}
+
+
+class Adding(torch.nn.Module):
+    """Gives what it has got so far, in a state that grows."""
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = torch.cat([past, x.sum(1, keepdim=True)], 1)
+        return total.sum(1, keepdim=True), total
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def utils() -> FakeBackendUtils:
+    made = FakeBackendUtils()
+    made.Logger = Logger()
+    return made
+
+
+def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any) -> Serving:
+    import hashlib
+
+    jit: Any = torch.jit
+    (tmp_path / "1").mkdir()
+    file = tmp_path / "1" / "model.pt"
+    jit.trace(module, example).save(str(file))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "llmserve.json").write_text(json.dumps({"files": {"1/model.pt": digest}}))
+    place = Place(tmp_path, "1", config, None)
+    return Serving(TorchGraph(place), place, utils())
+
+
+def ask(serving: Serving, *requests: FakeRequest) -> list[Any]:
+    for request in requests:
+        request.requested_output_names = lambda: ["y__0"]  # type: ignore[attr-defined]
+    answers = serving.execute(requests)
+    assert not [answer.error.message() for answer in answers if answer.error]
+    return [answer.tensors["y__0"].tolist() for answer in answers]
+
+
+def given(values: list[list[float]], **asked: Any) -> FakeRequest:
+    return FakeRequest({"x__0": np.array(values, np.float32)}, **asked)
+
+
+@pytest.fixture
+def adding(tmp_path: Path) -> Serving:
+    return scripted(tmp_path, Adding(), {**SUM, **KEPT}, torch.ones((2, 3)), torch.zeros((2, 1)))
+
+
+def test_a_plain_model_answers_batches_and_shapes_of_all_kinds(tmp_path: Path) -> None:
+    serving = scripted(tmp_path, Doubling(), SUM, torch.ones((2, 3)))
+    answers = ask(serving, given([[1, 2]]), given([[3]]), given([[4, 5], [6, 7]]))
+    assert answers == [[[2, 4]], [[6]], [[8, 10], [12, 14]]]
+
+
+def test_an_onnx_graph_of_anybody_is_served(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    dynamic = torch.export.Dim.DYNAMIC
+    torch.onnx.export(
+        Doubling(),
+        (torch.ones((2, 3)),),
+        str(tmp_path / "1" / "model.onnx"),
+        dynamo=True,
+        verbose=False,
+        input_names=["x__0"],
+        output_names=["y__0"],
+        dynamic_shapes=({0: dynamic, 1: dynamic},),
+    )
+    place = Place(tmp_path, "1", SUM, None)
+    serving = Serving(OnnxGraph(place), place, utils())
+    assert ask(serving, given([[1, 2]]), given([[3]])) == [[[2, 4]], [[6]]]
+
+
+def test_state_goes_from_request_to_request_of_its_own_sequence(adding: Serving) -> None:
+    first = ask(
+        adding,
+        given([[1]], sequence=1, flags=START),
+        given([[10]], sequence=2, flags=START),
+    )
+    assert first == [[[1]], [[10]]]
+    # In another order, with another beside them whose state is shorter.
+    later = ask(
+        adding,
+        given([[20]], sequence=2),
+        given([[100]], sequence=3, flags=START),
+        given([[2]], sequence=1),
+    )
+    assert later == [[[30]], [[100]], [[3]]]
+    assert ask(adding, given([[5]], sequence=1, flags=START)) == [[[5]]]
+    ask(adding, *(given([[0]], sequence=key, flags=END) for key in (1, 2, 3)))
+    assert len(adding._states) == 0
+
+
+def test_state_is_not_copied_while_the_same_sequences_come_together() -> None:
+    joined = []
+
+    class Library:
+        def value(self, array: Any) -> Any:
+            return array
+
+        def row(self, value: Any, index: int) -> Any:
+            return value[index : index + 1]
+
+        def join(self, rows: Any) -> Any:
+            joined.append(len(rows))
+            return np.concatenate(rows)
+
+    state = State.read(KEPT["sequence_batching"]["state"][0], Path())  # type: ignore[index]
+    states = States([state], Library(), 60.0)  # type: ignore[arg-type]
+    values = np.ones((2, 5))
+    states.keep([1, 2], {"total__1": values}, 0.0)
+    assert states.take([1, 2])["past__1"] is values
+    assert joined == []
+    assert states.take([2, 1])["past__1"].shape == (2, 5)
+    assert joined == [2]
+    states.sweep(59.0)
+    assert len(states) == 2
+    states.sweep(61.0)
+    assert len(states) == 0
+
+
+def test_a_request_that_the_graph_cannot_run_fails_without_a_trace_of_it(
+    adding: Serving,
+) -> None:
+    assert ask(adding, given([[1]], sequence=1, flags=START)) == [[[1]]]
+    odd = FakeRequest({"x__0": np.ones((1, 1, 1), np.float32)}, sequence=1)
+    odd.requested_output_names = lambda: ["y__0"]  # type: ignore[attr-defined]
+    (answer,) = adding.execute([odd])
+    assert "\n" not in answer.error.message()
+    assert ask(adding, given([[2]], sequence=1)) == [[[3]]]
+
+
+@pytest.mark.parametrize("papers", [None, "{", "{}", json.dumps({"files": {"1/model.pt": "0"}})])
+def test_torchscript_that_llmserve_has_not_built_is_not_run(
+    tmp_path: Path, papers: str | None
+) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.pt").write_bytes(b"anything")
+    if papers is not None:
+        (tmp_path / "llmserve.json").write_text(papers)
+    with pytest.raises(RuntimeError, match="not what llmserve built"):
+        check_built_here(tmp_path / "1" / "model.pt", tmp_path)
