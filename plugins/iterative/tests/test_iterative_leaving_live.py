@@ -22,6 +22,8 @@ from llmserve.testing.soak import Soak, figure
 from . import slow_steps
 
 PROMPT = "Programming in C++ is like"
+# Places that Triton keeps for clients that have gone make it wait when it is stopped.
+PATIENT: dict[str, Any] = {"idle_seconds": 5.0}
 
 
 def build_slow(triton: LiveTriton, name: str, **options: Any) -> str:
@@ -67,7 +69,7 @@ def test_nothing_is_left_of_clients_that_go_and_nobody_else_asks(
     triton: LiveTriton, how: str
 ) -> None:
     """No further request is needed to bring it to light."""
-    model = triton.build("iterative")
+    model = triton.build("iterative", **PATIENT)
     for turn in range(6):
         asked: dict[str, Any] = {"max_tokens": 480, "ignore_eos": True}
         if how == "left":
@@ -94,7 +96,9 @@ def _bytes(text: str) -> Any:
 
 def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
     """The ten minutes of bench/soak.py, in short; memory needs the long one."""
-    report = Soak(triton, triton.build("iterative"), clients=12, longest=120).run(8, every=4)
+    report = Soak(triton, triton.build("iterative", **PATIENT), clients=12, longest=120).run(
+        8, every=4
+    )
     assert not report.problems()
     last = report.moments[-1]
     assert min(last.answered, last.cancelled, last.refused) > 0
@@ -104,7 +108,7 @@ def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
 PROMPTS = ("Once upon a time", "The capital of France is", "Hello", PROMPT, "A")
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     requests=st.lists(
         st.tuples(
@@ -121,7 +125,7 @@ def test_any_mix_of_arrivals_lengths_and_cancellations(
     triton: LiveTriton, requests: list[tuple[str, int, float, int | None]]
 ) -> None:
     """Who stays gets the answer that it gets alone, and of who goes nothing is left."""
-    model = triton.build("iterative")
+    model = triton.build("iterative", **PATIENT)
     whole = {p: _text(triton, model, p, 60) for p in PROMPTS}
 
     def ask(request: tuple[str, int, float, int | None]) -> bool:

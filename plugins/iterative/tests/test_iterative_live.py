@@ -131,7 +131,7 @@ def figures(triton: LiveTriton, model: str) -> dict[str, float]:
 
 
 def test_a_client_that_leaves_frees_its_place(triton: LiveTriton) -> None:
-    model = triton.build("iterative")
+    model = triton.build("iterative", idle_seconds=5.0)
     for _ in triton.client.stream(model, PROMPT, max_tokens=LONG, ignore_eos=True):
         break
     deadline = time.monotonic() + 20
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_frees_its_place(triton: LiveTriton) -> None:
 
 def test_many_clients_that_leave_hold_nobody_up(triton: LiveTriton) -> None:
     """Triton keeps the place of a cancelled sequence for a while, so there must be others."""
-    model = triton.build("iterative", max_batch_size=2)
+    model = triton.build("iterative", max_batch_size=2, idle_seconds=5.0)
     for _ in range(12):
         for _ in triton.client.stream(model, PROMPT, max_tokens=LONG, ignore_eos=True):
             break
