@@ -1,0 +1,84 @@
+"""Who goes first, and who is refused, on a real Triton through our client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from llmserve.errors import RequestRejectedError, RequestTimeoutError
+from llmserve.testing import LiveTriton
+
+PROMPT = "Once upon a time"
+LONG = 200
+
+
+class Crowd:
+    """Requests to one model, sent one after another; who was answered in which order."""
+
+    def __init__(self, triton: LiveTriton, model: str, pool: ThreadPoolExecutor) -> None:
+        self._triton, self._model, self._pool = triton, model, pool
+        self.order: list[str] = []
+
+    def send(self, name: str, *, tokens: int = 8, **asked: Any) -> Future[None]:
+        def ask() -> None:
+            self._triton.client.generate(
+                self._model, PROMPT, max_tokens=tokens, ignore_eos=True, **asked
+            )
+            self.order.append(name)
+
+        sent = self._pool.submit(ask)
+        # The order of arrival is what this is about.
+        time.sleep(0.03)
+        return sent
+
+
+@pytest.fixture
+def crowd(triton: LiveTriton) -> Iterator[Crowd]:
+    """A model that runs one request at a time and lets two of the lowest priority wait."""
+    model = triton.build(
+        "hf",
+        batching="priorities",
+        max_batch_size=1,
+        queues="3:size=2,timeout_ms=60000;2:timeout_ms=20",
+    )
+    triton.client.generate(model, PROMPT, max_tokens=1)
+    with ThreadPoolExecutor(8) as pool:
+        yield Crowd(triton, model, pool)
+
+
+def test_a_high_priority_overtakes_those_that_wait(crowd: Crowd) -> None:
+    jobs = [crowd.send("running", tokens=LONG, priority=1)]
+    jobs += [crowd.send(f"low {n}", priority=3) for n in (1, 2)]
+    jobs += [crowd.send("high", priority=1)]
+    for job in jobs:
+        job.result()
+    assert crowd.order == ["running", "high", "low 1", "low 2"]
+
+
+def test_a_full_queue_refuses_and_the_others_go_on(crowd: Crowd) -> None:
+    jobs = [crowd.send("running", tokens=LONG, priority=1)]
+    jobs += [crowd.send(f"low {n}", priority=3) for n in (1, 2)]
+    refused = crowd.send("one too many", priority=3)
+    with pytest.raises(RequestRejectedError, match=r"queue of .* is full: try again later"):
+        refused.result()
+    jobs += [crowd.send("high", priority=1)]
+    for job in jobs:
+        job.result()
+    assert crowd.order == ["running", "high", "low 1", "low 2"]
+
+
+def test_one_that_waits_too_long_is_told(crowd: Crowd) -> None:
+    running = crowd.send("running", tokens=LONG, priority=1)
+    with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
+        crowd.send("impatient").result()
+    running.result()
+    assert crowd.order == ["running"]
+
+
+def test_a_priority_that_does_not_exist_is_the_default(crowd: Crowd) -> None:
+    crowd.send("beyond", priority=9).result()
+    assert crowd.order == ["beyond"]
