@@ -1,0 +1,25 @@
+"""The plugin ``mixed``: a recipe and nothing else; its parts come from other packages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmserve import hookimpl
+from llmserve.roles import Recipe
+
+
+@hookimpl
+def llmserve_register_recipes() -> Sequence[Recipe]:
+    """Register what ``build --plugin mixed`` selects."""
+    return [
+        Recipe(
+            name="mixed",
+            summary="Batched in flight by llmserve-iterative, tokenized by llmserve-tokens",
+            tokenizer="tokenizers",
+            generator="stepwise",
+            batching="iterative",
+            formatter="text",
+            # Defaults of options that the parts bring; --set still has the last word.
+            defaults={"max_batch_size": 16, "stream": True},
+        )
+    ]

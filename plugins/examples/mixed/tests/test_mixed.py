@@ -1,0 +1,47 @@
+"""Three packages in one model: the suite, who is recorded, and what is said when one is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llmserve
+from llmserve.testing import LiveTriton, RecipeConformance
+
+PROMPT = "Programming in C++ is like"
+
+
+class TestMixed(RecipeConformance):
+    recipe = "mixed"
+
+
+def test_its_defaults_hold_and_it_answers_as_its_parts_do(triton: LiveTriton) -> None:
+    ours, theirs = triton.build("mixed"), triton.build("iterative")
+    assert triton.client.generate(ours, PROMPT, max_tokens=24) == triton.client.generate(
+        theirs, PROMPT, max_tokens=24
+    )
+
+
+def test_every_package_that_takes_part_is_recorded(tmp_path: Path) -> None:
+    built = llmserve.build("mixed", "demo", output=tmp_path)
+    manifest = built.manifest
+    assert {"llmserve-iterative", "llmserve-mixed", "llmserve-tokens"} <= manifest.packages.keys()
+    assert (manifest.options["max_batch_size"], manifest.options["stream"]) == (16, True)
+
+
+def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmserve_cli", "build", "--plugin", "mixed"]
+    done = subprocess.run(
+        [*command, "--model", "demo", "--output", str(tmp_path / "repo")],
+        env={**os.environ, "LLMSERVE_BLOCK_PLUGINS": "tokens"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "tokenizer" in done.stderr
+    assert "'tokenizers'" in done.stderr
+    assert "mixed" in done.stderr
+    assert done.stderr.count("\n") == 1
