@@ -1,0 +1,63 @@
+"""What a request asks for, in OpenVINO's words; what OpenVINO cannot do is refused."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from openvino_genai import GenerationConfig, StructuredOutputConfig
+
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.generation import Generation
+
+# Below this the likeliest token is all that is left of a distribution.
+_COLD = 1e-5
+_WORD = (1 << 32) - 1
+
+
+def generation_config(generation: Generation, *, grammars: bool) -> Any:
+    """Return the ``GenerationConfig`` of a generation; ``grammars`` says if it can keep to one."""
+    params, config = generation.params, GenerationConfig()
+    config.max_new_tokens = generation.max_tokens - len(generation.token_ids)
+    # When an answer ends is for llmserve to say: it knows stop words and who has left. But what
+    # must not end yet has to be told here, where tokens are chosen.
+    config.ignore_eos = not params.min_tokens
+    if params.min_tokens:
+        config.min_new_tokens = params.min_tokens
+        config.stop_token_ids = set(generation.eos_ids)
+    config.repetition_penalty = params.repetition_penalty
+    config.presence_penalty = _penalty("presence_penalty", params.presence_penalty)
+    config.frequency_penalty = _penalty("frequency_penalty", params.frequency_penalty)
+    if params.heat >= _COLD and params.top_k != 1:
+        _sample(config, generation)
+    if schema := params.extra.get("json_schema"):
+        if not grammars:
+            raise RequestError(
+                "this model was converted without its tokenizer and cannot keep to a json_schema"
+            )
+        config.structured_output_config = StructuredOutputConfig(json_schema=str(schema))
+    try:
+        config.validate()
+    except RuntimeError as error:
+        told = str(error).strip().splitlines()[-1]
+        raise RequestError(f"OpenVINO does not take this: {told}") from None
+    return config
+
+
+def _sample(config: Any, generation: Generation) -> None:
+    params = generation.params
+    config.do_sample = True
+    config.temperature = params.heat
+    config.top_p = params.top_p
+    config.min_p = params.min_p
+    if params.top_k > 0:
+        config.top_k = params.top_k
+    # It takes the low half of a seed only, and 0 for who names none.
+    seed = secrets.randbits(32) if params.seed is None else params.seed
+    config.rng_seed = (seed ^ seed >> 32) & _WORD
+
+
+def _penalty(name: str, value: float) -> float:
+    if not -2 <= value <= 2:
+        raise RequestError(f"{name} must be from -2 to 2 on this model, not {value:g}")
+    return value

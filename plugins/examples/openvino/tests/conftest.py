@@ -1,0 +1,22 @@
+"""What the tests on OpenVINO share: the demo model, converted once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import llmserve
+from llmserve.demo import demo_model_path
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo model in OpenVINO's form, as a build converts it."""
+    home = tmp_path_factory.mktemp("openvino")
+    built = llmserve.build("openvino", "demo", output=home / "repository")
+    folder = Path(shutil.copytree(built.folder / "1" / "openvino", home / "demo-openvino"))
+    for path in demo_model_path().glob("*.json"):
+        shutil.copy(path, folder)
+    return folder

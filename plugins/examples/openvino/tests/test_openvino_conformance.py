@@ -1,0 +1,32 @@
+"""The plugin held to what every recipe promises, on a real Triton."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmserve.testing import RecipeConformance
+
+pytest.importorskip("openvino_genai", reason="openvino-genai is not installed")
+pytest.importorskip("optimum.intel", reason="optimum-intel, which converts, is not installed")
+
+
+class OnConverted(RecipeConformance):
+    """The suite on a model that is converted already, which saves a conversion for each build."""
+
+    __test__ = False
+    recipe = "openvino"
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _converted(self, request: pytest.FixtureRequest, converted: Path) -> None:
+        request.cls.model = str(converted)
+
+
+class TestOpenVino(OnConverted):
+    __test__ = True
+
+
+class TestOpenVinoInWholeBatches(OnConverted):
+    __test__ = True
+    options = {"batching": "dynamic", "tokenizer": "transformers"}
