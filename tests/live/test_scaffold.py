@@ -102,7 +102,7 @@ from llmserve.testing import RecipeConformance
 
 class TestCrowd(RecipeConformance):
     recipe = "crowd"
-    options = {"patience_ms": 20.0}
+    options = {"patience_ms": 50.0}
 
 class TestUnloadable(RecipeConformance):
     recipe = "unloadable"
@@ -200,9 +200,9 @@ def test_the_fakes_have_nothing_that_triton_has_not(results: Mapping[str, str]) 
 def test_a_broken_promise_is_told_with_whose_it_is(results: Mapping[str, str]) -> None:
     (told,) = (told for name, told in results.items() if "TestCrowd" in name)
     lines = told.splitlines()
-    assert lines[0] == (
-        "recipe 'crowd' of plugin 'broken' (llmserve-broken 0.1.0) with patience_ms=20.0 breaks a "
-        "promise: an answer beside others is the answer alone (prompt 'Programming in C++ is like')"
+    assert lines[0].startswith(
+        "recipe 'crowd' of plugin 'broken' (llmserve-broken 0.1.0) with patience_ms=50.0 breaks a "
+        "promise: an answer beside others is the answer alone (prompt '"
     )
     assert lines[1] == "  expected: ('bbbbbbbbbbbbbbbb', 'length', 16)"
     assert lines[2].startswith("  got:      ('")
