@@ -101,16 +101,17 @@ def loads_in_words(loads: Sequence[Load]) -> list[str]:
     ['8 and 16 requests under way at all times, 98 requests in all, after 4 to warm up']
     """
     alike: dict[str, list[str]] = {}
+    as_many = len(loads) > 1 and all(load.warmup == load.concurrency for load in loads)
     for load in loads:
         many = str(load.concurrency) if load.concurrency is not None else tick(load.rate or 0.0)
-        alike.setdefault(_rest(load), []).append(many)
+        alike.setdefault(_rest(load, as_many=as_many), []).append(many)
     return [
         f"{listed(list(dict.fromkeys(many)))} {'request' if many == ['1'] else 'requests'} {rest}"
         for rest, many in alike.items()
     ]
 
 
-def _rest(load: Load) -> str:
+def _rest(load: Load, *, as_many: bool) -> str:
     if load.concurrency is not None:
         parts = ["under way at all times"]
     else:
@@ -121,7 +122,7 @@ def _rest(load: Load) -> str:
     if load.duration is not None:
         parts.append(f"for {seconds(load.duration)}")
     if load.warmup:
-        many = "as many" if load.warmup == load.concurrency else f"{load.warmup:,}"
+        many = "as many" if as_many else f"{load.warmup:,}"
         parts.append(f"after {many} to warm up")
     return ", ".join(parts)
 

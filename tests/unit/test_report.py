@@ -300,6 +300,9 @@ def test_answers_in_one_piece_have_no_time_to_first_token() -> None:
     made = page(replace(run, load=replace(run.load, stream=False)))
     assert dict(made.facts)["Answers"] == "in one piece"
     assert "first token" not in " ".join(made.findings)
+    timeline = made.sections[0].figures[0].svg
+    assert "whole answer" in timeline
+    assert "next piece" not in timeline
 
 
 def test_many_requests_leave_the_file_small(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmserve.measure.results import save
 from llmserve.report.canvas import legend_rows
+from llmserve.report.facts import loads_in_words
 from llmserve.report.markdown import block, escape
 from llmserve.report.palette import DARK, LIGHT, SERIES
 from llmserve.report.paths import compact
@@ -113,6 +115,15 @@ def test_no_text_begins_a_block_of_markdown(text: str) -> None:
 def test_figures_stay_readable_in_markdown() -> None:
     assert escape("1.27 s (max_batch_size 8)") == "1.27 s (max_batch_size 8)"
     assert block("1.27 s") == "1.27 s"
+
+
+def test_loads_that_differ_only_in_how_many_are_one_line() -> None:
+    loads = [replace(make_run("static", requests=5).load, concurrency=at) for at in (4, 8)]
+    rest = "requests under way at all times, 5 requests in all, after"
+    assert loads_in_words(loads) == [f"4 and 8 {rest} 8 to warm up"]
+    alike = [replace(load, warmup=load.concurrency or 0) for load in loads]
+    assert loads_in_words(alike) == [f"4 and 8 {rest} as many to warm up"]
+    assert len(loads_in_words([loads[0], replace(loads[1], warmup=3)])) == 2
 
 
 def test_legends_break_where_the_picture_ends() -> None:

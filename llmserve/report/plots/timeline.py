@@ -114,10 +114,10 @@ def _key(drawing: Drawing, panels: Sequence[Panel]) -> None:
     records = [record for panel in panels for record in shown(panel.run)]
     upright: dict[str, Any] = {"linestyle": "", "marker": "|", "markersize": 9}
     marks = [(Line2D([], [], color=LIGHT["faint"], linewidth=1.2), "waiting")]
-    marks.append(
-        (Line2D([], [], color=LIGHT["ink"], markeredgewidth=1.8, **upright), "first piece")
-    )
-    if any(len(record.pieces) > 1 for record in records):
+    streamed = any(len(record.pieces) > 1 for record in records)
+    first = Line2D([], [], color=LIGHT["ink"], markeredgewidth=1.8, **upright)
+    marks.append((first, "first piece" if streamed else "whole answer"))
+    if streamed:
         line = Line2D([], [], color=series(panels[0].colour)[0], markeredgewidth=1.2, **upright)
         marks.append((line, "each next piece"))
     if any(record.error for record in records):
@@ -143,7 +143,7 @@ def _caption(panels: Sequence[Panel]) -> str:
             "together than the picture can show run into one bar."
         )
     else:
-        words += " Answers came whole, so that the first piece is also the last."
+        words += " Answers came whole: the mark is where they did."
     if any(len(panel.run.records) > ROWS for panel in panels):
         words += f" Only the first {ROWS} requests are drawn."
     return words
