@@ -27,8 +27,10 @@ format: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m tests.bench
+	@$(BIN)/python plugins/iterative/bench/table.py
+	@$(BIN)/python plugins/gpt2/bench/table.py
 
-$(READY): requirements-dev.txt constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml)
+$(READY): requirements-dev.txt constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml plugins/examples/*/pyproject.toml)
 	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 here: install one, or name it with PYTHON=..."; exit 1; }
 	@echo "Setting up .venv with $$($(PYTHON) --version); the first time takes minutes"
 	@$(PYTHON) -m venv --clear .venv

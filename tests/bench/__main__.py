@@ -1,15 +1,15 @@
-"""Print every benchmark's table: ``python -m tests.bench``."""
+"""Print the core's benchmarks, a table each: ``python -m tests.bench``."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-from tests.bench import batching, inflight, startup
+from tests.bench import batching, startup
 
 
 def main() -> None:
     console = Console()
-    for module in (startup, batching, inflight):
+    for module in (startup, batching):
         console.print(module.table())
 
 

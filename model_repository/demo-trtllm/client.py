@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Ask the model in this folder: a client that needs tritonclient[grpc] and nothing else.
+
+    python client.py "Programming in C++ is like" --max-tokens 32
+    echo "Programming in C++ is like" | python client.py --json
+
+It can be imported as well, and it is yours to change:
+
+    from client import generate, stream
+    print(generate("Programming in C++ is like", max_tokens=32).text)
+    for piece in stream("Programming in C++ is like", temperature=0.7):
+        print(piece.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
+
+URL = os.environ.get("LLMSERVE_URL") or "127.0.0.1:8001"
+RUNTIME, USAGE, UNREACHABLE, NOT_READY, TIMED_OUT, REJECTED, INTERRUPTED = 1, 2, 4, 5, 6, 7, 130
+
+
+class Answer(NamedTuple):
+    """A piece of an answer, or all of it; None where the model does not say."""
+
+    text: str
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    logprobs: list[Any] | None = None
+
+
+class RequestError(Exception):
+    """What went wrong, in one line, and the exit code that says so."""
+
+    def __init__(self, message: str, exit_code: int = RUNTIME) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def default_model() -> str:
+    """Read the model's name from llmserve.json beside this file, else take the folder's."""
+    folder = Path(__file__).resolve().parent
+    manifest = folder / "llmserve.json"
+    return str(json.loads(manifest.read_text())["name"]) if manifest.is_file() else folder.name
+
+
+def generate(prompt: str, **options: Any) -> Answer:
+    """Give the whole answer; the arguments are those of :func:`stream`."""
+    parts = list(stream(prompt, pieces=False, **options))
+    logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    whole = (parts or [Answer("")])[-1]._replace(text="".join(part.text for part in parts))
+    return whole._replace(logprobs=logprobs or None)
+
+
+def stream(
+    prompt: str,
+    *,
+    model: str | None = None,
+    url: str = URL,
+    timeout: float | None = None,
+    pieces: bool = True,
+    **options: Any,
+) -> Iterator[Answer]:
+    """Give the answer in pieces as they come; leaving the loop cancels the request.
+
+    Options are the model's, such as ``max_tokens=32``; ``timeout`` is in seconds, over all.
+    """
+    model = model or default_model()
+    end = None if timeout is None else time.monotonic() + timeout
+
+    def left() -> float | None:
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    with _channel(url) as channel:
+        stub = Stub(channel)
+        try:
+            question = messages.ModelConfigRequest(name=model)
+            config = stub.ModelConfig(question, timeout=10 if end is None else left()).config
+            exchange = _exchange(config)
+            if exchange == "stream":
+                request = _request(config, prompt, {**options, "stream": pieces})
+                # Handing over all requests closes our side, so the stream ends with the answer.
+                for message in stub.ModelStreamInfer(iter([request]), timeout=left()):
+                    if message.error_message:
+                        raise RequestError(f"refused: {_line(message.error_message)}", REJECTED)
+                    yield from _read(message.infer_response)
+            elif exchange == "sequence":
+                yield from _steps(stub, config, prompt, options, left, pieces)
+            else:
+                yield from _read(stub.ModelInfer(_request(config, prompt, options), timeout=left()))
+        except grpc.RpcError as error:
+            raise _explain(error, model, url) from None
+
+
+def _exchange(config: Any) -> str:
+    if "llmserve.exchange" in config.parameters:
+        return str(config.parameters["llmserve.exchange"].string_value)
+    if config.model_transaction_policy.decoupled:
+        return "stream"
+    sequences = config.WhichOneof("scheduling_choice") == "sequence_batching"
+    return "sequence" if sequences and not config.sequence_batching.iterative_sequence else "unary"
+
+
+def _steps(
+    stub: Any, config: Any, prompt: str, options: dict[str, Any], left: Any, pieces: bool
+) -> Iterator[Answer]:
+    """Ask step by step until the model says that it is done; it keeps the state in between."""
+    sequence: dict[str, Any] = {"sequence_id": secrets.randbits(63) or 1}
+    end = {**sequence, "sequence_end": True}
+    if any(tensor.name == "step_tokens" for tensor in config.input):
+        # So many tokens a request: few, to see them come, or as many as the model gives.
+        sequence["step_tokens"] = options.get("step_tokens", 4 if pieces else 1 << 20)
+        end["step_tokens"] = 0
+    request = _request(config, prompt, {**options, **sequence, "sequence_start": True})
+    try:
+        finished = False
+        while not finished:
+            answers = _read(stub.ModelInfer(request, timeout=left()))
+            yield from answers
+            finished = not answers or answers[-1].finish_reason is not None
+            request = _request(config, "", sequence)
+    finally:
+        # Without an end the model would keep the state for minutes.
+        with suppress(grpc.RpcError):
+            stub.ModelInfer(_request(config, "", end), timeout=5)
+
+
+def _request(config: Any, prompt: str, options: dict[str, Any]) -> Any:
+    # Options go as parameters: Triton batches only requests that carry the same inputs.
+    request = messages.ModelInferRequest(model_name=config.name)
+    shape = [1, 1] if config.max_batch_size > 0 else [1]
+    request.inputs.add(name="text_input", datatype="BYTES", shape=shape)
+    text = prompt.encode()
+    request.raw_input_contents.append(struct.pack("<I", len(text)) + text)
+    for name, value in options.items():
+        if isinstance(value, bool):
+            request.parameters[name].bool_param = value
+        elif isinstance(value, int) and -(2**63) <= value < 2**63:
+            request.parameters[name].int64_param = value
+        elif isinstance(value, float):
+            request.parameters[name].double_param = value
+        elif isinstance(value, (list, tuple)):
+            request.parameters[name].string_param = json.dumps(value)
+        elif value is not None:
+            request.parameters[name].string_param = str(value)
+    return request
+
+
+def _read(response: Any) -> list[Answer]:
+    names = [output.name for output in response.outputs]
+    raw = dict(zip(names, response.raw_output_contents, strict=True))
+    if not raw.get("text_output"):
+        return []  # The empty response with which some models end a stream.
+    # A text follows its length, which takes four bytes; a count is a little-endian INT32.
+    reason = raw.get("finish_reason", b"")[4:].decode() or None
+    counts = [raw.get(name) for name in ("num_input_tokens", "num_output_tokens")]
+    numbers = [None if count is None else int.from_bytes(count, "little") for count in counts]
+    logprobs = json.loads(raw["logprobs"][4:]) if "logprobs" in raw else None
+    text = raw["text_output"][4:].decode()
+    return [Answer(text, reason, numbers[0], numbers[1], logprobs)]
+
+
+def _channel(url: str) -> Any:
+    scheme, _, address = url.rpartition("://")
+    if scheme not in ("", "grpc", "grpcs") or ":" not in address:
+        raise RequestError(f"{url}: name Triton's gRPC port (usually 8001) as host:port", USAGE)
+    limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    if scheme == "grpcs":
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=limits)
+    return grpc.insecure_channel(address, options=limits)
+
+
+def _explain(error: Any, model: str, url: str) -> RequestError:
+    code, details = error.code(), _line(error.details() or "")
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RequestError("no complete answer in time: allow more with --timeout", TIMED_OUT)
+    if code == grpc.StatusCode.CANCELLED:
+        return RequestError("the request was cancelled", INTERRUPTED)
+    if details.startswith("Request for unknown model"):
+        return RequestError(f"the server at {url} has no model {model!r} that is ready", NOT_READY)
+    if code == grpc.StatusCode.UNAVAILABLE and "queue" not in details:
+        return RequestError(f"no Triton answers at {url}: name it with --url", UNREACHABLE)
+    return RequestError(f"refused: {details}", REJECTED)
+
+
+def _line(message: str) -> str:
+    # A model that raises sends its traceback along, after "At:".
+    return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Ask a model that Triton serves.")
+    parser.add_argument("prompt", nargs="?", default="-", help="the prompt; - reads stdin")
+    parser.add_argument("--url", default=URL, help="gRPC address (default: %(default)s)")
+    parser.add_argument("--model", default=None, help="the model's name (default: this folder's)")
+    for option in ("--max-tokens", "--top-k", "--seed", "--logprobs"):
+        parser.add_argument(option, type=int)
+    for option in ("--temperature", "--top-p"):
+        parser.add_argument(option, type=float)
+    parser.add_argument("--stop", dest="stop_words", action="append", help="may be repeated")
+    parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    parser.add_argument("--timeout", type=float, help="seconds, over everything")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the command line; return its exit code."""
+    options = vars(_arguments())
+    prompt, as_json = options.pop("prompt"), options.pop("json")
+    pieces = options.pop("stream") and not as_json
+    try:
+        if prompt == "-":
+            prompt = sys.stdin.read().removesuffix("\n")
+        for answer in stream(prompt, **options) if pieces else [generate(prompt, **options)]:
+            told = {k: v for k, v in answer._asdict().items() if k != "logprobs" or v is not None}
+            sys.stdout.write(json.dumps(told) if as_json else answer.text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+    except RequestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except UnicodeError:
+        sys.stderr.write("error: the prompt or the answer is not UTF-8\n")
+        return RUNTIME
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Who read along has seen enough.
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

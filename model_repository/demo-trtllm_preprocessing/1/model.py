@@ -1,0 +1,1 @@
+from llmserve.runtime.model import TritonPythonModel as TritonPythonModel
