@@ -24,6 +24,10 @@ class FakeTensor:
         """Return its values."""
         return self._values
 
+    def is_cpu(self) -> bool:
+        """Say that it is in the CPU's memory."""
+        return True
+
 
 class FakeError:
     """A ``TritonError``."""

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -126,9 +127,9 @@ def measure(bench: Bench, rounds: int) -> dict[str, float]:
     jobs: dict[str, Callable[[], float]] = {"eager": bench.eager}
     for form in FORMATS:
         for context in (32, 512):
-            jobs[f"{form} at {context}"] = lambda f=form, c=context: bench.at_context(f, c)
+            jobs[f"{form} at {context}"] = partial(bench.at_context, form, context)
         for count in (1, 4):
-            jobs[f"{form} x {count}"] = lambda f=form, n=count: bench.together(f, n)
+            jobs[f"{form} x {count}"] = partial(bench.together, form, count)
     seen: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for name, job in jobs.items():

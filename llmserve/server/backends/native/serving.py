@@ -133,7 +133,7 @@ class Serving:
         for item in items:
             rows = next(iter(item.inputs.values())).shape[0] if self._batched else None
             part = slice(first, first + rows) if rows is not None else slice(None)
-            wanted = item.raw.requested_output_names()
+            wanted = item.raw.requested_output_names() or arrays
             responses.append(
                 self._pb.InferenceResponse(
                     [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import numpy as np
 
 from llmserve import modelconfig
 from llmserve.runtime.params import Params
+from llmserve.server.backends.native.engine import Engine
 from llmserve.server.backends.native.serving import Place, Serving
 from llmserve.server.backends.onnxruntime.backend import Graph as OnnxGraph
 from llmserve.server.backends.pytorch.backend import Graph as TorchGraph
 from llmserve.testing import FakeBackendUtils, FakeRequest, make_parts
-from llmserve.testing.fake import FakeLogger, FakeResponse, FakeTensor
+from llmserve.testing.models import FakeInferenceRequest
+from llmserve.testing.values import FakeResponse
 from llmserve_gpt2.export.run import FORMATS, Exported, export
 from llmserve_gpt2.generator import declare
 from llmserve_gpt2.session.driver import SessionDriver
@@ -25,12 +29,7 @@ from llmserve_gpt2.session.graph import Graph
 from llmserve_gpt2.session.opening import Wishes
 
 START, END = 1, 2
-GRAPHS = {"onnx": OnnxGraph, "torchscript": TorchGraph}
-
-
-class Logger(FakeLogger):
-    def log_warn(self, message: str) -> None:
-        pass
+ENGINES: dict[str, Callable[[Place], Engine]] = {"onnx": OnnxGraph, "torchscript": TorchGraph}
 
 
 class Generator:
@@ -41,16 +40,17 @@ class Generator:
         declare(config, exported)
         config.sequence_batching.max_sequence_idle_microseconds = 60_000_000
         place = Place(home, "1", json.loads(_as_json(config)), None)
-        utils = FakeBackendUtils()
-        utils.Logger = Logger()
-        self.serving = Serving(GRAPHS[form](place), place, utils)
+        self.serving = Serving(ENGINES[form](place), place, FakeBackendUtils())
         self.batches: list[int] = []
         self._moment = moment
-        self._waiting: list[tuple[Any, Future[Any]]] = []
+        self._waiting: list[tuple[FakeRequest, Future[FakeResponse]]] = []
         self._lock = threading.Lock()
 
-    def ask(self, request: Any) -> Any:
-        future: Future[Any] = Future()
+    def ask(self, asked: FakeInferenceRequest) -> FakeResponse:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in asked.inputs()}
+        sequence, flags = asked.asked["correlation_id"], asked.asked["flags"]
+        request = FakeRequest(inputs, sequence=sequence, flags=flags)
+        future: Future[FakeResponse] = Future()
         with self._lock:
             self._waiting.append((request, future))
             first = len(self._waiting) == 1
@@ -65,56 +65,6 @@ class Generator:
         return future.result(timeout=60)
 
 
-class Utils(FakeBackendUtils):
-    """Adds what a model asks other models with."""
-
-    def __init__(self, generator: Generator) -> None:
-        super().__init__()
-        self._generator = generator
-
-    def InferenceRequest(self, **asked: Any) -> Any:
-        return _Bls(self._generator, **asked)
-
-    @staticmethod
-    def get_output_tensor_by_name(response: Any, name: str) -> Any:
-        return _OnCpu(name, response.tensors[name])
-
-
-class _OnCpu(FakeTensor):
-    def is_cpu(self) -> bool:
-        return True
-
-
-class _Bls:
-    def __init__(
-        self,
-        generator: Generator,
-        *,
-        model_name: str,
-        requested_output_names: list[str],
-        inputs: list[FakeTensor],
-        correlation_id: int,
-        flags: int,
-    ) -> None:
-        del model_name
-        self._generator = generator
-        self._outputs = requested_output_names
-        self._request = FakeRequest(
-            {tensor.name(): tensor.as_numpy() for tensor in inputs},
-            sequence=correlation_id,
-            flags=flags,
-        )
-        self._request.requested_output_names = lambda: requested_output_names  # type: ignore[attr-defined]
-
-    def exec(self) -> Any:
-        response = self._generator.ask(self._request)
-        response.has_error = lambda: response.error is not None
-        if response.error is not None:
-            error = response.error
-            response.error = lambda: error
-        return response
-
-
 class Session:
     """A driver with its generator."""
 
@@ -122,7 +72,7 @@ class Session:
         self, form: str, home: Path, exported: Exported, moment: float = 0.003, **settings: Any
     ) -> None:
         self.generator = Generator(form, home, exported, moment)
-        graph = {
+        graph: dict[str, Any] = {
             "model": "graph",
             "context": exported.shape.context,
             "eos_ids": [],
@@ -133,10 +83,9 @@ class Session:
         (home / "1" / "graph.json").write_text(json.dumps(graph))
         given = {"slots": 16, "idle_seconds": 60.0, "most_tokens": 16, "resent": False}
         self.driver = SessionDriver({**given, **settings}, home)
-        parts = make_parts(Graph({}, home / "1"), decoupled=False)
-        object.__setattr__(parts, "pb_utils", Utils(self.generator))
-        object.__setattr__(parts, "tokenizer", Letters())
-        self.driver.start(parts)
+        parts = make_parts(Graph({}, home / "1"), tokenizer=Letters(), decoupled=False)
+        utils = FakeBackendUtils(models={"graph": self.generator.ask})
+        self.driver.start(replace(parts, pb_utils=utils))
 
     def ask(self, *requests: FakeRequest) -> None:
         self.driver.execute(requests)

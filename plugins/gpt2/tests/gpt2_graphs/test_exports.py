@@ -13,6 +13,7 @@ from llmserve.errors import ModelSourceError
 from llmserve_gpt2.export import export, names
 from llmserve_gpt2.export import run as run_module
 from llmserve_gpt2.export.shape import shape_of
+from llmserve_gpt2.export.wrapper import Step
 
 from .models import FAMILIES, make_model
 
@@ -65,7 +66,6 @@ def test_a_graph_that_answers_otherwise_is_refused_and_removed(
             answer: tuple[torch.Tensor, ...] = self.step(*given)
             return answer
 
-    Step = run_module.Step
     monkeypatch.setattr(run_module, "Step", Other)
     with pytest.raises(ModelSourceError, match=r"exported to torchscript: .* off by"):
         export(model, "torchscript", tmp_path, name="demo", report=lambda _: None)

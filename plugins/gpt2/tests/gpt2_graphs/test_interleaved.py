@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -96,7 +97,7 @@ def test_what_belongs_to_the_start_is_refused_later(
     made: Session,
     reference: Reference,
     prompt: tuple[int, ...],
-    params: dict[str, float],
+    params: dict[str, Any],
     told: str,
 ) -> None:
     first = request(1, (4, 5), flags=START, max_tokens=4, step=2)

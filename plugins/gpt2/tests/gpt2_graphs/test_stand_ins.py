@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,16 @@ from llmserve.server.backends.pytorch.backend import Graph as TorchGraph
 from llmserve.server.backends.pytorch.backend import check_built_here
 from llmserve.testing import FakeBackendUtils, FakeRequest
 
-from .session import END, START, Logger
+from .session import END, START
 
-SUM = {
+SUM: dict[str, Any] = {
     "name": "sum",
     "max_batch_size": 8,
     "backend": "onnxruntime",
     "input": [{"name": "x__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
     "output": [{"name": "y__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
 }
-KEPT = {
+KEPT: dict[str, Any] = {
     "sequence_batching": {
         "max_sequence_idle_microseconds": "60000000",
         "state": [
@@ -54,15 +55,7 @@ class Doubling(torch.nn.Module):
         return 2 * x
 
 
-def utils() -> FakeBackendUtils:
-    made = FakeBackendUtils()
-    made.Logger = Logger()
-    return made
-
-
 def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any) -> Serving:
-    import hashlib
-
     jit: Any = torch.jit
     (tmp_path / "1").mkdir()
     file = tmp_path / "1" / "model.pt"
@@ -70,12 +63,10 @@ def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "llmserve.json").write_text(json.dumps({"files": {"1/model.pt": digest}}))
     place = Place(tmp_path, "1", config, None)
-    return Serving(TorchGraph(place), place, utils())
+    return Serving(TorchGraph(place), place, FakeBackendUtils())
 
 
 def ask(serving: Serving, *requests: FakeRequest) -> list[Any]:
-    for request in requests:
-        request.requested_output_names = lambda: ["y__0"]  # type: ignore[attr-defined]
     answers = serving.execute(requests)
     assert not [answer.error.message() for answer in answers if answer.error]
     return [answer.tensors["y__0"].tolist() for answer in answers]
@@ -110,7 +101,7 @@ def test_an_onnx_graph_of_anybody_is_served(tmp_path: Path) -> None:
         dynamic_shapes=({0: dynamic, 1: dynamic},),
     )
     place = Place(tmp_path, "1", SUM, None)
-    serving = Serving(OnnxGraph(place), place, utils())
+    serving = Serving(OnnxGraph(place), place, FakeBackendUtils())
     assert ask(serving, given([[1, 2]]), given([[3]])) == [[[2, 4]], [[6]]]
 
 
@@ -148,7 +139,7 @@ def test_state_is_not_copied_while_the_same_sequences_come_together() -> None:
             joined.append(len(rows))
             return np.concatenate(rows)
 
-    state = State.read(KEPT["sequence_batching"]["state"][0], Path())  # type: ignore[index]
+    state = State.read(KEPT["sequence_batching"]["state"][0], Path())
     states = States([state], Library(), 60.0)  # type: ignore[arg-type]
     values = np.ones((2, 5))
     states.keep([1, 2], {"total__1": values}, 0.0)
@@ -167,7 +158,6 @@ def test_a_request_that_the_graph_cannot_run_fails_without_a_trace_of_it(
 ) -> None:
     assert ask(adding, given([[1]], sequence=1, flags=START)) == [[[1]]]
     odd = FakeRequest({"x__0": np.ones((1, 1, 1), np.float32)}, sequence=1)
-    odd.requested_output_names = lambda: ["y__0"]  # type: ignore[attr-defined]
     (answer,) = adding.execute([odd])
     assert "\n" not in answer.error.message()
     assert ask(adding, given([[2]], sequence=1)) == [[[3]]]
