@@ -56,7 +56,7 @@ def in_process(folder: Path) -> Rate:
 
     manifest = json.loads((folder / "llmserve.json").read_text())
     settings = manifest["components"]["generator"]["settings"]
-    pipeline = OpenVinoGenerator(settings, folder / "1").pipeline
+    pipeline = OpenVinoGenerator(settings, folder / "1").engine.pipeline
     ids = Tensor(np.array([[40, 50, 60, 70, 80, 90, 100]], dtype=np.int64))
 
     def rate(count: int) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve import hookimpl
 from llmserve.options import INT32_MAX
 from llmserve.placement import DTYPE_OPTION
-from llmserve.roles import Batching, Generator, Option, Recipe, Tensor
+from llmserve.roles import Batching, Generator, Option, Recipe
 from llmserve.runtime import contract
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # OpenVINO has no way to forbid words, so the model does not take the wish: it is refused, not
 # ignored, for whoever sends it.
 _SAMPLING = tuple(tensor for tensor in contract.SAMPLING if tensor.name != "bad_words")
-_JSON_SCHEMA = Tensor("json_schema", "TYPE_STRING")
 
 
 @hookimpl
@@ -31,7 +30,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             weights=("*.safetensors", "openvino_model.xml", "openvino_model.bin"),
             prepare=_prepare_generator,
-            inputs=(*_SAMPLING, _JSON_SCHEMA),
+            inputs=_SAMPLING,
             options=(
                 DTYPE_OPTION,
                 Option(

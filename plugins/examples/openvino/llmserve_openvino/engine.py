@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -27,9 +28,10 @@ class Engine:
     cache_tokens = 0
     """Not known: OpenVINO tells the size of its cache in bytes."""
 
-    def __init__(self, pipeline: Any, *, grammars: bool) -> None:
-        self._pipeline = pipeline
-        self._grammars = grammars
+    def __init__(self, make_pipeline: Callable[[], Any], *, vocab_size: int) -> None:
+        self._make = make_pipeline
+        self._vocab_size = vocab_size
+        self.pipeline = make_pipeline()
         self._numbers = count(1)
         self._handles: dict[Generation, Any] = {}
 
@@ -55,16 +57,23 @@ class Engine:
 
     def admit(self, generation: Generation) -> None:
         """Take a generation; what OpenVINO cannot do for it is refused here."""
-        config = generation_config(generation, grammars=self._grammars)
+        config = generation_config(generation, vocab_size=self._vocab_size)
         ids = np.array([generation.prompt_ids + generation.token_ids], dtype=np.int64)
-        self._handles[generation] = self._pipeline.add_request(
+        self._handles[generation] = self.pipeline.add_request(
             next(self._numbers), Tensor(ids), config
         )
 
     def step(self) -> Progress:
         """Push a token into every generation that there is room for."""
-        # This is where the time goes, and it lets other threads of Python run meanwhile.
-        self._pipeline.step()
+        try:
+            # This is where the time goes, and it lets other threads of Python run meanwhile.
+            self.pipeline.step()
+        except Exception:
+            # A request that breaks a step stays, and would break every later one.
+            self._handles.clear()
+            del self.pipeline
+            self.pipeline = self._make()
+            raise
         progress = Progress()
         for generation, handle in list(self._handles.items()):
             while not generation.done and handle.can_read():
@@ -83,13 +92,6 @@ class Engine:
         handle = self._handles.pop(generation, None)
         if handle is not None:
             handle.cancel()
-
-    def close(self) -> None:
-        """Let go of everything; what was cancelled is freed by one more step."""
-        for generation in list(self._handles):
-            self.drop(generation)
-        if self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
 
 
 def _why(handle: Any) -> Exception:

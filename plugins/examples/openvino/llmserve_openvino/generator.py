@@ -30,24 +30,26 @@ class OpenVinoGenerator:
         }
         if settings["threads"]:
             properties["INFERENCE_NUM_THREADS"] = settings["threads"]
-        self.pipeline = ContinuousBatchingPipeline(str(home), scheduling, "CPU", properties)
-        grammars = (home / "openvino_tokenizer.xml").is_file()
-        self._engine = Engine(self.pipeline, grammars=grammars)
+
+        def make() -> Any:
+            return ContinuousBatchingPipeline(str(home), scheduling, "CPU", properties)
+
+        self.engine = Engine(make, vocab_size=settings["vocab_size"])
 
     def stepper(self, tokenizer: Tokenizer) -> Engine:
         """Return the engine, for a driver that decides when a step is made."""
         del tokenizer
-        return self._engine
+        return self.engine
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""
         del tokenizer
         try:
             for generation in generations:
-                self._engine.admit(generation)
-            while self._engine.busy:
-                for _, error in self._engine.step().failed:
+                self.engine.admit(generation)
+            while self.engine.busy:
+                for _, error in self.engine.step().failed:
                     raise error
         finally:
             for generation in generations:
-                self._engine.drop(generation)
+                self.engine.drop(generation)

@@ -15,12 +15,8 @@ from llmserve_openvino.convert import convert
 
 _FOLDER = "openvino"
 _MODEL = "openvino_model.xml"
-# The tokenizer in OpenVINO's form is only there to tell grammars what tokens look like.
-_FILES = tuple(
-    f"openvino_{part}.{kind}"
-    for part in ("model", "tokenizer", "detokenizer")
-    for kind in ("xml", "bin")
-)
+# Only these: the tokenizer is a part of its own, whatever form it has.
+_FILES = (_MODEL, "openvino_model.bin")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 _PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
@@ -36,6 +32,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         **_place(context),
         "context_length": _context_length(source.config()),
         "eos_ids": _eos_ids(source.path, source.config()),
+        "vocab_size": _vocab_size(source.config()),
         "precision": precision,
         "kv_cache": cache,
         "cache_gb": options["cache_gb"],
@@ -49,7 +46,7 @@ def _place(context: BuildContext) -> Mapping[str, Any]:
     source = context.source
     if (source.path / _MODEL).is_file():
         files = [source.path / name for name in _FILES if (source.path / name).is_file()]
-        if source.path / "openvino_model.bin" not in files:
+        if len(files) < len(_FILES):
             raise ModelSourceError(f"{source.asked} has {_MODEL} without openvino_model.bin")
         # The engine opens files, so what lies in the hub's cache is copied.
         return context.place(files, _FOLDER, copy=True if source.repo_id else None)
@@ -71,6 +68,11 @@ def _context_length(config: Mapping[str, Any]) -> int | None:
     inner = config.get("text_config") or config
     found = (inner.get(name) for name in _LENGTHS)
     return next((length for length in found if isinstance(length, int)), None)
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int:
+    size = (config.get("text_config") or config).get("vocab_size")
+    return size if isinstance(size, int) else 0
 
 
 def _eos_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:

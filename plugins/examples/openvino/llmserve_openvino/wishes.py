@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from openvino_genai import GenerationConfig, StructuredOutputConfig
+from openvino_genai import GenerationConfig
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
@@ -15,8 +15,8 @@ _COLD = 1e-5
 _WORD = (1 << 32) - 1
 
 
-def generation_config(generation: Generation, *, grammars: bool) -> Any:
-    """Return the ``GenerationConfig`` of a generation; ``grammars`` says if it can keep to one."""
+def generation_config(generation: Generation, *, vocab_size: int) -> Any:
+    """Return the ``GenerationConfig`` of a generation."""
     params, config = generation.params, GenerationConfig()
     config.max_new_tokens = generation.max_tokens - len(generation.token_ids)
     # When an answer ends is for llmserve to say: it knows stop words and who has left. But what
@@ -24,18 +24,13 @@ def generation_config(generation: Generation, *, grammars: bool) -> Any:
     config.ignore_eos = not params.min_tokens
     if params.min_tokens:
         config.min_new_tokens = params.min_tokens
-        config.stop_token_ids = set(generation.eos_ids)
+        # OpenVINO writes into its scores at these, wherever that is: a request may name any.
+        config.stop_token_ids = {token for token in generation.eos_ids if token < vocab_size}
     config.repetition_penalty = params.repetition_penalty
     config.presence_penalty = _penalty("presence_penalty", params.presence_penalty)
     config.frequency_penalty = _penalty("frequency_penalty", params.frequency_penalty)
     if params.heat >= _COLD and params.top_k != 1:
         _sample(config, generation)
-    if schema := params.extra.get("json_schema"):
-        if not grammars:
-            raise RequestError(
-                "this model was converted without its tokenizer and cannot keep to a json_schema"
-            )
-        config.structured_output_config = StructuredOutputConfig(json_schema=str(schema))
     try:
         config.validate()
     except RuntimeError as error:
