@@ -60,7 +60,7 @@ def test_a_worker_that_dies_says_why(tmp_path: Path) -> None:
     from workers import Worker
 
     with (
-        pytest.raises(RuntimeError, match="No module named .ctranslate2."),
+        pytest.raises(RuntimeError, match=r"No module named .ctranslate2."),
         Worker.start(Path(sys.executable), "worker_ctranslate2.py"),
     ):
         pass
