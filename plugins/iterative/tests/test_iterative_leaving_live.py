@@ -105,7 +105,15 @@ def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
     assert last.model_memory > 0
 
 
+LONGEST = 40
 PROMPTS = ("Once upon a time", "The capital of France is", "Hello", PROMPT, "A")
+
+
+@pytest.fixture(scope="module")
+def whole(triton: LiveTriton) -> dict[str, str]:
+    """What each prompt gets alone."""
+    model = triton.build("iterative", **PATIENT)
+    return {prompt: _text(triton, model, prompt, LONGEST) for prompt in PROMPTS}
 
 
 @settings(max_examples=4, deadline=None)
@@ -113,7 +121,7 @@ PROMPTS = ("Once upon a time", "The capital of France is", "Hello", PROMPT, "A")
     requests=st.lists(
         st.tuples(
             st.sampled_from(PROMPTS),
-            st.integers(1, 60),
+            st.integers(1, LONGEST),
             st.floats(0, 0.15),
             st.one_of(st.none(), st.integers(0, 5)),
         ),
@@ -122,11 +130,12 @@ PROMPTS = ("Once upon a time", "The capital of France is", "Hello", PROMPT, "A")
     )
 )
 def test_any_mix_of_arrivals_lengths_and_cancellations(
-    triton: LiveTriton, requests: list[tuple[str, int, float, int | None]]
+    triton: LiveTriton,
+    whole: dict[str, str],
+    requests: list[tuple[str, int, float, int | None]],
 ) -> None:
     """Who stays gets the answer that it gets alone, and of who goes nothing is left."""
     model = triton.build("iterative", **PATIENT)
-    whole = {p: _text(triton, model, p, 60) for p in PROMPTS}
 
     def ask(request: tuple[str, int, float, int | None]) -> bool:
         prompt, tokens, pause, patience = request
