@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from llmserve.client import Client
     from llmserve.server import Server
 
+# Each is a process of its own, most of them with torch in it.
+_MOST_LOADED = 40
+
 
 class LiveTriton:
     """A running server whose models come and go; made by the fixture ``triton``."""
@@ -22,7 +25,8 @@ class LiveTriton:
         self.server = server
         self.client = client
         self.repository = repository
-        self._built: dict[str, str] = {}
+        self._built: dict[str, tuple[str, ...]] = {}
+        self._loaded: dict[str, tuple[str, ...]] = {}
 
     @classmethod
     @contextmanager
@@ -41,16 +45,32 @@ class LiveTriton:
     def build(self, plugin: str, model: str = "demo", **asked: Any) -> str:
         """Build and load a model, and return its name; the same twice is built once.
 
-        What ``llmserve.build`` takes can be asked for, options included.
+        What ``llmserve.build`` takes can be asked for, options included. What was asked for
+        longest ago is unloaded when there are many, and comes back when it is asked for again.
         """
         key = json.dumps([plugin, model, asked], sort_keys=True, default=str)
         if key not in self._built:
             name = asked.pop("name", None) or f"{plugin}-{len(self._built)}"
             result = build(plugin, model, name=name, output=self.repository, **asked)
-            for part in (*result.manifest.parts, name):
-                self.server.load(part)
-            self._built[key] = name
-        return self._built[key]
+            self._built[key] = (*result.manifest.parts, name)
+        models = self._built[key]
+        self._keep(models[-1], models)
+        return models[-1]
+
+    def _keep(self, name: str, models: tuple[str, ...]) -> None:
+        """Have a model and its parts loaded, and no more others than fit beside them."""
+        if name not in self._loaded:
+            others = [len(parts) for parts in self._loaded.values()]
+            while others and sum(others) + len(models) > _MOST_LOADED:
+                oldest = next(iter(self._loaded))
+                # The ensemble first: Triton keeps what an ensemble needs.
+                for model in reversed(self._loaded.pop(oldest)):
+                    self.server.unload(model)
+                others.pop(0)
+            for model in models:
+                self.server.load(model)
+        # Asked for last, it goes last.
+        self._loaded[name] = self._loaded.pop(name, models)
 
     def executions(self, model: str) -> int:
         """Return how many batches Triton has run for a model, by its own count."""
