@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "inflight": {"engine": str(ENGINES / "1.2")},
     "static": {"engine": str(ENGINES / "0.12"), "trtllm_version": "0.12", "batching": "static"},
     "first": {"engine": str(ENGINES / "0.5"), "trtllm_version": "0.5.0"},
-    "between": {"engine": str(ENGINES / "0.19"), "trtllm_version": "0.19"},
     "streaming": {"engine": str(ENGINES / "1.2"), "decoupled": True},
     "llmapi": {"layout": "llmapi", "stand_in": True},
 }
@@ -36,8 +35,9 @@ def test_greedy_answers_are_those_of_generate(triton: LiveTriton, way: str) -> N
         assert answer.text == expected.text
         assert answer.finish_reason == expected.finish_reason
         assert answer.input_tokens == expected.input_tokens
-        # TensorRT-LLM does not tell the token that ends an answer, and so does not count it.
-        ended = expected.finish_reason == "stop"
+        # TensorRT-LLM does not tell the token that ends an answer, and so does not count it; but
+        # 0.5.0 fills up with it what an answer does not need.
+        ended = expected.finish_reason == "stop" and way != "first"
         assert answer.output_tokens == (expected.output_tokens or 0) - ended
 
 
@@ -73,43 +73,46 @@ def test_the_same_seed_gives_the_same_text(triton: LiveTriton) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def order_of_ends(triton: LiveTriton, model: str) -> list[str]:
-    """Ask for a long answer and, once it is under way, for a short one."""
+def test_a_request_joins_a_stream_in_flight(triton: LiveTriton) -> None:
+    model = triton.build("trtllm", **WAYS["streaming"])
     ends: list[str] = []
+    began: queue.Queue[None] = queue.Queue()
 
-    def ask(name: str, tokens: int, began: Callable[[], object] = lambda: None) -> None:
+    def ask(name: str, tokens: int) -> None:
         for _ in triton.client.stream(model, PROMPTS[0], max_tokens=tokens, ignore_eos=True):
-            began()
+            began.put(None)
         ends.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        first: queue.Queue[None] = queue.Queue()
-        long = pool.submit(ask, "long", 300, lambda: first.put(None))
-        first.get(timeout=60)
-        pool.submit(ask, "short", 5).result()
-        long.result()
-    return ends
+        pool.submit(ask, "long", 300)
+        began.get(timeout=60)
+        pool.submit(ask, "short", 5)
+    assert ends == ["short", "long"]
 
 
-def test_a_request_joins_in_flight_and_waits_for_a_static_batch(triton: LiveTriton) -> None:
-    in_flight = triton.build("trtllm", **WAYS["streaming"])
-    static = triton.build("trtllm", **WAYS["static"], decoupled=True)
-    assert order_of_ends(triton, in_flight) == ["short", "long"]
-    assert order_of_ends(triton, static) == ["long", "short"]
-
-
-def test_requests_join_in_flight_where_answers_come_in_one_piece(triton: LiveTriton) -> None:
-    model = triton.build("trtllm", **WAYS["inflight"])
+@pytest.mark.parametrize(
+    ("way", "order"), [("inflight", ["short", "long"]), ("static", ["long", "short"])]
+)
+def test_requests_join_in_flight_and_wait_for_a_static_batch(
+    triton: LiveTriton, way: str, order: list[str]
+) -> None:
+    model = triton.build("trtllm", **WAYS[way])
     ends: list[str] = []
 
     def ask(name: str, tokens: int) -> None:
         triton.client.generate(model, PROMPTS[0], max_tokens=tokens, ignore_eos=True)
         ends.append(name)
 
+    before = triton.requests(f"{model}_preprocessing")
     with ThreadPoolExecutor(2) as pool:
-        pool.submit(ask, "long", 400)
+        pool.submit(ask, "long", 500)
+        deadline = time.monotonic() + 60
+        while triton.requests(f"{model}_preprocessing") == before:
+            assert time.monotonic() < deadline
+        # What has been read is with the engine at once.
+        time.sleep(0.1)
         pool.submit(ask, "short", 1)
-    assert ends == ["short", "long"]
+    assert ends == order
 
 
 def test_nvidias_plain_wiring_streams_too(triton: LiveTriton) -> None:
@@ -173,9 +176,3 @@ def test_a_prompt_longer_than_the_engine_takes_is_refused_with_its_number(
     model = triton.build("trtllm", **WAYS["first"])
     with pytest.raises(RequestRejectedError, match="the engine takes 384 of its context of 512"):
         triton.client.generate(model, "word " * 400, max_tokens=4)
-
-
-def test_the_stand_in_says_what_it_is(triton: LiveTriton) -> None:
-    model = triton.build("trtllm", **WAYS["inflight"])
-    log = triton.server.log_file.read_text(errors="replace")
-    assert f"{model}_tensorrt_llm: this is llmserve's stand-in for TensorRT-LLM" in log
