@@ -19,13 +19,16 @@ def generation_config(generation: Generation, *, vocab_size: int) -> Any:
     """Return the ``GenerationConfig`` of a generation."""
     params, config = generation.params, GenerationConfig()
     config.max_new_tokens = generation.max_tokens - len(generation.token_ids)
+    # OpenVINO writes into its scores at these, wherever that is, and a request may name any.
+    ends = sorted(token for token in generation.eos_ids if token < vocab_size)
     # When an answer ends is for llmserve to say: it knows stop words and who has left. But what
     # must not end yet has to be told here, where tokens are chosen.
-    config.ignore_eos = not params.min_tokens
-    if params.min_tokens:
+    config.ignore_eos = not (params.min_tokens and ends)
+    # Without one it would look for a tokenizer's, which is not there.
+    config.eos_token_id = ends[0] if ends else 0
+    config.stop_token_ids = set(ends or [0])
+    if not config.ignore_eos:
         config.min_new_tokens = params.min_tokens
-        # OpenVINO writes into its scores at these, wherever that is: a request may name any.
-        config.stop_token_ids = {token for token in generation.eos_ids if token < vocab_size}
     config.repetition_penalty = params.repetition_penalty
     config.presence_penalty = _penalty("presence_penalty", params.presence_penalty)
     config.frequency_penalty = _penalty("frequency_penalty", params.frequency_penalty)
@@ -47,7 +50,7 @@ def _sample(config: Any, generation: Generation) -> None:
     config.min_p = params.min_p
     if params.top_k > 0:
         config.top_k = params.top_k
-    # It takes the low half of a seed only, and 0 for who names none.
+    # It takes 32 bits of a seed, and 0 for who names none.
     seed = secrets.randbits(32) if params.seed is None else params.seed
     config.rng_seed = (seed ^ seed >> 32) & _WORD
 

@@ -38,12 +38,13 @@ class Crowd:
 
 @pytest.fixture
 def crowd(triton: LiveTriton) -> Iterator[Crowd]:
-    """A model that runs one request at a time and lets two of the lowest priority wait."""
+    """A model that runs one request at a time; at 3 two may wait, at 4 nobody waits for long."""
     model = triton.build(
         "hf",
         batching="priorities",
         max_batch_size=1,
-        queues="3:size=2,timeout_ms=60000;2:timeout_ms=20",
+        priority_levels=4,
+        queues="3:size=2;4:timeout_ms=20",
     )
     triton.client.generate(model, PROMPT, max_tokens=1)
     with ThreadPoolExecutor(8) as pool:
@@ -74,7 +75,7 @@ def test_a_full_queue_refuses_and_the_others_go_on(crowd: Crowd) -> None:
 def test_one_that_waits_too_long_is_told(crowd: Crowd) -> None:
     running = crowd.send("running", tokens=LONG, priority=1)
     with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
-        crowd.send("impatient").result()
+        crowd.send("impatient", priority=4).result()
     running.result()
     assert crowd.order == ["running"]
 
