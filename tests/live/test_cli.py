@@ -42,7 +42,7 @@ def test_a_build_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> Non
     words = ["build", "--plugin", "hf", "--model", "demo", "--output", str(repository)]
     build = subprocess.Popen([*LLMSERVE, *words], stderr=subprocess.PIPE, text=True)
     try:
-        eventually(lambda: list(tmp_path.glob(".r*/demo/llmserve.json")))
+        eventually(lambda: list(tmp_path.glob(".r*/models/demo/llmserve.json")))
         build.terminate()
         told = build.communicate(timeout=20)[1]
     finally:
