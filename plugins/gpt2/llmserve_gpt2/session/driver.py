@@ -109,7 +109,8 @@ class SessionDriver:
             self._forget(key)
             self._refuse(raw, failure(error, self._parts))
             return None
-        one = Asked(raw, told, min(wishes.step or 1, self._settings["most_tokens"]))
+        step = 1 if wishes.step is None else wishes.step
+        one = Asked(raw, told, min(step, self._settings["most_tokens"]))
         if not one.going:
             self._answer(one)
         return one

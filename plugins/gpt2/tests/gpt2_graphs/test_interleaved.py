@@ -111,6 +111,18 @@ def test_what_belongs_to_the_start_is_refused_later(
     made.ask(request(1, flags=END, step=0))
 
 
+def test_a_step_of_no_tokens_computes_nothing(made: Session, reference: Reference) -> None:
+    made.generator.batches.clear()
+    first, second = request(1, (4, 5), flags=START, step=0, max_tokens=3), request(1, step=0)
+    made.ask(first)
+    made.ask(second)
+    assert tokens(first) == tokens(second) == made.generator.batches == []
+    rest = request(1, step=3)
+    made.ask(rest)
+    assert tokens(rest) == reference.tokens((4, 5), 3)
+    made.ask(request(1, flags=END, step=0))
+
+
 def test_the_end_may_come_with_the_last_step(made: Session, reference: Reference) -> None:
     first = request(1, (4, 5), flags=START, max_tokens=9, step=2)
     last = request(1, flags=END, step=3)
