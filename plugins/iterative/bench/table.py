@@ -38,13 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.ctranslate2_python,
         args.openvino_python,
     )
-    console = Console(width=140)
+    console, told = Console(width=140), Console(width=140, stderr=True)
     found: list[Line | Skipped] = []
     with ExitStack() as stack:
         stage = Stage(wishes, stack)
         for name in args.only:
-            with console.status(f"measuring {name}"):
-                found.extend(ROWS[name](stage))
+            for line in ROWS[name](stage):
+                found.append(line)
+                # At once as well, so that a run which is broken off has told something.
+                told.print("; ".join(filter(None, line.cells())), style="dim")
     title = f"{args.shape} shape, {args.dtype}, {args.device}, {wishes.rounds} rounds each"
     table = Table(*_COLUMNS, title=title, caption=conditions())
     for line in found:
