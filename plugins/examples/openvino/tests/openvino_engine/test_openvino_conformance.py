@@ -19,8 +19,9 @@ class OnConverted(RecipeConformance):
     recipe = "openvino"
 
     @pytest.fixture(scope="class", autouse=True)
-    def _converted(self, request: pytest.FixtureRequest, converted: Path) -> None:
-        request.cls.model = str(converted)
+    @classmethod
+    def _converted(cls, converted: Path) -> None:
+        cls.model = str(converted)
 
 
 class TestOpenVino(OnConverted):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 import llmserve
@@ -17,35 +17,45 @@ pytest.importorskip("openvino_genai", reason="openvino-genai is not installed")
 pytest.importorskip("optimum.intel", reason="optimum-intel, which converts, is not installed")
 
 
-def generation(**asked: int) -> Generation:
+class Poisoned:
+    """A pipeline as one request can leave it: every step fails."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self.add_request = pipeline.add_request
+
+    def step(self) -> None:
+        raise RuntimeError("Check failed")
+
+
+def generation() -> Generation:
     return Generation(
         [40, 50, 60],
-        Params(**asked),  # type: ignore[arg-type]
+        Params(),
         max_tokens=8,
         eos_ids=frozenset({0}),
-        decode=ByteTokenizer().decode,
+        decode=lambda ids: "x" * len(ids),
     )
 
 
-def test_a_request_that_breaks_a_step_is_gone_with_it(converted: Path, tmp_path: Path) -> None:
-    from openvino import Tensor
-    from openvino_genai import GenerationConfig, StructuredOutputConfig
-
+def test_a_pipeline_that_fails_is_made_anew(converted: Path, tmp_path: Path) -> None:
+    from llmserve_openvino.engine import Engine
     from llmserve_openvino.generator import OpenVinoGenerator
 
     built = llmserve.build("openvino", str(converted), output=tmp_path)
-    settings = json.loads((built.folder / "llmserve.json").read_text())["components"]["generator"]
-    made = OpenVinoGenerator(settings["settings"], built.folder / "1")
-    before, after, beside = generation(), generation(), generation()
+    manifest = json.loads((built.folder / "llmserve.json").read_text())
+    settings = manifest["components"]["generator"]["settings"]
+    made = OpenVinoGenerator(settings, built.folder / "1")
+    before, lost, after = generation(), generation(), generation()
     made.generate([before], ByteTokenizer())
-    config = GenerationConfig()
-    config.max_new_tokens = 4
-    config.structured_output_config = StructuredOutputConfig(json_schema="{")
-    made.engine.admit(beside)
-    made.engine.pipeline.add_request(99, Tensor(np.array([[40]], dtype=np.int64)), config)
-    with pytest.raises(RuntimeError):
-        made.engine.step()
-    assert not made.engine.busy
-    made.generate([after], ByteTokenizer())
+
+    pipelines = iter([Poisoned(made.engine.pipeline), made.engine.pipeline])
+    engine = Engine(lambda: next(pipelines), vocab_size=1024)
+    engine.admit(lost)
+    with pytest.raises(RuntimeError, match="Check failed"):
+        engine.step()
+    assert not engine.busy
+    engine.admit(after)
+    while engine.busy:
+        engine.step()
     assert after.token_ids == before.token_ids
     assert len(after.token_ids) == 8
