@@ -60,13 +60,6 @@ def _take_parameters_only(config: ModelConfig) -> None:
     config.input[0].optional = False
 
 
-def prepare_static(context: BuildContext) -> Mapping[str, Any]:
-    """Let Triton gather a batch while the one before it runs to its end."""
-    _stream(context)
-    context.config.dynamic_batching.SetInParent()
-    return {}
-
-
 def _stream(context: BuildContext) -> None:
     context.config.model_transaction_policy.decoupled = True
     context.exchange = "stream"
