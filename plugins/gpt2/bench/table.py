@@ -51,6 +51,8 @@ class Bench:
         self._path = model
         self._models = {form: live.build(f"gpt2-{form}", str(model)) for form in FORMATS}
         self._eager: Any = None
+        self.rows: dict[tuple[str, int], float] = {}
+        """How many sequences shared a step, in the latest of each kind of run."""
 
     def at_context(self, form: str, context: int) -> float:
         """Return milliseconds a token once a sequence has so many."""
@@ -78,10 +80,15 @@ class Bench:
             )
             return answer.output_tokens or 0
 
+        generator = f"{self._models[form]}_generator"
+        rows, batches = self._live.requests(generator), self._live.executions(generator)
         began = time.perf_counter()
         with ThreadPoolExecutor(count) as pool:
             tokens = sum(pool.map(ask, range(count)))
-        return tokens / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        batches = self._live.executions(generator) - batches
+        self.rows[form, count] = (self._live.requests(generator) - rows) / batches
+        return tokens / seconds
 
     def kept(self, form: str) -> float:
         """Return tokens a second over a long answer, with the cache."""
@@ -147,7 +154,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model")
         with LiveTriton.start(Path(folder) / "repository") as live:
-            found = measure(Bench(live, model), rounds)
+            bench = Bench(live, model)
+            found = measure(bench, rounds)
     table = Table("what", *FORMATS, title="GPT-2 shape of 86 M parameters, float32, through Triton")
     rows: dict[str, Callable[[str], str]] = {
         "ms a token at context 32": lambda f: f"{found[f'{f} at 32']:.1f}",
@@ -156,6 +164,7 @@ def main() -> None:
         "tokens/s, one sequence": lambda f: f"{found[f'{f} x 1']:.0f}",
         "against generate() in process": lambda f: f"{found[f'{f} x 1'] / found['eager']:.2f} x",
         "tokens/s, four sequences": lambda f: f"{found[f'{f} x 4']:.0f}",
+        "sequences in a step, of four": lambda f: f"{bench.rows[f, 4]:.1f}",
         "four against one": lambda f: f"{found[f'{f} x 4'] / found[f'{f} x 1']:.2f} x",
     }
     for name, row in rows.items():

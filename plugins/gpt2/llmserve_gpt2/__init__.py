@@ -52,7 +52,8 @@ _BATCHING_OPTIONS = (
     ),
     Option(
         "queue_delay_us",
-        2000,
+        # Clients that were answered together ask again within so long.
+        5000,
         "How long a request may wait for those of other sequences, in microseconds.",
         minimum=0,
         maximum=INT32_MAX,

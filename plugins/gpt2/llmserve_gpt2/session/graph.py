@@ -58,21 +58,22 @@ class Graph:
         lanes = [turn.lane for turn in turns]
         lengths = rooms(lanes, news, longest=self._longest, gap=self._gap)
 
-        def ask(turn: Turn, room: int) -> npt.NDArray[Any] | Exception:
-            try:
-                return self._ask(turn, room, pb)
-            except Exception as error:
-                return error
-
+        # All of them are made before the first is sent: they come to Triton closer together.
+        requests = [self._request(*asked, pb) for asked in zip(turns, lengths, strict=True)]
         if len(turns) == 1:
-            return [ask(turns[0], lengths[0])]
-        return list(self._pool.map(ask, turns, lengths))
+            answers = [requests[0].exec()]
+        else:
+            answers = list(self._pool.map(lambda request: request.exec(), requests))
+        return [
+            self._logits(turn, room, answer, pb)
+            for turn, room, answer in zip(turns, lengths, answers, strict=True)
+        ]
 
     def close(self) -> None:
         """Let go of the threads."""
         self._pool.shutdown()
 
-    def _ask(self, turn: Turn, room: int, pb: Any) -> npt.NDArray[Any]:
+    def _request(self, turn: Turn, room: int, pb: Any) -> Any:
         lane, new = turn.lane, len(turn.tokens)
         feeds = {
             names.INPUT_IDS: np.array(turn.tokens, np.int64),
@@ -80,20 +81,24 @@ class Graph:
             names.ATTENTION_MASK: lane.mask(new, room),
             names.PAST_MASK: np.zeros(lane.held, np.int64),
         }
-        request = pb.InferenceRequest(
+        return pb.InferenceRequest(
             model_name=self._model,
             requested_output_names=[names.LOGITS],
             inputs=[pb.Tensor(name, values[None]) for name, values in feeds.items()],
             correlation_id=turn.sequence,
             flags=(0 if lane.real else START) | (END if turn.ends else 0),
         )
-        response = request.exec()
+
+    def _logits(
+        self, turn: Turn, room: int, response: Any, pb: Any
+    ) -> npt.NDArray[Any] | Exception:
         if response.has_error():
-            raise RuntimeError(response.error().message())
+            return RuntimeError(response.error().message())
         tensor = pb.get_output_tensor_by_name(response, names.LOGITS)
         logits = tensor.as_numpy() if tensor.is_cpu() else _from_device(tensor)
-        lane.grow(new, room)
-        return logits[0]  # type: ignore[no-any-return]
+        turn.lane.grow(len(turn.tokens), room)
+        row: npt.NDArray[Any] = logits[0]
+        return row
 
 
 def _from_device(tensor: Any) -> npt.NDArray[Any]:
