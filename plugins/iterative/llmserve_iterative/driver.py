@@ -237,10 +237,16 @@ class IterativeDriver:
         job = flight.job
         if flight.over:
             return
-        if job.done or (job.streams and now - flight.told >= pace):
+        if not job.done and not (job.streams and now - flight.told >= pace):
+            return
+        try:
             if any(generation.has_news for generation in job.generations):
                 flight.told = now
             job.tell()
+        except Exception as error:
+            # What a tokenizer or formatter makes of one answer is no reason for others to fail.
+            self._drop(job)
+            job.responder.fail(error)
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         for flight in self._flights.values():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
+from llmserve.runtime.protocols import Answer, Tokenizer
+from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import FakeRequest, make_parts
 from llmserve_iterative.driver import IterativeDriver
 
@@ -71,6 +74,15 @@ class Echoes:
         return progress
 
 
+class Picky(TextFormatter):
+    """A formatter that fails over one word."""
+
+    def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
+        if any("picky" in answer.so_far for answer in answers):
+            raise KeyError("picky")
+        return super().format(answers)
+
+
 class Scheduler:
     """What Triton does: schedules again what is given back, with a batch of some at a time.
 
@@ -81,7 +93,7 @@ class Scheduler:
         self.engine = Echoes()
         settings = {"burst_ms": burst_ms, "idle_seconds": idle_seconds}
         self.driver = IterativeDriver(settings, Path())
-        self.driver.start(make_parts(self.engine))
+        self.driver.start(make_parts(self.engine, formatter=Picky({}, Path())))
         self.queue: list[FakeRequest] = []
         self._number = 0
 

@@ -85,6 +85,17 @@ def test_a_request_that_fails_does_so_alone() -> None:
     assert triton.nothing_is_left()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_cannot_be_told_fails_alone(stream: bool) -> None:
+    triton = Scheduler()
+    good = triton.send("ab")
+    breaks = triton.send("picky", max_tokens=20, stream=stream)
+    triton.run_all()
+    assert good.text == "abababab"
+    assert breaks.error == "the model failed: KeyError: 'picky'"
+    assert triton.nothing_is_left()
+
+
 def test_a_client_that_goes_frees_its_place_at_once() -> None:
     triton = Scheduler()
     gone, stays = triton.send("ab", max_tokens=900), triton.send("cd", max_tokens=4)
