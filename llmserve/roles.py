@@ -72,12 +72,15 @@ class Generator(Component):
     ``outputs`` are what the formatter can fill only with what this generator tells, and only for
     a request that asks.
     ``weights`` are patterns of files: what ``--model`` names has to have one that matches.
+    One that ``constrains`` asks ``Generation.constrain`` before it chooses a token, as
+    ``llmserve.runtime.sampling.Sampler`` does, so that a formatter can hold answers to a form.
     """
 
     modes: frozenset[str] = frozenset({"batch"})
     weights: tuple[str, ...] = ("*.safetensors",)
     assemble: Assemble | None = None
     outputs: tuple[Tensor, ...] = ()
+    constrains: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,11 @@ class Batching(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Formatter(Component):
-    """Answers to response tensors. Runtime: :class:`llmserve.runtime.protocols.Formatter`."""
+    """Answers to response tensors. Runtime: :class:`llmserve.runtime.protocols.Formatter`.
+
+    One whose runtime class can ``constrain`` answers names the wishes for that in ``inputs``.
+    Where the generator cannot do it, a request with such a wish is refused.
+    """
 
     outputs: tuple[Tensor, ...]
 

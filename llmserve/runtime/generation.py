@@ -50,6 +50,7 @@ class Generation:
         self._decoder = IncrementalDecoder(decode, prompt_ids)
         self._scanner = StopScanner(params.stop_words)
         self._pieces: list[str] = []
+        self._undecoded: list[int] = []
         self._taken = 0
         self._told_logprobs = 0
 
@@ -61,6 +62,7 @@ class Generation:
     @property
     def text(self) -> str:
         """The text so far."""
+        self._decode()
         return "".join(self._pieces)
 
     @property
@@ -85,8 +87,9 @@ class Generation:
         if token_id in self.eos_ids and not self.params.ignore_eos and not early:
             self._finish(STOP)
             return
-        piece = self._decoder.push(token_id)
-        self._tell(piece if early else self._scanner.push(piece))
+        self._undecoded.append(token_id)
+        if self.params.stop_words:
+            self._decode(early=early)
         if self._scanner.hit:
             self._finish(STOP)
         elif len(self.token_ids) >= self.max_tokens:
@@ -107,6 +110,7 @@ class Generation:
     @property
     def has_news(self) -> bool:
         """Whether there is text that :meth:`take` has not returned."""
+        self._decode()
         return self._taken < len(self._pieces)
 
     def take_logprobs(self) -> list[Logprob]:
@@ -117,12 +121,25 @@ class Generation:
 
     def take(self) -> str:
         """Return the text that came since the last time."""
+        self._decode()
         piece = "".join(self._pieces[self._taken :])
         self._taken = len(self._pieces)
         self.untold = False
         return piece
 
+    def _decode(self, *, early: bool = False) -> None:
+        """Turn into text what was not yet; stop words are not looked for in what is early.
+
+        Decoding many tokens together takes hardly longer than decoding one. So it waits until
+        the text is asked for, or a stop word may be in it.
+        """
+        new, self._undecoded = self._undecoded, []
+        if new:
+            piece = self._decoder.push(*new)
+            self._tell(piece if early else self._scanner.push(piece))
+
     def _finish(self, reason: str) -> None:
+        self._decode()
         rest = self._scanner.push(self._decoder.flush())
         self._tell(rest if self._scanner.hit else rest + self._scanner.flush())
         self.finish_reason = STOP if self._scanner.hit else reason

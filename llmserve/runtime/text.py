@@ -31,9 +31,9 @@ class IncrementalDecoder:
         self._told = len(self._decode(self._window)) if self._window else 0
         self._borders = [0, len(self._window)]
 
-    def push(self, token_id: int) -> str:
-        """Take one token and return the text that is now certain."""
-        self._window.append(token_id)
+    def push(self, *token_ids: int) -> str:
+        """Take the next token, or several at once, and return the text that is now certain."""
+        self._window.extend(token_ids)
         text = self._decode(self._window)
         certain = text.rstrip(REPLACEMENT)
         if len(text) - len(certain) > _LONGEST_WAIT:

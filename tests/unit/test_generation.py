@@ -113,3 +113,19 @@ def test_a_generator_that_keeps_the_end_to_itself_says_so() -> None:
     full = run("hello", max_tokens=5, end=False)
     full.end()
     assert full.finish_reason == "length"
+
+
+def test_tokens_are_decoded_when_somebody_reads_them_and_not_one_by_one() -> None:
+    decoded: list[int] = []
+
+    def counted(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return decode(ids)
+
+    done = Generation(b"prompt", Params(), max_tokens=200, eos_ids=frozenset({EOS}), decode=counted)
+    for token in b"x" * 100:
+        done.push(token)
+    assert len(decoded) <= 2
+    assert done.has_news
+    assert done.take() == "x" * 100
+    assert len(decoded) <= 5

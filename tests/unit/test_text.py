@@ -39,6 +39,15 @@ def test_pieces_of_any_bytes_join_to_what_decoding_all_gives(data: bytes, prompt
     assert "".join(pieces(decoder, data)) == whole
 
 
+@given(st.binary(max_size=60), st.lists(st.integers(1, 9)))
+def test_tokens_taken_several_at_once_give_the_same(data: bytes, widths: list[int]) -> None:
+    alone, together, told, at = IncrementalDecoder(decode), IncrementalDecoder(decode), "", 0
+    for width in [*widths, len(data)]:
+        told += together.push(*data[at : at + width])
+        at += width
+    assert told + together.flush() == "".join(pieces(alone, data))
+
+
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9)))
 def test_the_space_between_prompt_and_answer_is_kept(prompt: list[int], ids: list[int]) -> None:
     decoder = IncrementalDecoder(spaced, prompt)

@@ -98,7 +98,9 @@ def llmserve_register_commands(cli: click.Group) -> None:
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
     files = [context.source.path / "tokenizer.json"]
-    return {**context.place(files, "acme"), "lowercase": context.options["acme_lowercase"]}
+    # A few small files that Triton is to find without a hub and its cache.
+    placed = context.place(files, "acme", copy=True)
+    return {**placed, "lowercase": context.options["acme_lowercase"]}
 
 
 def _assemble(assembly: Assembly) -> None:
