@@ -14,8 +14,6 @@ from llmserve.builder.plan import Plan
 from llmserve.errors import PluginError
 from llmserve.manifest import Manifest
 from llmserve.roles import Component
-from llmserve.runtime.contract import SAMPLING
-from llmserve.runtime.params import READERS
 
 VERSION_FOLDER = "1"
 MODEL_PY = "from llmserve.runtime.model import TritonPythonModel as TritonPythonModel\n"
@@ -83,12 +81,10 @@ def write_manifest(
 
 def _contract(plan: Plan) -> dict[str, Any]:
     """What the runtime must know of requests beside the tensors in the configuration."""
-    ours = {*READERS, *(tensor.name for tensor in SAMPLING)}
-    given = (tensor.name for tensor in plan.generator.inputs)
     return {
         "inputs": sorted(tensor.name for tensor in plan.inputs),
         "defaults": {option.name: plan.options[option.name] for option in REQUEST_OPTIONS},
-        "extras": sorted(name for name in given if name not in ours),
+        "extras": sorted(plan.extras),
     }
 
 

@@ -12,9 +12,14 @@ from llmserve.errors import IncompatibleError, PluginError
 from llmserve.options import Option, Value, resolve
 from llmserve.registry import Registry
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
-from llmserve.runtime.contract import TEXT_INPUT, Tensor
+from llmserve.runtime.contract import MESSAGES, SAMPLING, TEXT_FORMAT_INPUTS, TEXT_INPUT, Tensor
+from llmserve.runtime.params import READERS
 
 C = TypeVar("C", bound=Component)
+CONTRACT = frozenset(READERS) | {
+    tensor.name for tensor in (TEXT_INPUT, MESSAGES, *SAMPLING, *TEXT_FORMAT_INPUTS)
+}
+"""The names that every model knows, whether it takes them or not."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,24 @@ class Plan:
         yield "formatter", self.formatter
 
     @property
+    def extras(self) -> frozenset[str]:
+        """The wishes that are nobody's but this generator's and this formatter's."""
+        return _own(self.generator) | _own(self.formatter)
+
+    @property
+    def ungranted(self) -> frozenset[str]:
+        """The formatter's wishes where the generator cannot be constrained: they are refused."""
+        granted = self.generator.constrains
+        return frozenset() if granted else _own(self.formatter) - _own(self.generator)
+
+    @property
     def inputs(self) -> list[Tensor]:
         """The model's inputs: the text, and what each component reads beside it."""
         tensors = {TEXT_INPUT.name: TEXT_INPUT}
         for role, component in self.components():
             for tensor in component.inputs:
+                if tensor.name in self.ungranted:
+                    continue
                 if tensors.setdefault(tensor.name, tensor) != tensor:
                     raise IncompatibleError(
                         f"{role} {component.name!r} declares {tensor.name} otherwise than "
@@ -53,6 +71,10 @@ class Plan:
         if "messages" in tensors:
             tensors[TEXT_INPUT.name] = replace(TEXT_INPUT, optional=True)
         return list(tensors.values())
+
+
+def _own(component: Component) -> frozenset[str]:
+    return frozenset(tensor.name for tensor in component.inputs) - CONTRACT
 
 
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:

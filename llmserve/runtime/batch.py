@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
 from llmserve.runtime.job import Job
 from llmserve.runtime.protocols import Parts
 
@@ -32,8 +31,6 @@ class BatchDriver:
             job = Job(raw, self._parts)
             try:
                 job.admit(raw)
-            except RequestError as error:
-                job.responder.refuse(str(error))
             except Exception as error:
                 job.responder.fail(error)
             else:
@@ -62,8 +59,5 @@ class BatchDriver:
             if len(jobs) > 1 and job.can_restart:
                 job.restart()
                 self._generate([job])
-            elif isinstance(error, RequestError):
-                # What only the generator can tell is refused like what was seen on arrival.
-                job.responder.refuse(str(error))
             else:
                 job.responder.fail(error)

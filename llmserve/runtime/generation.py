@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmserve.runtime.errors import RequestError
 from llmserve.runtime.logprobs import Logprob, logprob_of
 from llmserve.runtime.params import Params
 from llmserve.runtime.text import IncrementalDecoder, StopScanner
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from llmserve.runtime.protocols import Constraint
 
 STOP = "stop"
 LENGTH = "length"
@@ -22,7 +26,8 @@ class Generation:
 
     A generator reads ``prompt_ids``, ``params`` and ``max_tokens``, calls :meth:`push` with
     each token it makes, and with its logits where :attr:`wants_logits`, and leaves off when
-    :attr:`done`.
+    :attr:`done`. One that is not :attr:`plain` needs a
+    :class:`~llmserve.runtime.sampling.Sampler`, or another who asks :meth:`constrain`.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Generation:
         self.finish_reason: str | None = None
         self.on_text: Callable[[], None] | None = None
         self.untold = True
+        self.constraint: Constraint | None = None
+        self._asked = 0
         self._is_cancelled = is_cancelled
         self._decoder = IncrementalDecoder(decode, prompt_ids)
         self._scanner = StopScanner(params.stop_words)
@@ -70,6 +77,20 @@ class Generation:
         """Whether log-probabilities were asked for."""
         return self.params.alternatives is not None
 
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token is the answer, with nothing to add or forbid."""
+        return self.constraint is None and self.params.plain
+
+    def constrain(self, scores: npt.NDArray[Any]) -> None:
+        """Take out of a row of scores whatever must not come next; for most, that is nothing."""
+        if self.constraint is None:
+            return
+        self.constraint(scores)
+        if scores.max() == -math.inf:
+            raise RequestError("nothing may come next: no token of this model fits what was asked")
+        self._asked = len(self.token_ids) + 1
+
     def push(self, token_id: int, logits: npt.NDArray[Any] | None = None) -> None:
         """Take the next token. After the end, tokens of a batch that goes on are ignored.
 
@@ -80,6 +101,8 @@ class Generation:
         if self._is_cancelled():
             self.cancel()
             return
+        if self.constraint is not None and self._asked <= len(self.token_ids):
+            raise RuntimeError("the generator chose a token and did not ask what may come next")
         self.token_ids.append(token_id)
         if logits is not None and self.params.alternatives is not None:
             self.logprobs.append(logprob_of(logits, token_id, self.params.alternatives))

@@ -66,6 +66,9 @@ class Job:
             prompt=prompt.text,
             is_cancelled=self.responder.cancelled,
         )
+        # Only some formatters can, and only some requests ask for it.
+        if constrain := getattr(parts.formatter, "constrain", None):
+            generation.constraint = constrain(generation, parts.tokenizer)
         if self._eager:
             generation.on_text = self.tell
         return generation

@@ -6,7 +6,7 @@ that its component's ``prepare`` returned at build time and the version folder o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -120,6 +120,21 @@ class Formatter(Protocol):
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         """Return each output tensor; the first dimension is that of the answers."""
+
+
+Constraint = Callable[[npt.NDArray[Any]], None]
+"""What one answer is held to: it makes minus infinity, in a row of scores, of all that must not
+come next. What was chosen so far stands in ``token_ids`` of the generation it was made for."""
+
+
+class ConstrainingFormatter(Formatter, Protocol):
+    """A formatter that can also hold answers to a form, where a request asks for that."""
+
+    def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
+        """Return what an answer is held to, None if it is free; called before its first token.
+
+        A wish that cannot be granted is refused with a ``RequestError``.
+        """
 
 
 class Driver(Protocol):

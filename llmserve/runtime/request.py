@@ -94,7 +94,8 @@ def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in given.items():
         ours = ALIASES.get(name, name)
-        if ours in READERS and name not in parts.inputs and ours not in parts.inputs:
+        known = ours in READERS or name in parts.extras
+        if known and name not in parts.inputs and ours not in parts.inputs:
             raise RequestError(f"this model does not take {name}")
         values[ours] = value
     return values

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from llmserve.runtime.errors import failure_line
+from llmserve.runtime.errors import RequestError, failure_line
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.logprobs import Logprob
 from llmserve.runtime.protocols import Answer, Parts
@@ -72,7 +72,10 @@ class Responder:
         self._send(pb.InferenceResponse(output_tensors=[], error=error), True)
 
     def fail(self, error: Exception) -> None:
-        """Send an error that is not the request's fault; the log gets its traceback."""
+        """Send what went wrong; if it is not the request's own fault, the log gets a traceback."""
+        if isinstance(error, RequestError):
+            self.refuse(str(error))
+            return
         self._parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
         self.refuse(failure_line(error), internal=True)
 

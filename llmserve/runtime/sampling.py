@@ -50,6 +50,7 @@ class Sampler:
         scores = logits.astype(np.float64)
         self._penalise(scores)
         self._forbid(scores)
+        self._generation.constrain(scores)
         params = self._params
         number = self._random.random()
         if params.heat < _COLD or params.top_k == 1:

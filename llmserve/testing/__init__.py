@@ -32,6 +32,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.testing.conformance import RecipeConformance
+from llmserve.testing.constrained import ConstrainedConformance
 from llmserve.testing.fake import FakeBackendUtils, FakeRequest
 from llmserve.testing.live import LiveTriton
 from llmserve.testing.parts import ByteTokenizer, make_parts
@@ -39,6 +40,7 @@ from llmserve.testing.values import FakeResponse, FakeTensor
 
 __all__ = [
     "ByteTokenizer",
+    "ConstrainedConformance",
     "FakeBackendUtils",
     "FakeRequest",
     "FakeResponse",

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import pytest
 
 from llmserve import modelconfig
-from llmserve.builder import BuildResult, build
-from llmserve.errors import LLMServeError, ModelNotReadyError, RequestRejectedError
+from llmserve.errors import LLMServeError, ModelNotReadyError
 from llmserve.manifest import hashes
+from llmserve.testing.asking import PROMPTS, TEXT, WORK, Asking, at_once
 from llmserve.testing.live import LiveTriton
-from llmserve.testing.verdict import Verdict
-
-A = TypeVar("A")
-B = TypeVar("B")
-
-PROMPTS = (
-    "Programming in C++ is like",
-    "The capital of France is",
-    "Once upon a time",
-    "Hello",
-    "The weather in Seoul is cold, and",
-    "A",
-    "Where is the nearest",
-    "I am going to the market because",
-)
-WORK = ("generator", "batching")
-TEXT = ("tokenizer", "formatter")
 
 
-class RecipeConformance:
+class RecipeConformance(Asking):
     """The suite. ``options`` are given to every build, ``model`` is what is built.
 
     >>> class TestAcme(RecipeConformance):
@@ -41,7 +24,8 @@ class RecipeConformance:
     ...     options = {"max_batch_size": 4}
 
     A failure says whose recipe it is, what was expected, what came, and which components to
-    look at.
+    look at. A test of a wish that no component declares is left out, once the wish is seen to be
+    refused.
     """
 
     recipe: ClassVar[str]
@@ -91,7 +75,7 @@ class RecipeConformance:
         """Under greedy decoding an answer does not depend on what runs beside it."""
         alone = [self._ask(triton, name, prompt) for prompt in self.prompts]
         for _ in range(2):
-            together = _at_once(lambda p: self._ask(triton, name, p), self.prompts)
+            together = at_once(lambda p: self._ask(triton, name, p), self.prompts)
             promise = "an answer beside others is the answer alone"
             self._verdict.each_same(self.prompts, alone, together, promise=promise, looks=WORK)
 
@@ -106,8 +90,9 @@ class RecipeConformance:
 
     def test_requests_keep_their_own_lengths(self, triton: LiveTriton, name: str) -> None:
         """Neighbours in a batch ask for different lengths and get them."""
+        self._takes(triton, name, "ignore_eos")
         lengths = list(range(1, len(self.prompts) + 1))
-        answers = _at_once(
+        answers = at_once(
             lambda job: self._generate(triton, name, job[0], max_tokens=job[1], ignore_eos=True),
             list(zip(self.prompts, lengths, strict=True)),
         )
@@ -121,17 +106,19 @@ class RecipeConformance:
 
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
         """A seeded answer is the same alone and beside others."""
+        self._takes(triton, name, "temperature", "seed")
         asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
         alone = [self._generate(triton, name, p, **asked).text for p in self.prompts]
-        texts = _at_once(lambda p: self._generate(triton, name, p, **asked).text, self.prompts)
+        texts = at_once(lambda p: self._generate(triton, name, p, **asked).text, self.prompts)
         promise = "the same seed gives the same text, whatever runs beside it"
         self._verdict.each_same(self.prompts, alone, texts, promise=promise, looks=WORK)
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With the prompt echoed, every answer begins with its own prompt and holds no other."""
+        self._takes(triton, name, "exclude_input_in_output")
         prompts = [f"{prompt} marker-{index}x" for index, prompt in enumerate(self.prompts)]
         asked = {"max_tokens": 8, "exclude_input_in_output": False}
-        answers = _at_once(lambda p: self._generate(triton, name, p, **asked).text, prompts)
+        answers = at_once(lambda p: self._generate(triton, name, p, **asked).text, prompts)
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             others = [f"marker-{other}x" for other in range(len(prompts)) if other != index]
             if not answer.startswith(prompt) or any(marker in answer for marker in others):
@@ -161,6 +148,7 @@ class RecipeConformance:
         self, triton: LiveTriton, name: str
     ) -> None:
         """A prompt that leaves room for four tokens runs beside answers that need many more."""
+        self._takes(triton, name, "ignore_eos")
         told = self._refusal(
             triton, name, self.prompts[0], names="context of ", max_tokens=2**31 - 1
         )
@@ -220,79 +208,3 @@ class RecipeConformance:
                 looks=(*TEXT, "batching"),
                 of=f"prompt {prompt!r}",
             )
-
-    @property
-    def _verdict(self) -> Verdict:
-        return Verdict(self.recipe, self.options)
-
-    def _build(self, output: Path) -> BuildResult:
-        try:
-            return build(self.recipe, self.model, output=output, **self.options)
-        except LLMServeError as error:
-            self._verdict.error(f"building {self.model}", error)
-
-    def _generate(self, triton: LiveTriton, name: str, prompt: Any, **asked: Any) -> Any:
-        try:
-            return triton.client.generate(name, prompt, **asked)
-        except LLMServeError as error:
-            given = ", ".join(f"{key}={value!r}" for key, value in asked.items())
-            self._verdict.error(f"answering {str(prompt)[:60]!r} with {given}", error)
-
-    def _ask(self, triton: LiveTriton, name: str, prompt: str) -> tuple[str, Any, Any]:
-        answer = self._generate(triton, name, prompt, max_tokens=16)
-        return answer.text, answer.finish_reason, answer.output_tokens
-
-    def _stream(
-        self, triton: LiveTriton, name: str, prompt: str, asked: dict[str, Any]
-    ) -> tuple[str, str | None]:
-        try:
-            pieces = list(triton.client.stream(name, prompt, **asked))
-        except LLMServeError as error:
-            self._verdict.error(f"streaming an answer to {prompt!r}", error)
-        reason = pieces[-1].finish_reason if pieces else None
-        return "".join(piece.text for piece in pieces), reason
-
-    def _refusal(
-        self, triton: LiveTriton, name: str, prompt: str, *, names: str, **asked: Any
-    ) -> str:
-        """Return how a request is refused; fail if it is not, or not so that it helps."""
-        try:
-            answer = triton.client.generate(name, prompt, **asked)
-        except RequestRejectedError as error:
-            return self._is_refusal(str(error), names=names)
-        except LLMServeError as error:
-            self._verdict.error(f"refusing {prompt[:40]!r} with {asked}", error)
-        return self._is_refusal(None, names=names, got=f"an answer: {answer.text!r}")
-
-    def _is_refusal(self, message: str | None, *, names: str, got: str = "no error") -> str:
-        if message is None or names not in message or "\n" in message or "Traceback" in message:
-            self._verdict.fail(
-                f"an error of one line that names {names!r}",
-                got if message is None else message,
-                promise="what cannot be served is refused",
-                looks=("batching", "tokenizer"),
-            )
-        return message
-
-    def _prompt_of(self, tokens: int, triton: LiveTriton, name: str) -> str:
-        """Return a prompt of so many tokens, or a few less."""
-        counts = [
-            self._generate(triton, name, "so " * n, max_tokens=1).input_tokens or 0
-            for n in (10, 20)
-        ]
-        each = (counts[1] - counts[0]) / 10
-        # A tokenizer that counts nothing breaks other promises, and need not end in a division.
-        return "so " * int(10 + (tokens - counts[0]) / max(each, 0.1))
-
-    def _goes_on(self, triton: LiveTriton, name: str) -> None:
-        answer = self._generate(triton, name, self.prompts[0], max_tokens=4)
-        if not answer.output_tokens:
-            self._verdict.fail(
-                "an answer after a refusal", answer, promise="a refusal ends nothing", looks=WORK
-            )
-
-
-def _at_once(ask: Callable[[A], B], asked: Sequence[A]) -> list[B]:
-    """Ask everything at the same time and return the answers in order."""
-    with ThreadPoolExecutor(len(asked)) as pool:
-        return list(pool.map(ask, asked))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime import contract
+from llmserve.runtime.contract import ALIASES
+from llmserve.runtime.params import READERS
 from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing.fake import FakeBackendUtils
@@ -65,7 +67,7 @@ def make_parts(
         generator=generator,
         formatter=formatter or TextFormatter({}, Path()),
         inputs=frozenset({*(tensor.name for tensor in _INPUTS), *inputs}),
-        extras=frozenset(),
+        extras=frozenset({*inputs} - READERS.keys() - ALIASES.keys()),
         batched=batched,
         decoupled=decoupled,
         defaults={"max_tokens": 8, "stream": False, "chat": False, "echo": False, **defaults},

@@ -25,6 +25,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             prepare=_prepare,
             inputs=(*SAMPLING, *LOGPROBS),
             outputs=LOGPROBS_OUTPUTS,
+            constrains=True,
             options=PLACEMENT_OPTIONS,
             requires=("accelerate", "torch", "transformers"),
         )

@@ -18,8 +18,7 @@ class Row:
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self.generation = generation
-        plain = generation.params.plain
-        self.sampler = None if plain else Sampler(generation, tokenizer)
+        self.sampler = None if generation.plain else Sampler(generation, tokenizer)
         self.logits: Any = None
 
     @property

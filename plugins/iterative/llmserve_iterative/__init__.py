@@ -36,6 +36,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             prepare=_prepare_generator,
             inputs=(*contract.SAMPLING, *contract.LOGPROBS),
             outputs=contract.LOGPROBS_OUTPUTS,
+            constrains=True,
             options=(
                 *PLACEMENT_OPTIONS,
                 Option(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from llmserve import hookimpl
-from llmserve.placement import PLACEMENT_OPTIONS
-from llmserve.roles import Formatter, Generator, Recipe, Tensor
+from llmserve.roles import Formatter, Recipe, Tensor
 from llmserve.runtime import contract
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
 
 JSON_OUTPUT = Tensor("json_output", "TYPE_STRING", optional=False)
 RESPONSE_FORMAT = Tensor("response_format", "TYPE_STRING")
@@ -23,32 +18,16 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
     return [
         Formatter(
             name="json",
-            summary="The text as ever, and beside it json_output: a document with tool calls",
+            summary="The text, beside it a document with tool calls; held to JSON if asked to be",
             runtime="llmserve_jsonout.formatter:JsonFormatter",
-            inputs=contract.TEXT_FORMAT_INPUTS,
+            # A name that is not the contract's reaches the runtime in Params.extra.
+            inputs=(*contract.TEXT_FORMAT_INPUTS, RESPONSE_FORMAT),
             outputs=(
                 contract.TEXT_OUTPUT,
                 contract.FINISH_REASON,
                 *contract.USAGE,
                 JSON_OUTPUT,
             ),
-        )
-    ]
-
-
-@hookimpl
-def llmserve_register_generators() -> Sequence[Generator]:
-    """Register the generator that keeps an answer to JSON when its request asks for that."""
-    return [
-        Generator(
-            name="json-transformers",
-            summary="transformers' generate(), held to JSON by response_format=json_object",
-            runtime="llmserve_jsonout.generator:JsonGenerator",
-            prepare=_prepare,
-            # A name that is not the contract's reaches the runtime in Params.extra.
-            inputs=(*contract.SAMPLING, RESPONSE_FORMAT),
-            options=PLACEMENT_OPTIONS,
-            requires=("accelerate", "torch", "transformers"),
         )
     ]
 
@@ -61,14 +40,8 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             name="jsonout",
             summary="Hugging Face models whose answers are JSON where a request asks for it",
             tokenizer="transformers",
-            generator="json-transformers",
-            batching="dynamic",
+            generator="stepwise",
+            batching="iterative",
             formatter="json",
         )
     ]
-
-
-def _prepare(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve.builder.causal import place_causal_model
-
-    return place_causal_model(context)

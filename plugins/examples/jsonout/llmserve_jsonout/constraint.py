@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
+from llmserve.runtime.protocols import Tokenizer
 from llmserve_jsonout.grammar import BEGIN
 
 Row = npt.NDArray[Any]
@@ -24,22 +24,33 @@ _CONTRARY = ("ignore_eos", "min_tokens", "bad_words", "stop_words")
 
 
 class Pieces:
-    """The text of every token of a vocabulary, as it stands within a text."""
+    """The text of each token, as it stands within a text."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], anchor: int, size: int) -> None:
-        # By itself a token can lose its leading space, so each is decoded behind another.
-        before = decode([anchor])
-        texts = (decode([anchor, token]) for token in range(size))
-        # Half a character is not known to fit until the other half comes, so it is left out.
-        self.texts = [
-            text[len(before) :] if text.startswith(before) and "\ufffd" not in text else ""
-            for text in texts
-        ]
-        missing = sorted(set(_NEEDED) - set(self.texts))
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        self._anchor = tokenizer.encode("a", special=False)[-1]
+        self._before = self._decode([self._anchor])
+        # Only tokens that were likely somewhere are ever looked at, of a vocabulary of 150,000.
+        self._texts: dict[int, str] = {}
+        missing = [one for one in _NEEDED if not self._is_token(one, tokenizer)]
         if missing:
             raise RequestError(
                 f"this model cannot keep to JSON: it has no token for {' '.join(missing)}"
             )
+
+    def text(self, token: int) -> str:
+        """Return what a token adds to a text; nothing if it is half a character."""
+        if token not in self._texts:
+            # By itself a token can lose its leading space, so it is decoded behind another.
+            text = self._decode([self._anchor, token])
+            fits = text.startswith(self._before) and "\ufffd" not in text
+            self._texts[token] = text[len(self._before) :] if fits else ""
+        return self._texts[token]
+
+    def _is_token(self, character: str, tokenizer: Tokenizer) -> bool:
+        """Whether a character is a token by itself, behind one that it does not merge with."""
+        written = (tokenizer.encode(before + character, special=False) for before in ("a", "0", ""))
+        return any(ids and self.text(ids[-1]) == character for ids in written)
 
 
 class JsonConstraint:
@@ -55,11 +66,15 @@ class JsonConstraint:
         if generation.max_tokens < BEGIN.shortest + 1:
             raise RequestError(f"a JSON object takes max_tokens of at least {BEGIN.shortest + 1}")
         self._generation = generation
-        self._texts = pieces.texts
+        self._pieces = pieces
         self._state = BEGIN
+        self._read = 0
 
-    def mask(self, scores: Row) -> None:
+    def __call__(self, scores: Row) -> None:
         """Take out of a row of scores whatever must not come next."""
+        for token in self._generation.token_ids[self._read :]:
+            self._state = self._state.feed(self._pieces.text(token)) or self._state
+        self._read = len(self._generation.token_ids)
         if self._state.is_complete:
             allowed = [token for token in self._generation.eos_ids if token < scores.size]
         else:
@@ -68,17 +83,12 @@ class JsonConstraint:
         scores[:] = -np.inf
         scores[allowed] = kept
 
-    def take(self, token: int) -> None:
-        """Note what was chosen."""
-        after = self._state.feed(self._texts[token])
-        self._state = after or self._state
-
     def _fitting(self, scores: Row) -> list[int]:
         """Return the likeliest tokens that fit, from which there is a way to the end in time."""
         room = self._generation.max_tokens - len(self._generation.token_ids) - 2
         fitting: list[int] = []
         for token in _by_likelihood(scores):
-            text = self._texts[token]
+            text = self._pieces.text(token)
             after = self._state.feed(text) if text else None
             # Every character can be a token by itself, so as many tokens are enough.
             if after and after.shortest <= room:

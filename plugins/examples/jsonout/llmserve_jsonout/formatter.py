@@ -1,4 +1,4 @@
-"""The formatter ``json``: what ``text`` says, and a document beside it."""
+"""The formatter ``json``: what ``text`` says, a document beside it, and answers held to JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from llmserve.runtime.protocols import Answer, strings
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.protocols import Answer, Constraint, Tokenizer, strings
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve_jsonout.calls import find_calls, parse
+from llmserve_jsonout.constraint import JsonConstraint, Pieces
+
+_FORMATS = ("text", "json_object")
 
 
 class JsonFormatter:
@@ -19,6 +24,18 @@ class JsonFormatter:
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._text = TextFormatter(settings, folder)
+        self._pieces: Pieces | None = None
+
+    def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
+        """Hold an answer to one JSON object if its request asks for that."""
+        asked = generation.params.extra.get("response_format", "text")
+        if asked not in _FORMATS:
+            raise RequestError(f"response_format is one of {', '.join(_FORMATS)}, not {asked!r}")
+        if asked == "text":
+            return None
+        if self._pieces is None:
+            self._pieces = Pieces(tokenizer)
+        return JsonConstraint(generation, self._pieces)
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         """Return each output tensor, one element per answer.

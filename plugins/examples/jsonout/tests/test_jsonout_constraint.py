@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from llmserve.runtime.generation import Generation
 from llmserve.runtime.hf_tokenizer import TransformersTokenizer
 from llmserve.runtime.params import Params
 from llmserve.runtime.sampling import Sampler
+from llmserve.testing import ByteTokenizer
 from llmserve_jsonout.constraint import JsonConstraint, Pieces
 
 SIZE = 1024
@@ -27,7 +29,7 @@ def tokenizer() -> TransformersTokenizer:
 
 @pytest.fixture(scope="module")
 def pieces(tokenizer: TransformersTokenizer) -> Pieces:
-    return Pieces(tokenizer.decode, tokenizer.encode("a")[-1], SIZE)
+    return Pieces(tokenizer)
 
 
 def held(tokenizer: TransformersTokenizer, length: int, **asked: object) -> Generation:
@@ -52,14 +54,11 @@ def test_any_scores_and_any_length_give_one_complete_object(
     """With a liking for characters that lead away from an end."""
     chance = np.random.default_rng(seed)
     generation = held(tokenizer, length, temperature=1.0, seed=seed)
-    constraint, sampler = JsonConstraint(generation, pieces), Sampler(generation, tokenizer)
-    bias = np.array([3.0 * (liked in text) for text in pieces.texts])
+    generation.constraint = JsonConstraint(generation, pieces)
+    sampler = Sampler(generation, tokenizer)
+    bias = np.array([3.0 * (liked in pieces.text(token)) for token in range(SIZE)])
     while not generation.done:
-        scores = chance.normal(size=SIZE) + bias
-        constraint.mask(scores)
-        token = sampler.choose(scores)
-        constraint.take(token)
-        generation.push(token)
+        generation.push(sampler.choose(chance.normal(size=SIZE) + bias))
     assert generation.finish_reason == "stop"
     assert isinstance(json.loads(generation.text), dict)
 
@@ -69,19 +68,46 @@ def test_a_piece_is_what_a_token_adds_to_a_text(
 ) -> None:
     text = 'a {"the capital": "Seoul"} is'
     ids = tokenizer.encode(text)
-    assert "".join(pieces.texts[token] for token in ids) == text
-    assert all(not pieces.texts[token] for token in tokenizer.eos_ids)
+    assert "".join(pieces.text(token) for token in ids) == text
+    assert not any(pieces.text(token) for token in tokenizer.eos_ids)
 
 
 def test_half_a_character_is_no_piece(tokenizer: TransformersTokenizer, pieces: Pieces) -> None:
     ids = tokenizer.encode("東")
     assert len(ids) > 1
-    assert not any("\ufffd" in pieces.texts[token] for token in ids)
+    assert not any("\ufffd" in pieces.text(token) for token in ids)
+
+
+class Letters(ByteTokenizer):
+    """It has letters and digits, and half a character for all else."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(i) if chr(i).isalnum() else "\ufffd" for i in ids)
 
 
 def test_a_vocabulary_without_brackets_is_refused() -> None:
-    with pytest.raises(RequestError, match="no token for"):
-        Pieces(lambda ids: "".join(chr(97 + i) for i in ids), 0, 26)
+    with pytest.raises(RequestError, match=r'no token for \{ \} \[ \] " :$'):
+        Pieces(Letters())
+
+
+def test_a_generation_that_was_interrupted_goes_on_where_it_was(
+    tokenizer: TransformersTokenizer, pieces: Pieces
+) -> None:
+    """What it has written is read from the generation, so a new sampler changes nothing."""
+    texts = []
+    for pause in (None, 5):
+        generation = held(tokenizer, 20, temperature=1.0, seed=3)
+        generation.constraint = JsonConstraint(generation, pieces)
+        chance = np.random.default_rng(1)
+        sampler = Sampler(generation, tokenizer)
+        while not generation.done:
+            if len(generation.token_ids) == pause:
+                sampler = Sampler(generation, tokenizer)
+                generation.constraint = JsonConstraint(generation, pieces)
+            generation.push(sampler.choose(chance.normal(size=SIZE)))
+        texts.append(generation.text)
+    assert texts[0] == texts[1]
+    assert isinstance(json.loads(texts[0]), dict)
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,29 @@ import pytest
 
 from llmserve.client import Completion
 from llmserve.errors import RequestRejectedError
-from llmserve.testing import LiveTriton, RecipeConformance
+from llmserve.testing import ConstrainedConformance, LiveTriton
 
 PROMPT = "The capital of France is"
 JSON: dict[str, Any] = {"response_format": "json_object"}
 
 
-class TestJsonOut(RecipeConformance):
+class TestJsonOut(ConstrainedConformance):
     recipe = "jsonout"
-    options = {"decoupled": True}
+    constrained = JSON
+
+    def fits(self, text: str) -> bool:
+        return isinstance(json.loads(text), dict)
 
 
 @pytest.fixture
 def model(triton: LiveTriton) -> str:
-    return triton.build("jsonout", decoupled=True)
+    return triton.build("jsonout")
+
+
+@pytest.fixture
+def by_hf(triton: LiveTriton) -> str:
+    """The same formatter before another generator, in whole batches."""
+    return triton.build("hf", formatter="json")
 
 
 def test_the_document_comes_with_the_answer(triton: LiveTriton, model: str) -> None:
@@ -47,9 +56,11 @@ def test_curl_sees_it_too(triton: LiveTriton, model: str) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 4, 7, 30])
+@pytest.mark.parametrize("engine", ["model", "by_hf"])
 def test_an_answer_held_to_json_is_complete_however_short(
-    triton: LiveTriton, model: str, length: int
+    triton: LiveTriton, request: pytest.FixtureRequest, engine: str, length: int
 ) -> None:
+    model: str = request.getfixturevalue(engine)
     wishes: list[dict[str, Any]] = [
         {"temperature": 2.0, "seed": n} if n else {"repetition_penalty": 1.3} for n in range(8)
     ]

@@ -15,7 +15,7 @@ class Sequence:
         self.generation = generation
         self.extent = extent
         self.computed = 0
-        self.sampler = None if generation.params.plain else Sampler(generation, tokenizer)
+        self.sampler = None if generation.plain else Sampler(generation, tokenizer)
 
     @property
     def length(self) -> int:

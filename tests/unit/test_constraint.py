@@ -1,0 +1,164 @@
+"""What a formatter holds an answer to: heeded by whoever chooses tokens, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.builder.papers import _contract
+from llmserve.builder.plan import make_plan
+from llmserve.builder.spec import BuildSpec
+from llmserve.plugins import find_plugins
+from llmserve.registry import Entry, Registry
+from llmserve.roles import Formatter, Generator, Tensor
+from llmserve.runtime import contract
+from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.params import Params
+from llmserve.runtime.protocols import Constraint, Tokenizer
+from llmserve.runtime.sampling import Sampler
+from llmserve.runtime.text_formatter import TextFormatter
+from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
+
+DIGITS = list(b"0123456789")
+WISH = Tensor("only_digits", "TYPE_BOOL")
+
+
+def digits(scores: Any) -> None:
+    kept = scores[DIGITS]
+    scores[:] = -np.inf
+    scores[DIGITS] = kept
+
+
+class Digits(TextFormatter):
+    def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
+        wish = generation.params.extra.get("only_digits", False)
+        if wish not in (True, False):
+            raise RequestError(f"only_digits takes true or false, not {wish!r}")
+        return digits if wish else None
+
+
+class Liking:
+    """A generator that likes some bytes better than others; ``heedless`` ones ask nobody."""
+
+    context_length: int | None = 100
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, *, heedless: bool = False) -> None:
+        self._heedless = heedless
+
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        rows = [(generation, Sampler(generation, tokenizer)) for generation in generations]
+        scores = np.zeros(256)
+        scores[[ord("z"), ord("7")]] = 9, 5
+        while not all(generation.done for generation in generations):
+            for generation, sampler in rows:
+                generation.push(ord("z") if self._heedless else sampler.choose(scores))
+
+
+def answer(generator: Liking, *requests: FakeRequest) -> list[FakeRequest]:
+    driver = BatchDriver({}, Path())
+    driver.start(
+        make_parts(
+            generator, formatter=Digits({}, Path()), inputs=["temperature", "seed", WISH.name]
+        )
+    )
+    driver.execute(requests)
+    return list(requests)
+
+
+def ask(**parameters: Any) -> FakeRequest:
+    return FakeRequest({"text_input": ["ab"]}, max_tokens=4, **parameters)
+
+
+def generation(**asked: Any) -> Generation:
+    decode = ByteTokenizer().decode
+    return Generation(b"p", Params(**asked), max_tokens=9, eos_ids=frozenset(), decode=decode)
+
+
+def test_one_request_of_a_batch_is_held_and_its_neighbour_is_free() -> None:
+    held, free = answer(Liking(), ask(only_digits=True), ask())
+    assert (held.text, free.text) == ("7777", "zzzz")
+
+
+def test_what_is_drawn_is_drawn_from_what_fits() -> None:
+    for seed in range(20):
+        (held,) = answer(Liking(), ask(only_digits=True, temperature=50.0, seed=seed))
+        assert held.text.isdigit()
+
+
+def test_a_wish_that_the_formatter_does_not_understand_is_refused_alone() -> None:
+    odd, free = answer(Liking(), ask(only_digits="some"), ask())
+    assert odd.error == "only_digits takes true or false, not 'some'"
+    assert free.text == "zzzz"
+
+
+def test_a_generator_that_asks_nobody_is_found_out_at_its_first_token() -> None:
+    held, free = answer(Liking(heedless=True), ask(only_digits=True), ask())
+    assert "did not ask what may come next" in str(held.error)
+    assert (held.text, free.text) == ("", "zzzz")
+
+
+def test_asking_once_is_not_enough() -> None:
+    one = generation()
+    one.constraint = digits
+    one.constrain(np.zeros(256))
+    one.push(DIGITS[0])
+    with pytest.raises(RuntimeError, match="did not ask"):
+        one.push(DIGITS[0])
+    assert one.text == "0"
+
+
+def test_a_constraint_that_nothing_fits_is_told_to_who_asked() -> None:
+    def nothing(scores: Any) -> None:
+        scores[:] = -np.inf
+
+    one = generation()
+    one.constraint = nothing
+    with pytest.raises(RequestError, match="nothing may come next"):
+        Sampler(one, ByteTokenizer()).choose(np.zeros(256))
+
+
+def test_the_likeliest_is_not_the_answer_where_something_is_forbidden() -> None:
+    one = generation()
+    assert one.plain
+    one.constraint = digits
+    assert not one.plain
+
+
+@pytest.mark.parametrize(("constrains", "granted"), [(True, True), (False, False)])
+def test_a_wish_is_declared_where_the_generator_can_grant_it(
+    constrains: bool, granted: bool
+) -> None:
+    registry = Registry(find_plugins({"LLMSERVE_PLUGINS": "hf"}))
+    liking = Generator(name="liking", summary="", runtime="x:Y", constrains=constrains)
+    own = (contract.TEXT_OUTPUT,)
+    inputs = (*contract.TEXT_FORMAT_INPUTS, WISH)
+    form = Formatter(name="digits", summary="", runtime="x:Z", inputs=inputs, outputs=own)
+    plugin = registry.plugins[0]
+    registry.entries += [Entry(form, "formatter", plugin), Entry(liking, "generator", plugin)]
+    recipe = registry.recipe("hf")
+    at = next(n for n, entry in enumerate(registry.entries) if entry.component is recipe)
+    changed = type(recipe)(**{**vars(recipe), "generator": "liking"})
+    registry.entries[at] = Entry(changed, "recipe", registry.entries[at].plugin)
+    told = _contract(make_plan(BuildSpec("hf", "demo", formatter="digits"), registry))
+    assert told["extras"] == ["only_digits"]
+    assert ("only_digits" in told["inputs"]) == granted
+
+
+def test_a_wish_that_cannot_be_granted_is_refused_by_its_name() -> None:
+    """As a parameter; Triton itself refuses a tensor that is not declared."""
+    from dataclasses import replace
+
+    parts = make_parts(Liking(), formatter=Digits({}, Path()), inputs=[WISH.name])
+    driver = BatchDriver({}, Path())
+    driver.start(replace(parts, inputs=parts.inputs - {WISH.name}))
+    held, free = ask(only_digits=True), ask()
+    driver.execute([held, free])
+    assert held.error == "this model does not take only_digits"
+    assert free.text == "zzzz"
