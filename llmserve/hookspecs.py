@@ -1,9 +1,9 @@
 """The hooks, typed. ``plugins/README.md`` has each with a whole example and its test.
 
 A plugin is a module with some of these functions, each marked ``@llmserve.hookimpl``, named
-by an entry point in the group ``llmserve``::
+by an entry point in the group of the API that it is made for::
 
-    [project.entry-points.llmserve]
+    [project.entry-points."llmserve.api1"]
     acme = "acme_llmserve"
 
 Hooks run when something is built or listed, never for a token: they return components, and

@@ -146,6 +146,7 @@ def install_broken(folder: Path) -> None:
     papers = folder / "site" / "llmserve_broken-0.1.0.dist-info"
     papers.mkdir(parents=True)
     (papers / "METADATA").write_text("Name: llmserve-broken\nVersion: 0.1.0\n")
+    # Packages from before the API had a number are in this group, and run as they did.
     (papers / "entry_points.txt").write_text("[llmserve]\nbroken = llmserve_broken\n")
     (folder / "site" / "llmserve_broken.py").write_text(BROKEN)
     (folder / "test_broken.py").write_text(BROKEN_TESTS)

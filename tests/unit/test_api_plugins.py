@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from llmserve.api import API
 from llmserve.plugins import Plugin, find_plugins, unmatched
 from llmserve.registry import Registry
 
+ROOT = Path(__file__).parents[2]
 TOKENIZERS = """
 from llmserve import hookimpl
 from llmserve.roles import Tokenizer
@@ -72,6 +74,19 @@ def test_a_plugin_for_this_api_or_for_none_is_let_in(site: Path) -> None:
         ("a", API, None),
         ("b", None, None),
     ]
+
+
+PACKAGES = [
+    path
+    for pattern in ("plugins/*/pyproject.toml", "plugins/examples/*/pyproject.toml")
+    for path in sorted(ROOT.glob(pattern))
+]
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
+def test_what_we_tell_others_to_say_our_own_packages_say_too(path: Path) -> None:
+    groups = re.findall(r"(?m)^\[project\.entry-points\.(.+)\]$", path.read_text())
+    assert groups == [f'"llmserve.api{API}"']
 
 
 def test_of_several_that_one_package_offers_the_one_that_fits_is_taken(site: Path) -> None:
