@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message.")
 @click.option("--timeout", type=float, help="Seconds for everything.")
+@click.option("--queue-timeout", type=float, help="Seconds to wait for a turn, if it allows that.")
 @click.option(
     "--file",
     "prompts",
@@ -65,6 +66,7 @@ def query(
     logprobs: int | None,
     chat: bool,
     timeout: float | None,
+    queue_timeout: float | None,
     prompts: Path | None,
     concurrency: int,
     assignments: tuple[str, ...],
@@ -96,6 +98,7 @@ def query(
         "seed": seed,
         "stop_words": list(stop) or None,
         "logprobs": logprobs,
+        "queue_timeout": queue_timeout,
     }
     options |= _assigned(assignments, {k for k, value in options.items() if value is not None})
     with connect(url, timeout=timeout) as client:

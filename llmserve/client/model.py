@@ -35,6 +35,7 @@ class ModelInfo:
 
     ``rows`` is how many prompts fit into one request, None when the model sets no limit.
     ``made_by_llmserve`` holds the version that built it, None for other models.
+    ``queue_timeout`` says whether a request may have a time of its own to wait in the queue.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelInfo:
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     made_by_llmserve: str | None = None
+    queue_timeout: bool = False
 
 
 def read_index(answer: Any) -> list[ModelState]:
@@ -78,6 +80,7 @@ def read_config(config: Any) -> ModelInfo:
         inputs=inputs,
         outputs={entry.name: tensor(entry, False) for entry in config.output},
         made_by_llmserve=version or ("unknown" if named else None),
+        queue_timeout=_queue_timeout(config),
     )
 
 
@@ -94,6 +97,12 @@ def _exchange(config: Any, named: str | None) -> Exchange:
     if _has_sequences(config) and not config.sequence_batching.iterative_sequence:
         return "sequence"
     return "unary"
+
+
+def _queue_timeout(config: Any) -> bool:
+    batching = config.dynamic_batching
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    return any(policy.allow_timeout_override for policy in policies)
 
 
 def _has_sequences(config: Any) -> bool:

@@ -25,6 +25,9 @@ _SECOND_NAMES = {
     "min_tokens": "min_length",
     "min_length": "min_tokens",
 }
+QUEUE_TIMEOUT = "queue_timeout"
+"""How long a request may wait for its turn, in seconds; not how long its answer may take."""
+_DAYS = 1e7
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -98,12 +101,28 @@ def split_options(
     parameters: dict[str, Value] = {}
     tensors: list[tuple[Tensor, Value]] = []
     for name, value in options.items():
+        if name == QUEUE_TIMEOUT:
+            parameters["timeout"] = _patience(info, value)
+            continue
         tensor = info.inputs.get(name) or info.inputs.get(_SECOND_NAMES.get(name, name))
         if info.made_by_llmserve or tensor is None:
             parameters[name] = value
         else:
             tensors.append((tensor, value))
     return parameters, tensors
+
+
+def _patience(info: ModelInfo, value: Value) -> int:
+    """Return Triton's own wish for a request's time in the queue, in microseconds."""
+    if not info.queue_timeout:
+        # Triton would say nothing and let it wait.
+        raise OptionError(
+            f"{info.name!r} does not take a {QUEUE_TIMEOUT}",
+            mend="leave it out, or set allow_timeout_override in its config.pbtxt",
+        )
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _DAYS:
+        raise OptionError(f"{QUEUE_TIMEOUT} takes seconds above 0, not {value!r}")
+    return max(1, round(1_000_000 * value))
 
 
 def pack_option(

@@ -104,7 +104,8 @@ class Client(Connection):
     ) -> Completion | list[Completion]:
         r"""Answer a prompt, or each of several prompts, as a whole.
 
-        ``timeout`` is in seconds, over everything. Options are those of the model, such as
+        ``timeout`` is in seconds, over everything; ``queue_timeout``, where a model allows it, is
+        for the time until it is the request's turn. Options are those of the model, such as
         ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or ``messages=[...]``.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)

@@ -64,6 +64,23 @@ def test_who_made_it() -> None:
     assert read_config(config(TEXT + OURS % "unary")).made_by_llmserve == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("dynamic_batching { }", False),
+        ("dynamic_batching { default_queue_policy { allow_timeout_override: true } }", True),
+        (
+            "dynamic_batching { priority_levels: 2 priority_queue_policy { key: 2 value { "
+            "allow_timeout_override: true } } }",
+            True,
+        ),
+        ("sequence_batching { oldest { } }", False),
+    ],
+)
+def test_whether_a_request_may_wait_for_a_time_of_its_own(text: str, allowed: bool) -> None:
+    assert read_config(config(text + TEXT)).queue_timeout == allowed
+
+
 @given(
     st.sampled_from(["STRING", "INT32", "UINT64", "FP32", "BOOL", "BF16"]),
     st.lists(st.integers(-1, 9), max_size=3),

@@ -135,6 +135,25 @@ def test_inputs_are_refused_values_of_another_type(datatype: str, value: Any) ->
         build_request(info(declared, ours=False), ["p"], {"option": value})
 
 
+def test_the_time_in_the_queue_goes_as_tritons_own_parameter() -> None:
+    patient = replace(info(), queue_timeout=True)
+    request = build_request(patient, ["p"], check_options({"queue_timeout": 0.25}))
+    assert {name: slot.int64_param for name, slot in request.parameters.items()} == {
+        "timeout": 250_000
+    }
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "1", float("nan"), float("inf")])
+def test_a_time_in_the_queue_that_cannot_be_meant_is_refused(value: Any) -> None:
+    with pytest.raises(OptionError, match="queue_timeout takes seconds above 0"):
+        build_request(replace(info(), queue_timeout=True), ["p"], {"queue_timeout": value})
+
+
+def test_a_time_in_the_queue_that_nobody_would_heed_is_refused() -> None:
+    with pytest.raises(OptionError, match="'m' does not take a queue_timeout"):
+        build_request(info(), ["p"], {"queue_timeout": 1})
+
+
 def test_none_is_not_sent_and_chats_are_json() -> None:
     chat = [{"role": "user", "content": "hé"}]
     checked = check_options({"seed": None, "messages": chat})

@@ -8,9 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from llmserve.errors import RequestRejectedError, RequestTimeoutError
+from llmserve.errors import OptionError, RequestRejectedError, RequestTimeoutError
 from llmserve.testing import LiveTriton
+from llmserve_cli.main import cli
 
 PROMPT = "Once upon a time"
 LONG = 200
@@ -20,13 +22,14 @@ class Crowd:
     """Requests to one model, sent one after another; who was answered in which order."""
 
     def __init__(self, triton: LiveTriton, model: str, pool: ThreadPoolExecutor) -> None:
-        self._triton, self._model, self._pool = triton, model, pool
+        self._triton, self._pool = triton, pool
+        self.model = model
         self.order: list[str] = []
 
     def send(self, name: str, *, tokens: int = 8, **asked: Any) -> Future[None]:
         def ask() -> None:
             self._triton.client.generate(
-                self._model, PROMPT, max_tokens=tokens, ignore_eos=True, **asked
+                self.model, PROMPT, max_tokens=tokens, ignore_eos=True, **asked
             )
             self.order.append(name)
 
@@ -78,6 +81,30 @@ def test_one_that_waits_too_long_is_told(crowd: Crowd) -> None:
         crowd.send("impatient", priority=4).result()
     running.result()
     assert crowd.order == ["running"]
+
+
+def test_a_request_can_have_less_patience_than_its_queue(crowd: Crowd) -> None:
+    running = crowd.send("running", tokens=LONG, priority=1)
+    patient = crowd.send("patient", priority=2, queue_timeout=60)
+    with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
+        crowd.send("impatient", priority=2, queue_timeout=0.02).result()
+    running.result()
+    patient.result()
+    assert crowd.order == ["running", "patient"]
+
+
+def test_the_command_asks_for_it_too(triton: LiveTriton, crowd: Crowd) -> None:
+    words = ["query", crowd.model, PROMPT, "--url", triton.server.grpc_url]
+    running = crowd.send("running", tokens=LONG, priority=1)
+    done = CliRunner().invoke(cli, [*words, "--queue-timeout", "0.02"])
+    running.result()
+    assert done.exit_code == RequestTimeoutError.exit_code
+    assert "waited too long in the queue" in done.stderr
+
+
+def test_where_no_request_has_a_patience_of_its_own_it_is_refused(triton: LiveTriton) -> None:
+    with pytest.raises(OptionError, match="does not take a queue_timeout"):
+        triton.client.generate(triton.build("hf"), PROMPT, queue_timeout=1)
 
 
 def test_a_priority_that_does_not_exist_is_the_default(crowd: Crowd) -> None:
