@@ -25,6 +25,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             prepare=_prepare,
             inputs=(*SAMPLING, *LOGPROBS),
             outputs=LOGPROBS_OUTPUTS,
+            # It chooses every token by the Sampler, which asks a formatter what may come next.
+            constrains=True,
             options=PLACEMENT_OPTIONS,
             requires=("accelerate", "torch", "transformers"),
         )

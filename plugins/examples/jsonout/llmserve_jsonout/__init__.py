@@ -28,6 +28,7 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
                 *contract.USAGE,
                 JSON_OUTPUT,
             ),
+            requires=("numpy",),
         )
     ]
 
