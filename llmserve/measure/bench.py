@@ -112,18 +112,20 @@ def run_load(
         with Crew(split(job, load.processes)) as crew:
             crew.warm_up()
             before = observer.look()
-            noted = crew.run(on_progress)
+            with observer.sampler() as sampler:
+                noted = crew.run(on_progress)
             after = observer.look()
     finally:
         observer.close()
     records, seconds, unfinished = _window(noted, job)
+    samples = sampler.between(noted.start, noted.start + seconds)
     return Run(
         subject=subject_of(target, info),
         load=load,
         started=started,
         seconds=seconds,
         records=_counted(records, noted.texts, counter),
-        server=difference(before, after),
+        server=difference(before, after, samples),
         loader=noted.cost,
         unfinished=unfinished,
         interrupted=noted.interrupted,

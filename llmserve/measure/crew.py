@@ -35,9 +35,12 @@ _SHARE = 0.05
 class Noted:
     """What all processes noted together.
 
-    ``texts`` are the pieces of answers whose tokens the model did not count, ``cut`` is how many
-    requests were under way when the load was ended.
+    ``start`` is when the window began, by the monotonic clock. ``texts`` are the pieces of answers
+    whose tokens the model did not count, ``cut`` is how many requests were under way when the load
+    was ended.
     """
+
+    start: float
 
     records: tuple[Record, ...]
     texts: Mapping[int, Sequence[str]]
@@ -117,7 +120,7 @@ class Crew:
                     _order(worker, {"stop": True})
             except queue.Empty:
                 raise KeyboardInterrupt from None
-        return _joined(list(reports.values()), interrupted)
+        return _joined(start, list(reports.values()), interrupted)
 
     def _read(self, at: int, worker: subprocess.Popen[bytes]) -> None:
         for line in worker.stdout or ():
@@ -148,7 +151,7 @@ def _order(worker: subprocess.Popen[bytes], content: Any) -> None:
         worker.stdin.flush()  # type: ignore[union-attr]
 
 
-def _joined(reports: list[dict[str, Any]], interrupted: bool) -> Noted:
+def _joined(start: float, reports: list[dict[str, Any]], interrupted: bool) -> Noted:
     records = [decode(Record, record) for report in reports for record in report["records"]]
     busy, late = (max(report[name] for report in reports) for name in ("busy", "late"))
     cost = LoaderCost(
@@ -161,6 +164,7 @@ def _joined(reports: list[dict[str, Any]], interrupted: bool) -> Noted:
     )
     texts = {int(i): texts for report in reports for i, texts in report["texts"].items()}
     return Noted(
+        start=start,
         records=tuple(sorted(records, key=lambda record: record.index)),
         texts=texts,
         cost=cost,

@@ -1,21 +1,18 @@
-"""What the server itself says: Triton's statistics, and what models publish on ``/metrics``."""
+"""What the server itself says: Triton's statistics, and what models count on ``/metrics``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from llmserve.client.channel import Endpoint
+from llmserve.measure.gauges import Sampler
 from llmserve.measure.job import Place
-from llmserve.measure.runs import ModelFigures, ServerFigures
+from llmserve.measure.published import fetch, read_page
+from llmserve.measure.runs import ModelFigures, Sampled, ServerFigures
 
 _PATIENCE = 5.0
-_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? +([-+.\deE]+|[Nn]a[Nn])(?: |$)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_SUMS = ("_total", "_sum", "_count", "_bucket")
 _TIMES = ("success", "queue", "compute_input", "compute_infer", "compute_output")
 
 
@@ -62,7 +59,11 @@ class Observer:
                 models[name] = self._ask("ModelStatistics", request).model_stats[0]
         except (grpc.RpcError, IndexError):
             return None
-        return Snapshot(models, read_metrics(self._metrics(), self._names))
+        return Snapshot(models, read_page(fetch(self._metrics_url) or "", self._names).sums)
+
+    def sampler(self) -> Sampler:
+        """Give what looks, while a load runs, at what rises and falls."""
+        return Sampler(self._metrics_url, self._names)
 
     def _parts(self, model: str) -> list[str]:
         import grpc
@@ -78,25 +79,11 @@ class Observer:
     def _ask(self, method: str, request: Any) -> Any:
         return getattr(self._stub, method)(request, timeout=_PATIENCE, metadata=self._metadata)
 
-    def _metrics(self) -> str:
-        from http.client import HTTPConnection, HTTPException
 
-        # Not urllib, which would ask a proxy for this machine's own address.
-        parts = urlsplit(self._metrics_url)
-        try:
-            connection = HTTPConnection(parts.hostname or "", parts.port, timeout=_PATIENCE)
-            try:
-                connection.request("GET", parts.path or "/metrics")
-                answer = connection.getresponse()
-                return answer.read().decode(errors="replace") if answer.status == 200 else ""
-            finally:
-                connection.close()
-        except (OSError, HTTPException, ValueError):
-            return ""
-
-
-def difference(before: Snapshot | None, after: Snapshot | None) -> ServerFigures | None:
-    """Say what happened between two looks."""
+def difference(
+    before: Snapshot | None, after: Snapshot | None, samples: Mapping[str, Sampled] | None = None
+) -> ServerFigures | None:
+    """Say what happened between two looks; ``samples`` are what was seen in between."""
     if before is None or after is None:
         return None
     models = tuple(
@@ -104,30 +91,8 @@ def difference(before: Snapshot | None, after: Snapshot | None) -> ServerFigures
         for name in after.models
         if name in before.models
     )
-    metrics = {
-        name: value - before.metrics.get(name, 0.0) if name.endswith(_SUMS) else value
-        for name, value in after.metrics.items()
-    }
-    return ServerFigures(models, metrics)
-
-
-def read_metrics(text: str, models: list[str]) -> dict[str, float]:
-    """Read what a model publishes itself, and what the GPUs do; Triton's own counters are left
-    out, since the statistics have them with more precision.
-
-    >>> read_metrics('acme_tokens_total{model="demo",version="1"} 7', ["demo"])
-    {'acme_tokens_total': 7.0}
-    """
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if match is None or (match[1].startswith("nv_") and not match[1].startswith("nv_gpu_")):
-            continue
-        labels = dict(_LABEL.findall(match[2] or ""))
-        if "model" in labels and labels["model"] not in models:
-            continue
-        found[match[1]] = found.get(match[1], 0.0) + float(match[3])
-    return found
+    metrics = {name: value - before.metrics.get(name, 0.0) for name, value in after.metrics.items()}
+    return ServerFigures(models, metrics, samples or {})
 
 
 def _model(name: str, before: Any, after: Any) -> ModelFigures:

@@ -143,16 +143,28 @@ class ModelFigures:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """What rises and falls, looked at so many times during the window."""
+
+    mean: float
+    peak: float
+    count: int
+
+
+@dataclass(frozen=True)
 class ServerFigures:
     """What the server says it did during the window: differences between its end and start.
 
-    ``models`` has the asked model first. ``metrics`` holds what a model publishes itself on
-    ``/metrics``, by name without labels: ``..._total``, ``..._sum`` and ``..._count`` as
-    differences, others as they stood at the end. It is empty where metrics cannot be reached.
+    ``models`` has the asked model first. ``metrics`` holds what a model counts itself on
+    ``/metrics``, by name without labels. ``samples`` holds what rises and falls there, the
+    machine's own figures such as ``nv_gpu_utilization`` included: over several devices the mean
+    of a share and the sum of all else. Both are empty where metrics cannot be reached, and
+    ``samples`` for a window of less than a quarter of a second.
     """
 
     models: tuple[ModelFigures, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    samples: Mapping[str, Sampled] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmserve.measure.runs import ModelFigures, Run
+from llmserve.measure.runs import ModelFigures, Run, Sampled
 from llmserve.measure.summary import Spread, Summary, summarize
+
+_SAMPLED = {
+    "nv_gpu_utilization": ("GPU utilization", " (%)", 100.0),
+    "nv_gpu_memory_used_bytes": ("GPU memory", " (GB)", 1e-9),
+    "nv_gpu_power_usage": ("GPU power", " (W)", 1.0),
+    "nv_cpu_utilization": ("CPU utilization", " (%)", 100.0),
+    "nv_cpu_memory_used_bytes": ("CPU memory", " (GB)", 1e-9),
+    "nv_pinned_memory_pool_used_bytes": ("pinned memory", " (MB)", 1e-6),
+}
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,18 @@ def _server(run: Run) -> list[Row]:
     several = len(run.server.models) > 1
     # By our own count: an iterative model counts a request at each of its steps.
     sent = len(run.records) + run.unfinished
-    return [row for model in run.server.models for row in _model(model, sent, several)]
+    return [
+        *(row for model in run.server.models for row in _model(model, sent, several)),
+        *(row for name, seen in run.server.samples.items() for row in _sampled(name, seen)),
+    ]
+
+
+def _sampled(name: str, seen: Sampled) -> list[Row]:
+    what, unit, scale = _SAMPLED.get(name, (name, "", 1.0))
+    return [
+        Row(f"Server: avg. {what}{unit}", seen.mean * scale),
+        Row(f"Server: peak {what}{unit}", seen.peak * scale),
+    ]
 
 
 def _model(model: ModelFigures, sent: int, several: bool) -> list[Row]:

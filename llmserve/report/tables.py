@@ -101,7 +101,7 @@ def batch_sizes(batches: object) -> str:
 
 
 def published(named: Sequence[tuple[str, Run]]) -> Table:
-    """Show what models and devices publish on ``/metrics``."""
+    """Show what models count on ``/metrics``; what rises and falls is among the figures."""
     names = list(
         dict.fromkeys(name for _, run in named if run.server for name in run.server.metrics)
     )
@@ -114,7 +114,7 @@ def published(named: Sequence[tuple[str, Run]]) -> Table:
     )
     columns = ("", *(clean(name) for name, _ in named))
     folded = len(rows) > _MANY or len(named) > _MANY
-    return Table("What models and devices publish on /metrics", columns, rows, folded=folded)
+    return Table("What models count on /metrics", columns, rows, folded=folded)
 
 
 def tools(run: Run) -> Table:

@@ -6,21 +6,10 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from llmserve.measure.figures import Snapshot, difference, read_metrics
-from llmserve.measure.runs import ModelFigures, ServerFigures
+from llmserve.measure.figures import Snapshot, difference
+from llmserve.measure.runs import ModelFigures, Sampled, ServerFigures
 from llmserve.measure.table import rows, shown
 from tests.unit.test_measure_results import LOAD, RUN
-
-METRICS = """
-# HELP nv_inference_request_success Number of successful inference requests
-nv_inference_request_success{model="demo",version="1"} 12
-llmserve_output_tokens_total{model="demo",version="1"} 640
-llmserve_output_tokens_total{model="other",version="1"} 7
-llmserve_running_sequences{model="demo",version="1"} 3
-nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5
-nv_gpu_utilization{gpu_uuid="GPU-2"} 0.25
-acme_odd{model="demo",text="a \\"quoted\\" one"} 1.5e-3
-"""
 
 
 def statistics(count: int, nanoseconds: int, batches: dict[int, int]) -> Any:
@@ -34,19 +23,8 @@ def statistics(count: int, nanoseconds: int, batches: dict[int, int]) -> Any:
     return made
 
 
-def test_metrics_of_the_model_itself_are_kept_and_tritons_counters_are_not() -> None:
-    assert read_metrics(METRICS, ["demo"]) == {
-        "llmserve_output_tokens_total": 640.0,
-        "llmserve_running_sequences": 3.0,
-        "nv_gpu_utilization": 0.75,
-        "acme_odd": 0.0015,
-    }
-    assert read_metrics("", ["demo"]) == {}
-    assert read_metrics("<html>not found</html>", ["demo"]) == {}
-
-
 def test_only_what_happened_in_the_window_counts() -> None:
-    before = Snapshot({"demo": statistics(10, 10**9, {1: 10})}, {"a_total": 5.0, "b": 1.0})
+    before = Snapshot({"demo": statistics(10, 10**9, {1: 10})}, {"a_total": 5.0})
     after = Snapshot({"demo": statistics(30, 4 * 10**9, {1: 10, 4: 5})}, {"a_total": 9.0, "b": 7.0})
     found = difference(before, after)
     assert found is not None
@@ -68,6 +46,21 @@ def test_server_times_are_means_over_our_requests() -> None:
     assert found["Server: avg. queue (ms)"] == "250.00"
     assert found["Server: avg. compute infer (ms)"] == "1000.00"
     assert found["Server: avg. batch size"] == "2.00"
+
+
+def test_what_was_sampled_stands_in_the_units_of_people() -> None:
+    model = ModelFigures("demo", 2, 0, 2, 2, 1.0, 0.5, 0.0, 0.5, 0.0)
+    samples = {
+        "nv_gpu_utilization": Sampled(0.5, 0.875, 8),
+        "nv_gpu_memory_used_bytes": Sampled(12.5e9, 13e9, 8),
+        "acme_waiting": Sampled(1.5, 4.0, 8),
+    }
+    found = table(server=ServerFigures((model,), {}, samples))
+    assert found["Server: avg. GPU utilization (%)"] == "50.00"
+    assert found["Server: peak GPU utilization (%)"] == "87.50"
+    assert found["Server: peak GPU memory (GB)"] == "13.00"
+    assert found["Server: peak acme_waiting"] == "4.00"
+    assert not [label for label in found if "power" in label]
 
 
 def test_parts_of_an_ensemble_are_told_apart() -> None:
