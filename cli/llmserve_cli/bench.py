@@ -65,8 +65,10 @@ def bench(
     llmserve bench demo --dataset mini_cnn_eval.json --concurrency 98 --report report
     """
     from llmserve.client.url import parse_url
+    from llmserve.errors import UsageError
     from llmserve.measure.bench import Target, bench
     from llmserve.measure.job import Place
+    from llmserve.measure.published import fetch
     from llmserve.measure.tools import check_tool
     from llmserve_cli.loads import Asked
     from llmserve_cli.output import Meter, refuse_two_on_stdout, told, write_report
@@ -77,6 +79,10 @@ def bench(
     asked = Asked.of(options, requests=_REQUESTS)
     for tool in tools:
         check_tool(tool)
+    if metrics_url and fetch(metrics_url) is None:
+        raise UsageError(
+            f"there are no metrics at {metrics_url}", mend="leave out --metrics-url, or mend it"
+        )
     target = Target(
         model,
         Place(url or str(parse_url())),
@@ -89,7 +95,7 @@ def bench(
     with Meter(f"measuring {model}, {load.label}", asked.requests, asked.duration) as meter:
         run = bench(target, load, asked.prompts, on_progress=meter.show)
     failures: list[LLMServeError] = []
-    if not run.interrupted:
+    if not run.interrupted and run.ended_early is None:
         run, failures = _with_tools(run, target, asked.prompts, tools)
     told(run, as_json, as_csv)
     write_report(run, asked.report)
@@ -120,7 +126,11 @@ def _with_tools(
 
 
 def _exit_code(run: Run) -> int:
-    """Tell a shell that it was interrupted, or that nothing came through."""
+    """Tell a shell that it was interrupted, that the server is gone, or that nothing came."""
+    from llmserve.errors import UnreachableError
+
     if run.interrupted:
         return 130
+    if run.ended_early is not None:
+        return UnreachableError.exit_code
     return 0 if any(record.error is None for record in run.records) else 7

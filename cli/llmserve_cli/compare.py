@@ -99,6 +99,9 @@ def compare(
     if as_json != Path("-"):
         print_comparison(found)
     write_report(found, asked.report)
+    if found.ended_early:
+        click.echo(f"llmserve: ended early: {found.ended_early}", err=True)
+        return 1
     return 130 if found.interrupted else 0
 
 

@@ -149,6 +149,14 @@ def say_what_is_wrong(run: Run) -> None:
     """Say on standard error what must be known to read the figures."""
     if run.interrupted:
         click.echo("llmserve: interrupted, these are the figures until then", err=True)
+    if run.ended_early:
+        click.echo(f"llmserve: ended early: {run.ended_early}", err=True)
+    if not run.records and run.unfinished:
+        click.echo(
+            f"llmserve: no request was done within {run.seconds:.1f} s, {run.unfinished} were "
+            "under way: measure for longer",
+            err=True,
+        )
     if run.loader.warning:
         click.echo(f"llmserve: {run.loader.warning}", err=True)
     if "no tokenizer at hand" in run.load.dataset:

@@ -10,13 +10,14 @@ from typing import Any
 
 from llmserve.client.model import ModelInfo
 from llmserve.errors import UsageError
-from llmserve.measure.crew import Crew, Noted
+from llmserve.measure.crew import Crew
 from llmserve.measure.figures import Observer, difference
-from llmserve.measure.job import Ask, Job, Place, split
+from llmserve.measure.job import GIVE_UP, Ask, Job, Place, split
 from llmserve.measure.machine import machine
 from llmserve.measure.plan import Prompts, plan_requests
 from llmserve.measure.runs import Load, Record, Run, Subject
 from llmserve.measure.tokens import Counter, find_counter
+from llmserve.measure.window import window_of
 
 OnProgress = Callable[[int, float], None]
 """Called with how many requests are done and how many seconds have passed."""
@@ -105,6 +106,7 @@ def run_load(
         total=len(requests),
         warmup=warmup,
         asks=requests,
+        give_up=GIVE_UP,
     )
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     observer = Observer(target.place, target.model, target.metrics_url)
@@ -117,19 +119,21 @@ def run_load(
             after = observer.look()
     finally:
         observer.close()
-    records, seconds, unfinished = _window(noted, job)
-    samples = sampler.between(noted.start, noted.start + seconds)
+    window = window_of(noted, job.duration)
+    samples = sampler.between(noted.start, noted.start + window.seconds)
     return Run(
         subject=subject_of(target, info),
         load=load,
         started=started,
-        seconds=seconds,
-        records=_counted(records, noted.texts, counter),
+        seconds=window.seconds,
+        records=_counted(window.records, noted.texts, counter),
         server=difference(before, after, samples),
         loader=noted.cost,
-        unfinished=unfinished,
+        unfinished=len(window.unfinished),
         interrupted=noted.interrupted,
         machine=machine(),
+        unfinished_seconds=sum(window.unfinished),
+        ended_early=noted.given_up,
     )
 
 
@@ -140,20 +144,8 @@ def check_askable(info: ModelInfo, ask: Ask, load: Load) -> None:
     open_exchange(info, [ask.prompt], ask.options, pieces=load.stream).next_round()
 
 
-def _window(noted: Noted, job: Job) -> tuple[list[Record], float, int]:
-    """Cut what was noted to the window; a duration in a closed loop ends it to the moment."""
-    records = list(noted.records)
-    if job.duration is None:
-        ends = [record.done for record in records]
-        seconds = noted.seconds if noted.interrupted or not ends else max(ends)
-        return records, seconds, noted.cut
-    seconds = min(job.duration, noted.seconds)
-    inside = [record for record in records if record.done <= seconds]
-    return inside, seconds, len(records) - len(inside) + noted.cut
-
-
 def _counted(
-    records: list[Record], texts: Mapping[int, Sequence[str]], counter: Counter
+    records: Sequence[Record], texts: Mapping[int, Sequence[str]], counter: Counter
 ) -> tuple[Record, ...]:
     """Count the tokens that the model did not count, where its tokenizer is at hand."""
     if not counter.exact or not texts:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from llmserve.client.model import ModelInfo
+from llmserve.errors import LLMServeError
 from llmserve.measure.bench import Asks, OnProgress, Target, ignore, run_load, subject_of
 from llmserve.measure.confidence import ratios
 from llmserve.measure.plan import Prompts, plan_requests
@@ -38,21 +39,32 @@ def compare(
 
     Within a round all subjects get the same prompts, lengths and arrival times, one after the
     other in an order that is drawn anew; so what drifts on the machine meets all alike. Each
-    round has prompts of its own, where they are made up. Ctrl-C ends it with what there is.
+    round has prompts of its own, where they are made up. Ctrl-C ends it with what there is, and
+    so does a server that dies.
     """
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     # One tokenizer for all: the same prompts, whoever answers them.
     counter = targets[0].counter()
     runs: dict[tuple[int, int], list[Run]] = {}
+    ended_early = None
     for at, (turn, which, target) in enumerate(steps := _steps(targets, loads, rounds)):
         load = replace(loads[which], seed=loads[which].seed + turn)
         label = f"round {turn + 1} of {rounds}: {targets[target].name}, {load.label}"
         progress = on_step(label, at, len(steps))
-        run = _measure(targets[target], infos[target], load, prompts, counter, progress)
-        runs.setdefault((target, which), []).append(run)
-        if run.interrupted:
+        try:
+            run = _measure(targets[target], infos[target], load, prompts, counter, progress)
+        except LLMServeError as error:
+            if not runs:
+                raise
+            ended_early = f"{label}: {error}"
             break
-    return _joined(targets, infos, loads, rounds, runs, title or _title(targets), started)
+        runs.setdefault((target, which), []).append(run)
+        if run.ended_early is not None:
+            ended_early = f"{label}: {run.ended_early}"
+        if run.interrupted or ended_early is not None:
+            break
+    found = _joined(targets, infos, loads, rounds, runs, title or _title(targets), started)
+    return replace(found, ended_early=ended_early)
 
 
 def _steps(
@@ -90,8 +102,11 @@ def _joined(
     title: str,
     started: str,
 ) -> Comparison:
-    # The interrupted run is not like the others: it has fewer requests, and another mix.
-    whole = {key: [run for run in made if not run.interrupted] for key, made in runs.items()}
+    # A run that was cut is not like the others: it has fewer requests, and another mix.
+    whole = {
+        key: [run for run in made if not run.interrupted and run.ended_early is None]
+        for key, made in runs.items()
+    }
     cells = {
         (at, which): Cell(target.name, load.label, tuple(whole.get((at, which), ())))
         for at, target in enumerate(targets)

@@ -36,8 +36,9 @@ class Noted:
     """What all processes noted together.
 
     ``start`` is when the window began, by the monotonic clock. ``texts`` are the pieces of answers
-    whose tokens the model did not count, ``cut`` is how many requests were under way when the load
-    was ended.
+    whose tokens the model did not count, ``cut`` is when those requests were sent that were under
+    way when the load was ended. ``gone`` is since when there was no server, where that ended it,
+    and ``given_up`` what was said of it.
     """
 
     start: float
@@ -46,8 +47,10 @@ class Noted:
     texts: Mapping[int, Sequence[str]]
     cost: LoaderCost
     seconds: float
-    cut: int
+    cut: tuple[float, ...]
     interrupted: bool
+    gone: float | None = None
+    given_up: str | None = None
 
 
 class Crew:
@@ -162,6 +165,7 @@ def _joined(start: float, reports: list[dict[str, Any]], interrupted: bool) -> N
         warning=warning(busy, late, records),
         wire=", ".join(sorted({report["wire"] for report in reports})),
     )
+    gave_up = [report for report in reports if report["given_up"] is not None]
     texts = {int(i): texts for report in reports for i, texts in report["texts"].items()}
     return Noted(
         start=start,
@@ -169,8 +173,10 @@ def _joined(start: float, reports: list[dict[str, Any]], interrupted: bool) -> N
         texts=texts,
         cost=cost,
         seconds=max(report["seconds"] for report in reports),
-        cut=sum(report["cut"] for report in reports),
+        cut=tuple(sent for report in reports for sent in report["cut"]),
         interrupted=interrupted,
+        gone=min((report["gone"] for report in gave_up), default=None),
+        given_up=next((report["given_up"] for report in gave_up), None),
     )
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from llmserve.client.model import ModelInfo
 
+GIVE_UP = 10.0
+"""Seconds after which a load ends where nobody answers at all; a restart may take some."""
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -35,7 +38,8 @@ class Job:
 
     With ``concurrency`` so many requests are kept under way, else each is sent at its time. With
     ``duration`` the requests are repeated until it is over, else each is sent once. ``total`` is
-    how many there are in all shares, so that repeated requests get numbers of their own.
+    how many there are in all shares, so that repeated requests get numbers of their own. After
+    ``give_up`` seconds without any server it ends.
     """
 
     place: Place
@@ -47,6 +51,7 @@ class Job:
     total: int
     warmup: tuple[Ask, ...]
     asks: tuple[Ask, ...]
+    give_up: float = GIVE_UP
 
 
 def split(job: Job, processes: int) -> list[Job]:

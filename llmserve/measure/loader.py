@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from llmserve.client.channel import Endpoint
+from llmserve.errors import LLMServeError, UnreachableError
 from llmserve.measure.asking import Asked, Asker
 from llmserve.measure.codec import decode, encode
 from llmserve.measure.job import Ask, Job
@@ -32,6 +33,10 @@ TELLING = 0.2
 _TICK = 0.02
 _DRAIN = 60.0
 """Seconds to wait, after a duration, for what is still under way."""
+_PAUSE = 0.1
+"""Seconds until a place of a closed loop asks again where nobody is: it must not run in circles."""
+_NOBODY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+"""What may be said without a word from the server."""
 
 
 class Loader:
@@ -43,7 +48,10 @@ class Loader:
         self._asked: list[Asked] = []
         self._lags: list[float] = []
         self._next = 0
-        self._under_way = 0
+        self._under_way: dict[int, float] = {}
+        self._gone: float | None = None
+        self._given_up: str | None = None
+        self._task: asyncio.Future[None] | None = None
 
     async def run(self, orders: asyncio.StreamReader) -> None:
         """Warm up, wait for the start, run, and tell what happened."""
@@ -65,17 +73,14 @@ class Loader:
         await self._asker.finish()
         failures = [failure for one in asked if (failure := failure_of(self._job, one))]
         if asked and len(failures) == len(asked):
-            first = failures[0]
-            return {
-                "failed": type(first).__name__, "problem": first.problem, "mend": first.mend
-            }  # fmt: skip
+            return _failed(failures[0])
         return {"ready": True}
 
     async def _measure(self, start: float, orders: asyncio.StreamReader) -> None:
         # What was made until now stays: the collector need not look through it again and again.
         gc.collect()
         gc.freeze()
-        load = asyncio.ensure_future(self._load(start))
+        load = self._task = asyncio.ensure_future(self._load(start))
         helpers = [
             asyncio.ensure_future(what)
             for what in (self._listen(orders, load), self._tell(start), self._watch(start))
@@ -115,6 +120,8 @@ class Loader:
             if end is not None and now >= end:
                 return
             await self._one(ask, now)
+            if self._gone is not None:
+                await asyncio.sleep(_PAUSE)
 
     def _take(self) -> Ask | None:
         asks = self._job.asks
@@ -141,12 +148,24 @@ class Loader:
                 task.cancel()
 
     async def _one(self, ask: Ask, scheduled: float) -> None:
-        self._under_way += 1
+        self._under_way[ask.index] = time.monotonic()
         asked = await self._asker.ask(ask, scheduled)
-        self._under_way -= 1
+        del self._under_way[ask.index]
         self._asked.append(asked)
+        self._look_whether_gone(asked)
         if self._job.concurrency is None:
             self._lags.append(asked.sent - scheduled)
+
+    def _look_whether_gone(self, asked: Asked) -> None:
+        """Note since when there is no server, and end the load when that lasts."""
+        if asked.code not in _NOBODY:
+            self._gone = None
+        elif isinstance(failure_of(self._job, asked), UnreachableError):
+            if self._gone is None:
+                self._gone = asked.ended
+            if asked.ended - self._gone > self._job.give_up and self._task is not None:
+                self._given_up = str(failure_of(self._job, asked))
+                self._task.cancel()
 
     async def _listen(self, orders: asyncio.StreamReader, load: asyncio.Future[None]) -> None:
         """Stop at any word, and at the end of the input."""
@@ -175,11 +194,17 @@ class Loader:
                 "cpu": cpu,
                 "busy": cpu / max(1e-9, ended - start),
                 "late": percentile(sorted(self._lags), 0.99) if self._lags else 0.0,
-                "cut": self._under_way,
+                "cut": [sent - start for sent in self._under_way.values()],
+                "gone": None if self._gone is None else self._gone - start,
+                "given_up": self._given_up,
                 "wire": self._asker.wire.name,
                 "seconds": ended - start,
             }
         )
+
+
+def _failed(error: LLMServeError) -> dict[str, Any]:
+    return {"failed": type(error).__name__, "problem": error.problem, "mend": error.mend}
 
 
 def _say(content: dict[str, Any]) -> None:
@@ -202,6 +227,8 @@ async def _main() -> None:
     wire = await open_wire(endpoint, plain=not os.environ.get(LIBRARY))
     try:
         await Loader(job, Asker(job, wire)).run(orders)
+    except LLMServeError as error:
+        _say(_failed(error))
     finally:
         await wire.close()
 

@@ -206,8 +206,10 @@ class Run:
     """One load against one subject. ``seconds`` is the length of the window.
 
     With a number of requests the window ends when the last one is done; with a duration it ends
-    then, and requests that are under way are not counted (``unfinished`` says how many).
-    ``interrupted`` runs were ended with Ctrl-C and hold what came until then. ``started``
+    then, and requests that are under way are not counted (``unfinished`` says how many, and
+    ``unfinished_seconds`` how long they had been under way, together).
+    ``interrupted`` runs were ended with Ctrl-C and hold what came until then; ``ended_early``
+    says what else ended a run before its time, such as a server that has died. ``started``
     is the wall clock in ISO form, ``machine`` a few words on where it ran.
     """
 
@@ -222,3 +224,5 @@ class Run:
     unfinished: int = 0
     interrupted: bool = False
     machine: Mapping[str, str] = field(default_factory=dict)
+    unfinished_seconds: float = 0.0
+    ended_early: str | None = None

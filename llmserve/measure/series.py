@@ -22,7 +22,8 @@ class Cell:
 class Ratio:
     """A metric of ``subject`` divided by that of ``against``, under one load.
 
-    ``low`` and ``high`` are a 95 % confidence interval over rounds and requests. ``verdict`` is
+    ``low`` and ``high`` are a 95 % confidence interval over rounds; of one round it has no end,
+    and ``high`` is infinite, in JSON null. ``verdict`` is
     ``better``, ``worse`` or ``no difference``: the last when the interval holds 1, or
     when there are too few rounds to say. ``why`` is that in one sentence.
     """
@@ -45,6 +46,7 @@ class Comparison:
     ``loads`` are the labels of :attr:`Load.label` in their order, ``subjects`` in theirs;
     ``cells`` has one :class:`Cell` for each pair. Within a round all subjects saw the same
     prompts, lengths and arrival times, in an order that changes from round to round.
+    ``ended_early`` says what ended it before its time, such as a server that has died.
     """
 
     title: str
@@ -55,6 +57,7 @@ class Comparison:
     cells: tuple[Cell, ...]
     ratios: tuple[Ratio, ...]
     interrupted: bool = False
+    ended_early: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The figures of a run, and what each of them means.
 
-Failed requests count as requests and as errors, and in nothing else.
+Failed requests count as requests, as errors and as under way, and in no time and no rate.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Summary:
     request: from its first piece to its last, over the tokens that came after the first piece,
     so that a piece of several tokens counts as several. ``gap`` is what a reader waits for
     the next piece, however much it brings. ``inflight`` is how many requests were under way on
-    average. ``goodput`` is requests a second that held the limits of the load, and
-    ``within_limits`` their share of all requests; None without a limit. Token figures are None
-    where the model does not count its tokens.
+    average, failed and unfinished ones too. ``goodput`` is requests a second that held the limits
+    of the load, and ``within_limits`` their share of all requests; None without a limit. Token
+    figures are None where the model does not count its tokens.
     """
 
     requests: int
@@ -86,7 +86,7 @@ def summarize(run: Run) -> Summary:
         output_tokens_per_second=sum(written) / seconds if written else None,
         input_tokens=sum(read) / len(read) if read else None,
         output_tokens=sum(written) / len(written) if written else None,
-        inflight=sum(record.done - record.sent for record in run.records) / seconds,
+        inflight=_under_way(run) / seconds,
         latency=Spread.of([latency(record) for record in good]),
         ttft=Spread.of([first_token(record) for record in good]) if streamed else None,
         token_time=Spread.of(_token_times(good)) if streamed else None,
@@ -129,6 +129,10 @@ def _holds(record: Record, run: Run) -> bool:
     return (most is None or latency(record) <= most) and (
         first is None or first_token(record) <= first
     )
+
+
+def _under_way(run: Run) -> float:
+    return run.unfinished_seconds + sum(record.done - record.sent for record in run.records)
 
 
 def _token_times(records: Sequence[Record]) -> list[float]:

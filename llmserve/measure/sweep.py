@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.client.model import ModelInfo
-from llmserve.errors import ConfigError, LLMServeError
+from llmserve.errors import ConfigError, LLMServeError, ServerError
 from llmserve.measure.bench import OnProgress, Target, ignore, run_load
 from llmserve.measure.codec import encode
 from llmserve.measure.grid import make_variants
@@ -146,6 +146,8 @@ def _run(asked: Sweeping, target: Target, info: ModelInfo, variant: Variant, tur
     run = run_load(target, info, load, asks, counter, on_progress=asked.progress)
     if run.interrupted:
         raise KeyboardInterrupt
+    if run.ended_early is not None:
+        raise ServerError(f"the server was gone while it was measured: {run.ended_early}")
     return run
 
 

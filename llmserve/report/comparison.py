@@ -74,7 +74,12 @@ def comparison_page(comparison: Comparison) -> Page:
     ]
     return Page(
         words.clean(comparison.title), "compare", tuple(findings(comparison, main)),
-        tuple(doubts(every, interrupted=comparison.interrupted)), tuple(facts),
+        tuple(
+            doubts(
+                every, interrupted=comparison.interrupted, ended_early=comparison.ended_early
+            )
+        ),
+        tuple(facts),
         tuple(draft.sections),
     )  # fmt: skip
 

@@ -10,11 +10,23 @@ from llmserve.report.words import clean, counted
 FEW = 100
 
 
-def doubts(named: Sequence[tuple[str, Run]], *, interrupted: bool = False) -> list[str]:
+def doubts(
+    named: Sequence[tuple[str, Run]],
+    *,
+    interrupted: bool = False,
+    ended_early: str | None = None,
+) -> list[str]:
     """Give them one line each, without repetition."""
     found = []
     if interrupted or any(run.interrupted for _, run in named):
         found.append("The measurement was interrupted: it holds what came until then.")
+    if ended_early:
+        found.append(f"The measurement ended early: {clean(ended_early).rstrip('.')}.")
+    found += [
+        f"{clean(name)}: it ended early: {clean(run.ended_early).rstrip('.')}."
+        for name, run in named
+        if run.ended_early
+    ]
     told = [(name, run.loader) for name, run in named if run.loader.warning]
     if told:
         # One stands for all: they differ only in how much.

@@ -118,7 +118,8 @@ def pooled(runs: Sequence[Run]) -> Summary | None:
         return None
     records = tuple(record for run in runs for record in run.records)
     length = sum(run.seconds for run in runs)
-    return summarize(replace(runs[0], records=records, seconds=length))
+    cut = sum(run.unfinished_seconds for run in runs)
+    return summarize(replace(runs[0], records=records, seconds=length, unfinished_seconds=cut))
 
 
 def throughput(runs: Sequence[Run]) -> str:

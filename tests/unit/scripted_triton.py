@@ -154,11 +154,11 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return answer
 
 
-async def _serve(script: Script) -> None:
+async def _serve(script: Script, port: int) -> None:
     server = grpc.aio.server()
     scripted = Scripted(script)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(scripted, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     print(port, flush=True)
     # Whoever started us closes our input when done, and then wants to know what we saw.
@@ -170,10 +170,16 @@ async def _serve(script: Script) -> None:
 class Running:
     """A scripted server in a process of its own."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, port: int = 0) -> None:
         self.script = script
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.unit.scripted_triton", json.dumps(asdict(script))],
+            [
+                sys.executable,
+                "-m",
+                "tests.unit.scripted_triton",
+                json.dumps(asdict(script)),
+                str(port),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -200,4 +206,5 @@ def scripted(**script: Any) -> Iterator[Running]:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    asyncio.run(_serve(Script(**{**given, "tokens": tuple(given["tokens"])})))
+    script = Script(**{**given, "tokens": tuple(given["tokens"])})
+    asyncio.run(_serve(script, int(sys.argv[2])))

@@ -11,11 +11,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from llmserve.measure.export import COLUMNS
 from llmserve.measure.results import Comparison, Run, from_json, load
+from llmserve.report.doubts import doubts
 from tests.live.commands import LLMSERVE, run
 from tests.unit.scripted_triton import Running, scripted
 
@@ -98,6 +100,9 @@ def test_ctrl_c_gives_the_table_so_far(server: Running) -> None:
         (["whole", "--requests", "1", "--duration", "1"], "not both"),
         (["whole", "--rate", "1", "--concurrency", "1"], "not both"),
         (["whole", "--rate", "-1"], "--rate must be above 0"),
+        (["whole", "--rate", "inf", "--duration", "1"], "--rate must be above 0, and finite"),
+        (["whole", "--max-input-tokens", "9"], "is for a --dataset"),
+        (["whole", "--metrics-url", "127.0.0.1:9"], "there are no metrics at 127.0.0.1:9"),
         (["whole", "--input-tokens", "many"], "is no length"),
         (["whole", "--stream"], "answers in one piece"),
         (["whole", "--dataset", __file__, "--input-tokens", "3"], "has its own prompts"),
@@ -123,6 +128,30 @@ def test_nothing_that_came_through_is_an_exit_code_and_a_reason() -> None:
         warm = run("bench", "whole", "--url", failing.url, "--requests", "3")
         assert warm.returncode == 7
         assert "scripted to fail" in warm.stderr
+
+
+def test_a_server_that_is_gone_is_an_exit_code_and_a_reason(tmp_path: Path) -> None:
+    with scripted(first=0.02, tokens=(1,)) as dying:
+        path = tmp_path / "run.json"
+        words = ("bench", "whole", "--url", dying.url, "--duration", "60", "--json", str(path))
+        Timer(3.0, dying.process.kill).start()
+        done = run(*words)
+    assert done.returncode == 4
+    assert "llmserve: ended early: no Triton answers at" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert float(rows(done.stdout)["Total requests"]) > 10
+    found = load(path)
+    assert isinstance(found, Run)
+    assert found.seconds < 5
+    assert any("it ended early" in line for line in doubts([("whole", found)]))
+
+
+def test_a_duration_in_which_nothing_is_done_says_so() -> None:
+    with scripted(first=1.5, tokens=(1,)) as slow:
+        words = ("bench", "whole", "--url", slow.url, "--duration", "0.5", "--warmup", "0")
+        done = run(*words, "--concurrency", "3")
+    assert done.returncode == 7
+    assert "no request was done within 0.5 s, 3 were under way: measure for longer" in done.stderr
 
 
 def test_compare_prints_means_and_ratios(server: Running, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmserve.errors import UsageError
-from llmserve.measure.bench import Target
+from llmserve.errors import UnreachableError, UsageError
+from llmserve.measure.bench import OnProgress, Target, ignore
 from llmserve.measure.compare import compare
 from llmserve.measure.confidence import interval, ratios
 from llmserve.measure.job import Place
@@ -127,3 +127,40 @@ def test_subjects_see_the_same_requests_in_every_round() -> None:
     latency = next(ratio for ratio in found.ratios if ratio.metric == "latency_p50")
     # How sure it is depends on how calm the machine is; on which side it lies does not.
     assert latency.ratio > 1.5
+
+
+@pytest.mark.parametrize("warmup", [1, 0], ids=["seen by the warm-up", "seen by the load"])
+def test_a_server_that_dies_leaves_the_rounds_before_it(
+    warmup: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve.measure.bench.GIVE_UP", 0.5)
+    with scripted(first=0.01, tokens=(1,)) as lasting, scripted(first=0.01, tokens=(1,)) as dying:
+        targets = [
+            Target("whole", Place(lasting.url), name="lasting"),
+            Target("whole", Place(dying.url), name="dying"),
+        ]
+        infos = [target.info() for target in targets]
+
+        def on_step(label: str, at: int, of: int) -> OnProgress:
+            # Four measurements are done: two rounds.
+            if at == 4:
+                dying.process.kill()
+                dying.process.wait()
+            return ignore
+
+        load = Load.closed(2, requests=40, warmup=warmup)
+        found = compare(targets, infos, [load], Prompts(), rounds=5, on_step=on_step)
+    assert found.ended_early is not None
+    assert "round 3 of 5: dying" in found.ended_early
+    assert "no Triton answers" in found.ended_early
+    assert not found.interrupted
+    assert [len(cell.runs) for cell in found.cells if cell.subject == "dying"] == [2]
+    assert len(found.ratios) > 0
+
+
+def test_a_subject_that_was_never_there_is_an_error() -> None:
+    with scripted(first=0.01, tokens=(1,)) as server:
+        target = Target("whole", Place(server.url))
+        infos = [target.info()] * 2
+    with pytest.raises(UnreachableError):
+        compare([target, target], infos, [Load.closed(1, requests=1)], Prompts(), rounds=3)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, median
+from threading import Timer
 
 import pytest
 
-from llmserve.errors import ModelNotReadyError, UnreachableError
+import llmserve.measure.bench as module
+from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
 from llmserve.measure.bench import Target, bench
 from llmserve.measure.job import Place
 from llmserve.measure.plan import Prompts
@@ -124,6 +127,63 @@ def test_a_closed_loop_keeps_to_its_duration_and_repeats_its_prompts() -> None:
     assert max(record.done for record in run.records) <= 1.05
     indices = [record.index for record in run.records]
     assert len(set(indices)) == len(indices)
+
+
+def test_what_is_under_way_when_time_is_up_counts_as_under_way() -> None:
+    # Four answers of 0.7 s in a window of 1 s, and then four more that nobody sees the end of.
+    with scripted(first=0.7, tokens=(1,)) as server:
+        run, _ = measured(server, "whole", Load.closed(4, duration=1.0, warmup=0))
+    assert (len(run.records), run.unfinished) == (4, 4)
+    assert summarize(run).inflight == pytest.approx(4, rel=0.03)
+
+
+def test_a_server_that_dies_ends_the_load_and_what_it_answered_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "GIVE_UP", 1.0)
+    with scripted(first=0.05, tokens=(1,)) as server:
+        Timer(1.0, server.process.kill).start()
+        began = time.monotonic()
+        target = Target("whole", Place(server.url))
+        run = bench(target, Load.closed(4, duration=30.0, warmup=0), Prompts())
+        assert time.monotonic() - began < 10
+    answered = [record for record in run.records if record.error is None]
+    assert len(answered) > 20
+    # It asks again and again whether it is back, but does not run in circles.
+    assert 4 <= summarize(run).errors["unreachable"] < 100
+    assert run.ended_early is not None
+    assert "no Triton answers" in run.ended_early
+    # The time in which nobody was there is no part of the window.
+    assert run.seconds < 3.0
+
+
+def test_a_server_that_comes_back_is_asked_again() -> None:
+    with scripted(first=0.05, tokens=(1,)) as server:
+        port = int(server.url.rpartition(":")[2])
+        again: list[Running] = []
+
+        def restart() -> None:
+            server.process.kill()
+            server.process.wait()
+            again.append(Running(server.script, port))
+
+        Timer(0.7, restart).start()
+        target = Target("whole", Place(server.url))
+        run = bench(target, Load.closed(2, duration=4.0, warmup=0), Prompts())
+        assert len(again[0].stop()) > 5
+    assert run.ended_early is None
+    assert run.records[-1].error is None
+    assert 2 <= summarize(run).errors["unreachable"] < 100
+
+
+def test_a_request_that_cannot_be_made_is_one_line_before_anything_is_sent(tmp_path: Path) -> None:
+    dataset = tmp_path / "prompts.json"
+    dataset.write_text('["good", "not \\ud800 so good"]', encoding="utf-8")
+    with scripted() as server:
+        target = Target("whole", Place(server.url))
+        with pytest.raises(UsageError, match="UTF-8 cannot carry"):
+            bench(target, Load.closed(1, requests=2), Prompts(dataset))
+        assert server.stop() == []
 
 
 def test_failures_are_told_by_kind_and_message() -> None:
