@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,14 +101,17 @@ class Asked:
         if options["requests"] and options["duration"]:
             raise click.UsageError("give --requests or --duration, not both")
         for name in ("duration", "rate", "limit_latency", "limit_ttft", "timeout"):
-            if options[name] is not None and not options[name] > 0:
-                raise click.UsageError(f"--{name.replace('_', '-')} must be above 0")
+            # Neither "nan" nor "inf", which click takes for numbers.
+            if options[name] is not None and not 0 < options[name] < inf:
+                raise click.UsageError(f"--{name.replace('_', '-')} must be above 0, and finite")
         lengths = {
             name: options[name] and Lengths.parse(options[name])
             for name in ("input_tokens", "output_tokens")
         }
         if options["dataset"] and lengths["input_tokens"]:
             raise click.UsageError("--dataset has its own prompts: leave out --input-tokens")
+        if options["max_input_tokens"] and not options["dataset"]:
+            raise click.UsageError("--max-input-tokens is for a --dataset: leave it out")
         if options["report"]:
             from llmserve.report import require
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from math import inf, isfinite
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -14,6 +15,8 @@ _DIGITS = 6
 
 def encode(value: Any) -> Any:
     """Give plain JSON values; empty and missing fields are written all the same.
+
+    What is without end becomes null, and :func:`decode` makes it infinite again.
 
     >>> encode((1.23456789, None, "x"))
     [1.234568, None, 'x']
@@ -25,7 +28,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [encode(part) for part in value]
     if isinstance(value, float):
-        return round(value, _DIGITS)
+        # JSON has no infinity, and readers that are no Python refuse it.
+        return round(value, _DIGITS) if isfinite(value) else None
     return value
 
 
@@ -56,6 +60,8 @@ def _decode(hint: Any, value: Any) -> Any:
         return {key: _decode(arguments[1], part) for key, part in value.items()}
     if is_dataclass(hint):
         return decode(hint, value)  # type: ignore[arg-type]
+    if hint is float and value is None:
+        return inf
     if hint is float and isinstance(value, int):
         return float(value)
     return value

@@ -1,16 +1,17 @@
 """Prompts from a file.
 
 Three forms, told apart by what is in the file: a JSON list of objects, JSON lines (an object
-each), and plain text (a prompt a line). An object has its prompt under ``input``, which an
-``instruction`` may follow as in the data sets of TensorRT-LLM's tools, or under ``prompt``,
-``text_input`` or ``text``; and, if it says how long the answer is to be, a text under
-``output``, ``completion`` or ``response``, or a number under ``output_tokens`` or
+each), and plain text (a prompt a line, which may begin with a bracket). An object has its prompt
+under ``input``, which an ``instruction`` may follow as in the data sets of TensorRT-LLM's tools,
+or under ``prompt``, ``text_input`` or ``text``; and, if it says how long the answer is to be, a
+text under ``output``, ``completion`` or ``response``, or a number under ``output_tokens`` or
 ``max_tokens``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from llmserve.errors import UsageError
 _PROMPT = ("input", "prompt", "text_input", "text")
 _ANSWER = ("output", "completion", "response")
 _LENGTH = ("output_tokens", "max_tokens")
+_LIST = re.compile(r"\s*\[\s*[\"{]")
+_OBJECT = re.compile(r"\s*\{\s*[\"}]")
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,22 @@ def read_dataset(path: Path) -> list[Sample]:
 
 
 def _parse(path: Path, text: str) -> list[Sample]:
-    if text.lstrip().startswith("["):
+    if _LIST.match(text) or _is_list(text):
         content = _json(text, f"{path}")
         return [_sample(entry, f"{path}, entry {at}") for at, entry in enumerate(content, 1)]
     lines = [(at, line) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if lines and lines[0][1].lstrip().startswith("{"):
+    if lines and _OBJECT.match(lines[0][1]):
         places = ((f"{path}, line {at}", line) for at, line in lines)
         return [_sample(_json(line, place), place) for place, line in places]
     return [Sample(line.rstrip("\r")) for _, line in lines]
+
+
+def _is_list(text: str) -> bool:
+    # Without a text or an object in front it may as well be a prompt: "[1] is a footnote".
+    try:
+        return isinstance(json.loads(text), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _json(text: str, place: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from math import inf
 
 from llmserve.errors import UsageError
 from llmserve.measure.series import Variant
@@ -57,5 +58,5 @@ def _check_numbers(load: Mapping[str, str]) -> None:
             number = float(value) if key == "rate" else int(value)
         except ValueError:
             number = 0
-        if number <= 0:
+        if not 0 < number < inf:
             raise UsageError(f"{key}={value} is no load", mend="give numbers above 0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from llmserve.measure.runs import Load
 from llmserve.measure.synthetic import draw_length, make_prompt
 from llmserve.measure.tokens import Counter
 
+_LONGEST = 10_000_000
+_MOST = 10_000_000
 DISTINCT = 256
 """Most made-up prompts under a duration, where requests repeat themselves after that many."""
 
@@ -35,7 +37,7 @@ class Lengths:
             made = cls(float(mean), float(deviation or 0))
         except ValueError:
             made = cls(0)
-        if not (made.mean >= 1 and made.deviation >= 0):
+        if not (1 <= made.mean <= _LONGEST and 0 <= made.deviation <= _LONGEST):
             raise UsageError(f"{text!r} is no length", mend="give a mean, or mean,deviation")
         return made
 
@@ -80,14 +82,35 @@ def plan_requests(
         sample = samples[at % len(samples)]
         options = _options(load.options, sample, prompts, counter, draw, ours=ours)
         asks.append(Ask(at, sample.prompt, options, times[at] if times else None))
-    warmup = tuple(asks[at % len(asks)] for at in range(load.warmup)) if asks else ()
-    return warmup, tuple(asks)
+    return tuple(_warmup(load, prompts, counter, asks, ours=ours)), tuple(asks)
+
+
+def _warmup(
+    load: Load, prompts: Prompts, counter: Counter, asks: Sequence[Ask], *, ours: bool
+) -> list[Ask]:
+    """Repeat what is measured, with other words where they are made up.
+
+    A server may keep what it has read of a prompt, and would be done with it sooner.
+    """
+    if not asks or prompts.dataset is not None:
+        return [asks[at % len(asks)] for at in range(load.warmup)] if asks else []
+    draw = random.Random(f"warm-up {load.seed}")  # noqa: S311
+    samples = _samples(prompts, counter, load.warmup, draw)
+    return [
+        Ask(at, sample.prompt, _options(load.options, sample, prompts, counter, draw, ours=ours))
+        for at, sample in enumerate(samples[at % len(samples)] for at in range(load.warmup))
+    ]
 
 
 def _times(load: Load) -> list[float] | None:
     if load.rate is None:
         return None
     kind = load.arrivals or "poisson"
+    if load.requests is None and load.rate * (load.duration or 0.0) > _MOST:
+        raise UsageError(
+            f"{load.rate:g} a second for {load.duration:g} s are more than {_MOST:,} requests",
+            mend="lower the rate or the duration",
+        )
     return arrival_times(kind, load.rate, load.seed, count=load.requests, duration=load.duration)
 
 

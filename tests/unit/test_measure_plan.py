@@ -4,7 +4,7 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -44,10 +44,18 @@ def test_json_lines_and_plain_text_are_told_apart(tmp_path: Path) -> None:
     assert read_dataset(written(tmp_path, '["one", "two"]')) == [Sample("one"), Sample("two")]
 
 
+def test_plain_text_may_begin_as_json_does(tmp_path: Path) -> None:
+    for line in ("[INST] Hello [/INST]", "{name}, who are you?", "[1] is a footnote", "{", "[]x"):
+        assert read_dataset(written(tmp_path, f"{line}\nmore\n")) == [Sample(line), Sample("more")]
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ("", "holds no prompts"),
+        ("[]", "holds no prompts"),
+        (" \n\n", "holds no prompts"),
+        ('{"data": [{"prompt": "x"}]}', "its keys are data"),
         ("[1]", "entry 1 is no object"),
         ('[{"question": "x"}]', "its keys are question"),
         ('[{"prompt": 3}]', "prompt is no text"),
@@ -144,12 +152,40 @@ def test_prompts_that_are_too_long_are_skipped(tmp_path: Path) -> None:
         plan(Load.closed(1, requests=2), Prompts(written(tmp_path, "a b c"), max_input_tokens=2))
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-4", "8,-1", "8,2,3", "nan"])
+@pytest.mark.parametrize("text", ["", "x", "0", "-4", "8,-1", "8,2,3", "nan", "inf", "8,inf"])
 def test_a_length_that_cannot_be_meant_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no length"):
         Lengths.parse(text)
 
 
-def test_the_warm_up_repeats_the_first_requests() -> None:
-    warmup, asks = plan_requests(Load.closed(8, requests=3), Prompts(), WORDS, ours=True)
-    assert [ask.prompt for ask in warmup] == [asks[at % 3].prompt for at in range(8)]
+def test_the_warm_up_has_prompts_of_its_own_where_they_are_made_up() -> None:
+    # A server that keeps what it has read of a prompt would have a part of the work done.
+    prompts = Prompts(input_tokens=Lengths(6, 2), output_tokens=Lengths(9, 3))
+    warmup, asks = plan_requests(Load.closed(8, requests=3), prompts, WORDS, ours=True)
+    assert len(warmup) == 8
+    assert not {ask.prompt for ask in warmup} & {ask.prompt for ask in asks}
+    assert all(ask.options["ignore_eos"] for ask in warmup)
+    # How many there are changes nothing about what is measured.
+    _, others = plan_requests(Load.closed(8, requests=3, warmup=0), prompts, WORDS, ours=True)
+    assert others == asks
+
+
+def test_the_warm_up_repeats_the_requests_of_a_dataset(tmp_path: Path) -> None:
+    prompts = Prompts(written(tmp_path, "one\ntwo\nthree\n"))
+    warmup, _ = plan_requests(Load.closed(8, requests=3, warmup=4), prompts, WORDS, ours=True)
+    assert [ask.prompt for ask in warmup] == ["one", "two", "three", "one"]
+
+
+def test_lengths_have_the_mean_and_the_spread_asked_for() -> None:
+    prompts = Prompts(input_tokens=Lengths(128, 16), output_tokens=Lengths(64, 8))
+    made = plan(Load.closed(1, requests=1000), prompts)
+    read = [WORDS.count(prompt) for prompt, _, _ in made]
+    written = [options["max_tokens"] for _, options, _ in made]
+    for found, mean, deviation in ((read, 128, 16), (written, 64, 8)):
+        assert fmean(found) == pytest.approx(mean, rel=0.02)
+        assert stdev(found) == pytest.approx(deviation, rel=0.1)
+
+
+def test_more_arrivals_than_anybody_can_mean_are_refused() -> None:
+    with pytest.raises(UsageError, match="requests"):
+        plan(Load.open(1e9, duration=10.0), Prompts())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,15 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         save(RUN, tmp_path / "missing" / "result.json")
     with pytest.raises(ConfigError, match="cannot read"):
         load(tmp_path / "missing.json")
+
+
+def test_an_interval_without_end_is_json_that_everybody_reads(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    endless = replace(COMPARISON, ratios=(replace(RATIO, low=0.0, high=float("inf")),))
+    save(endless, path)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    json.loads(path.read_text(), parse_constant=refuse)
+    assert load(path) == endless
