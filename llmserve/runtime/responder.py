@@ -23,6 +23,8 @@ class Responder:
         self.closed = False
         self.gone = False
         """Whether the client is known to have left."""
+        self.recent = _RECENT
+        """How old Triton's word that the client is there may be, in seconds."""
         self._asked = 0.0
         self.attach(raw)
 
@@ -40,14 +42,15 @@ class Responder:
         """Whether responses can be sent now."""
         return self._raw is not None
 
-    def cancelled(self, *, recent: float = _RECENT) -> bool:
+    def cancelled(self, *, now: bool = False) -> bool:
         """Whether the client is gone or asked to stop, as far as is known.
 
-        Asking takes Triton 0.06 ms, so a row that asks for every token gets a recent answer.
+        Asking takes Triton 0.06 ms, so a row that asks for every token gets a recent answer,
+        unless it wants to know of ``now``.
         """
-        now = time.monotonic()
-        if self._raw is not None and now - self._asked >= recent:
-            self._asked = now
+        moment = time.monotonic()
+        if self._raw is not None and (now or moment - self._asked >= self.recent):
+            self._asked = moment
             self.gone = bool(self._raw.is_cancelled())
         return self.gone
 

@@ -18,27 +18,25 @@ from llmserve.runtime.generation import Generation
 from llmserve.runtime.job import Job
 from llmserve.runtime.protocols import Parts, Stepper
 from llmserve.runtime.responder import Responder
+from llmserve_iterative.burst import Burst
+from llmserve_iterative.controls import NOBODY, Numbers, read_controls
 from llmserve_iterative.flight import Flight, Queue
 from llmserve_iterative.metrics import Metrics
 from llmserve_iterative.watch import Watch
 
-# What Triton takes for a sequence that is scheduled again and for a response that is sent. A
-# burst and the time between two pieces are long enough that this stays a small part of them.
-_SCHEDULING_COST = 0.00006
+# What Triton takes for a response, and to say whether a client is still there. The time between
+# two of them is long enough that they stay a small part of it.
 _RESPONSE_COST = 0.00025
+_ASKING_COST = 0.00006
 _SMALL_PART = 0.05
+_LATELY = 0.02
 
 _ABANDONED = 60.0
-_LATELY = 0.02
 # When Triton has had nothing for so long, none of those in flight is with it any more.
 _SILENCE = 1.0
 # Triton ends a sequence that it has not seen for the idle time, and then loses a request of it
 # that is given back: nobody would ever answer it. One that comes near is kept to its end.
 _NEAR = 0.8
-_OWN_IDS = 1 << 16
-_END = 2
-# What fills a direct slot that has no request.
-_NOBODY = 0
 
 
 class IterativeDriver:
@@ -46,10 +44,10 @@ class IterativeDriver:
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
-        self._burst = settings["burst_ms"] / 1000
+        self._burst = Burst(settings["burst_ms"] / 1000)
         self._patience = _NEAR * settings["idle_seconds"]
         self._flights: dict[int, Flight] = {}
-        self._latest_id = 0
+        self._numbers = Numbers()
         self._queue = Queue(time.monotonic())
         self._lock = Lock()
         self._watch = Watch(self._look_after, _SILENCE / 2)
@@ -85,19 +83,24 @@ class IterativeDriver:
 
     def _execute(self, requests: Sequence[Any]) -> None:
         now = time.monotonic()
-        numbers = [self._control(raw, "CORRID") for raw in requests]
-        known = [self._flights[number] for number in numbers if number in self._flights]
+        controls = [read_controls(raw) for raw in requests]
+        known = [self._flights[number] for number, _ in controls if number in self._flights]
         self._queue.begin(now, [flight.queued for flight in known])
+        self._burst.begin(now, sum(start for _, start in controls), len(requests))
         present = {}
-        for raw, number in zip(requests, numbers, strict=True):
-            if self._arrive(raw, number, now):
+        for raw, (number, start) in zip(requests, controls, strict=True):
+            if self._arrive(raw, number, start, now):
                 present[number] = raw
         absent = [flight for number, flight in self._flights.items() if number not in present]
         self._ground([flight for flight in absent if flight.queued < self._queue.reached])
         self._forget_abandoned(now)
         flights = [self._flights[number] for number in present]
+        for flight in flights:
+            flight.job.responder.recent = max(_LATELY, len(flights) * _ASKING_COST / _SMALL_PART)
+        begun = time.monotonic()
         self._fly(flights, now)
         now = time.monotonic()
+        flown = now - begun
         for number, raw in present.items():
             flight = self._flights[number]
             closed = flight.job.responder.closed
@@ -105,7 +108,7 @@ class IterativeDriver:
                 # Who has left is given back unanswered as well: then Triton lets go of it and of
                 # its sequence's place at once, and otherwise only after the idle time.
                 raw.set_release_flags(self._parts.pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-            if closed or self._left(flight, recent=0.0):
+            if closed or self._left(flight, now=True):
                 del self._flights[number]
             else:
                 flight.queued = now
@@ -113,15 +116,16 @@ class IterativeDriver:
             flight.job.responder.detach()
         self._queue.end(now)
         self._publish(at_once=not self._flights)
+        self._burst.end(time.monotonic(), flown)
 
-    def _arrive(self, raw: Any, number: int, now: float) -> bool:
+    def _arrive(self, raw: Any, number: int, start: bool, now: float) -> bool:
         """Match a request with its flight, or begin one; say whether it goes on."""
-        if number == _NOBODY:
+        if number == NOBODY:
             raw.get_response_sender().send(
                 flags=self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             )
             return False
-        if self._control(raw, "START"):
+        if start:
             return self._begin(raw, number, now)
         flight = self._flights.get(number)
         if flight is None:
@@ -133,9 +137,9 @@ class IterativeDriver:
         flight.grounded = False
         return True
 
-    def _left(self, flight: Flight, *, recent: float = _LATELY) -> bool:
+    def _left(self, flight: Flight, *, now: bool = False) -> bool:
         """Whether the client has gone; then nothing of its request is left."""
-        gone = flight.job.responder.cancelled(recent=recent)
+        gone = flight.job.responder.cancelled(now=now)
         if gone:
             self._drop(flight.job)
             for generation in flight.job.generations:
@@ -154,7 +158,7 @@ class IterativeDriver:
     def _begin(self, raw: Any, number: int, now: float) -> bool:
         job = Job(raw, self._parts, eager=False)
         try:
-            self._refuse_own_id(raw, number)
+            self._numbers.take(raw, number, self._flights)
             job.admit(raw)
             for generation in job.generations:
                 self._engine.admit(generation)
@@ -171,26 +175,14 @@ class IterativeDriver:
             return True
         return False
 
-    def _refuse_own_id(self, raw: Any, number: int) -> None:
-        """Triton numbers its sequences itself; a client's number would mix two requests up."""
-        by_itself = number - self._latest_id < _OWN_IDS and number not in self._flights
-        if isinstance(raw.correlation_id(), str) or raw.flags() & _END or not by_itself:
-            raise RequestError(
-                "this model makes a sequence of every request by itself: send it without a "
-                "sequence id"
-            )
-        self._latest_id = max(self._latest_id, number)
-
     def _fly(self, flights: Sequence[Flight], began: float) -> None:
         """Make steps until it is time to ask Triton for new requests.
 
         Those that Triton would lose are made to their end, however long that takes.
         """
-        burst = pace = 0.0
-        if self._burst:
-            streams = sum(flight.job.streams for flight in flights)
-            burst = max(self._burst, len(flights) * _SCHEDULING_COST / _SMALL_PART)
-            pace = streams * _RESPONSE_COST / _SMALL_PART
+        burst = self._burst.length
+        streams = sum(flight.job.streams for flight in flights)
+        pace = streams * _RESPONSE_COST / _SMALL_PART if burst else 0.0
         if began - self._queue.reached > self._patience / 4:
             # Only who is given back and comes again shows how long the others have been waiting.
             burst = 0.0
@@ -291,8 +283,3 @@ class IterativeDriver:
     def _drop(self, job: Job) -> None:
         for generation in job.generations:
             self._engine.drop(generation)
-
-    @staticmethod
-    def _control(raw: Any, name: str) -> int:
-        tensor = next(tensor for tensor in raw.inputs() if tensor.name() == name)
-        return int(tensor.as_numpy().reshape(-1)[0])

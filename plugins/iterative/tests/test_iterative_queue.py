@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from llmserve_iterative.burst import Burst
+
 from .scheduler import Scheduler
 
 
@@ -95,7 +97,7 @@ def test_short_requests_in_a_row_do_not_make_a_long_one_look_late() -> None:
         triton.send("ab", max_tokens=3)
         triton.run_all()
     long = triton.send("ab", max_tokens=900, stream=True)
-    triton.driver._burst = 0.001
+    triton.driver._burst = Burst(0.001)
     triton.engine.pause = 0.001
     triton.run([long])
     assert not long.closed
