@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message.")
 @click.option("--timeout", type=float, help="Seconds for everything.")
-@click.option("--queue-timeout", type=float, help="Seconds to wait for a turn, if it allows that.")
+@click.option("--queue-timeout", type=float, help="Seconds to wait for a turn, if it takes that.")
 @click.option(
     "--file",
     "prompts",

@@ -35,7 +35,7 @@ class ModelInfo:
 
     ``rows`` is how many prompts fit into one request, None when the model sets no limit.
     ``made_by_llmserve`` holds the version that built it, None for other models.
-    ``queue_timeout`` says whether a request may have a time of its own to wait in the queue.
+    ``queue_timeout`` says whether a request can have less time in the queue than others.
     """
 
     name: str
@@ -102,7 +102,8 @@ def _exchange(config: Any, named: str | None) -> Exchange:
 def _queue_timeout(config: Any) -> bool:
     batching = config.dynamic_batching
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
-    return any(policy.allow_timeout_override for policy in policies)
+    # A request can ask only for less than its queue gives, and where that is 0, for nothing.
+    return any(p.allow_timeout_override and p.default_timeout_microseconds for p in policies)
 
 
 def _has_sequences(config: Any) -> bool:

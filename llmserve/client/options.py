@@ -118,7 +118,8 @@ def _patience(info: ModelInfo, value: Value) -> int:
         # Triton would say nothing and let it wait.
         raise OptionError(
             f"{info.name!r} does not take a {QUEUE_TIMEOUT}",
-            mend="leave it out, or set allow_timeout_override in its config.pbtxt",
+            mend="leave it out, or give its queue a default_timeout_microseconds and "
+            "allow_timeout_override in config.pbtxt",
         )
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _DAYS:
         raise OptionError(f"{QUEUE_TIMEOUT} takes seconds above 0, not {value!r}")

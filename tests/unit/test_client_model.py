@@ -18,6 +18,10 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 OURS = 'parameters { key: "llmserve.exchange" value { string_value: "%s" } }'
 
 
+OVERRIDE = "allow_timeout_override: true"
+PATIENCE = "default_timeout_microseconds: 5"
+
+
 def config(text: str) -> Any:
     return text_format.Parse(f'name: "m" {text}', model_config_pb2.ModelConfig())
 
@@ -68,10 +72,12 @@ def test_who_made_it() -> None:
     ("text", "allowed"),
     [
         ("dynamic_batching { }", False),
-        ("dynamic_batching { default_queue_policy { allow_timeout_override: true } }", True),
+        ("dynamic_batching { default_queue_policy { allow_timeout_override: true } }", False),
+        (f"dynamic_batching {{ default_queue_policy {{ {PATIENCE} }} }}", False),
+        (f"dynamic_batching {{ default_queue_policy {{ {PATIENCE} {OVERRIDE} }} }}", True),
         (
             "dynamic_batching { priority_levels: 2 priority_queue_policy { key: 2 value { "
-            "allow_timeout_override: true } } }",
+            f"{PATIENCE} {OVERRIDE} }} }} }}",
             True,
         ),
         ("sequence_batching { oldest { } }", False),

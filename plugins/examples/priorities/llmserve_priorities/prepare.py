@@ -11,6 +11,10 @@ from llmserve.builder.context import BuildContext
 from llmserve.errors import OptionError
 from llmserve_priorities.queues import Queue, parse_queues
 
+# Triton lets a request ask only for less time than its queue gives, and 0, which means that there
+# is no limit, counts as none to be below. So "for ever" is written as a hundred years.
+_FOR_EVER = 100 * 365 * 24 * 3600 * 1000
+
 _ACTIONS = {
     "reject": pb.ModelQueuePolicy.TimeoutAction.REJECT,
     "delay": pb.ModelQueuePolicy.TimeoutAction.DELAY,
@@ -45,7 +49,6 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
 
 def _write(policy: Any, queue: Queue) -> None:
     policy.timeout_action = _ACTIONS[queue.action]
-    policy.default_timeout_microseconds = queue.timeout_ms * 1000
-    # A request may ask for less patience than its queue has, by Triton's parameter timeout.
+    policy.default_timeout_microseconds = (queue.timeout_ms or _FOR_EVER) * 1000
     policy.allow_timeout_override = True
     policy.max_queue_size = queue.size

@@ -36,7 +36,10 @@ def test_every_priority_has_its_queue(tmp_path: Path) -> None:
     assert (usual.max_queue_size, usual.default_timeout_microseconds) == (16, 2_000_000)
     assert usual.timeout_action == REJECT
     assert sorted(others) == [1, 4]
-    assert (others[1].max_queue_size, others[1].default_timeout_microseconds) == (16, 0)
+    assert others[1].max_queue_size == 16
+    years = others[1].default_timeout_microseconds / 1e6 / 3600 / 24 / 365
+    assert years == 100
+    assert all(policy.allow_timeout_override for policy in (usual, *others.values()))
     assert (others[4].max_queue_size, others[4].timeout_action) == (2, DELAY)
 
 
