@@ -18,6 +18,7 @@ FILE = "llmserve.json"
 # What a server leaves behind when it loads a model is nobody's edit.
 _LEFT_BY_PYTHON = "__pycache__"
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_IMAGE = re.compile(r"([a-z0-9][A-Za-z0-9._/:@-]*)?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
@@ -44,6 +45,11 @@ class Manifest:
     """The model that this one is a part of, where several answer under one name."""
     parts: Sequence[str] = ()
     """The other models that this one needs beside it in the repository."""
+    image: str | None = ""
+    """The container image that it needs, where NVIDIA's plain one will not do; None where it is
+    not known which one does."""
+    brought: Sequence[str] = ()
+    """The packages that this image brings, and which nothing may replace."""
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -126,18 +132,20 @@ def _checked(manifest: Manifest) -> Manifest:
     """Return a manifest that has the shape which its readers rely on, else raise ValueError."""
     texts = (
         manifest.name, manifest.recipe, manifest.plugin, manifest.exchange, manifest.llmserve,
-        manifest.part_of, *manifest.parts,
+        manifest.part_of, *manifest.parts, *manifest.brought,
     )  # fmt: skip
     maps = (manifest.source, manifest.options, manifest.components, manifest.contract)
     parts = manifest.components.values() if isinstance(manifest.components, dict) else ()
     sound = (
         isinstance(manifest.parts, list | tuple)
+        and isinstance(manifest.brought, list | tuple)
         and all(isinstance(text, str) for text in texts)
         and all(isinstance(content, dict) for content in maps)
         and all(_is_component(part) for part in parts)
         and _maps_texts(manifest.files)
         and _maps_texts(manifest.packages)
-        # These two become part of a command line in the Dockerfile.
+        # These become part of the Dockerfile.
+        and (manifest.image is None or bool(_IMAGE.fullmatch(manifest.image)))
         and all(_PACKAGE.fullmatch(name) for name in manifest.packages)
         and all(_VERSION.fullmatch(version) for version in manifest.packages.values())
         and isinstance(manifest.trust_remote_code, bool)

@@ -116,7 +116,7 @@ def _say_what_next(result: BuildResult) -> None:
     where = "" if repository == "model_repository" else f" {repository}"
     lines = [
         f"serve it:          llmserve serve{where}",
-        f"or in a container: docker build -t llmserve-triton {repository}",
+        f"or in a container: {result.docker_build}",
         f"                   {result.docker_run}",
         f'ask it:            llmserve query {result.name} "..."',
         f'                   python {quote(str(result.folder / "client.py"))} "..."',

@@ -60,6 +60,7 @@ def serve(
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
+    settings = _in_its_image(settings)
     _check_environment(settings)
     # A service manager's signal, and Ctrl-C in a background job too, end the server.
     end_in_order(signal.SIGTERM, signal.SIGINT)
@@ -77,16 +78,35 @@ def serve(
         )
 
 
+def _runs_in(settings: ServerSettings, runtime: str) -> bool:
+    """Say whether this is how it will be served; without a repository it will not at all."""
+    from llmserve.server import first_available
+
+    if not settings.repository.is_dir():
+        return False
+    return (first_available() if settings.runtime == "auto" else settings.runtime) == runtime
+
+
+def _in_its_image(settings: ServerSettings) -> ServerSettings:
+    """Choose the container's image, and leave out what needs another."""
+    if not _runs_in(settings, "docker"):
+        return settings
+    from dataclasses import replace
+
+    from llmserve.builder.dockerfile import served_by
+
+    image, models = served_by(settings.repository, settings.models)
+    if models != settings.models:
+        click.echo(f"llmserve: the image {image} serves {', '.join(models)} alone", err=True)
+    return replace(settings, image=image, models=models)
+
+
 def _check_environment(settings: ServerSettings) -> None:
     """Refuse what an embedded server would fail over: it runs in this environment."""
     from llmserve.check import check_environment
     from llmserve.errors import ConfigError
-    from llmserve.server import first_available
 
-    runtime = settings.runtime
-    if not settings.repository.is_dir():
-        return
-    if (first_available() if runtime == "auto" else runtime) != "embedded":
+    if not _runs_in(settings, "embedded"):
         return
     problems = check_environment(settings.repository, settings.models)
     missing = [problem for problem in problems if problem.fatal]

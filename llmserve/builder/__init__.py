@@ -10,6 +10,7 @@ from llmserve.builder import dockerfile
 from llmserve.builder.assembly import Assembly
 from llmserve.builder.context import BuildContext
 from llmserve.builder.fused import write_fused
+from llmserve.builder.needs import PLAIN, Needs
 from llmserve.builder.papers import VERSION_FOLDER
 from llmserve.builder.plan import Plan, make_plan
 from llmserve.builder.publish import check_output, publish
@@ -66,7 +67,7 @@ def build_spec(
     packages = needed_packages(plan)
     check_output(spec.output, [name], force=spec.force)
     # Publishing asks again under its lock; asked here too, it is told before much is copied.
-    dockerfile.updated(spec.output, {name: packages}, newest=name)
+    dockerfile.updated(spec.output, {name: Needs(packages)}, newest=name)
     with staging(spec.output) as scratch:
         context = BuildContext(
             name=name,
@@ -83,12 +84,15 @@ def build_spec(
         )
         manifest = _write(plan, context, packages)
         publish(scratch, spec.output, name, force=spec.force)
+    needs = Needs.of(manifest) or Needs()
+    own = "" if needs.image == PLAIN else name
     return BuildResult(
         name=name,
         repository=spec.output,
         manifest=manifest,
-        dockerfile=spec.output / dockerfile.FILE,
-        docker_run=dockerfile.docker_run(spec.output),
+        dockerfile=spec.output / own / dockerfile.FILE,
+        docker_build=dockerfile.docker_build(spec.output, own, needs),
+        docker_run=dockerfile.docker_run(spec.output, own),
     )
 
 

@@ -133,7 +133,7 @@ class Assembly:
             write_config(self.plan, part.context)
             # The packages are the ensemble's: all run in the same environment.
             write_manifest(self.plan, part.context, part.components, {}, part_of=self.context.name)
-        write_config(self.plan, self.context)
+        write_config(self.plan, self.context, parts=tuple(self._parts))
         write_client(self.plan, self.context)
         return write_manifest(
             self.plan, self.context, self._prepared, packages, parts=tuple(self._parts)

@@ -15,13 +15,31 @@ from llmserve.sources.code import check_code
 from llmserve.sources.intact import check_intact
 
 
+@dataclass(frozen=True)
+class Container:
+    """The image that serves what is built, where NVIDIA's plain one will not do.
+
+    A generator's ``prepare`` or ``assemble`` puts it into :attr:`BuildContext.container`. What the
+    image ``brings`` is never replaced: of the packages that the model needs the others are
+    installed, by themselves and without what they depend on. An ``image`` of None says that the
+    plain one will not do and that no other is known; whoever makes the image then names one.
+
+    >>> Container("nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3", brings=("torch",)).image
+    'nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3'
+    """
+
+    image: str | None
+    brings: tuple[str, ...] = ()
+
+
 @dataclass
 class BuildContext:
     """One model under construction.
 
     ``folder`` is its version folder, ``config`` its configuration so far, ``exchange`` how a
     client will talk to it, ``report`` a place to say what takes long, ``weights`` the patterns
-    of files that the generator takes for a model.
+    of files that the generator takes for a model. ``container`` is what serves it, None for
+    NVIDIA's plain one; of an ensemble's models the ensemble says it.
     """
 
     name: str
@@ -32,6 +50,7 @@ class BuildContext:
     report: Callable[[str], None]
     exchange: str = "unary"
     weights: Sequence[str] = (WEIGHTS,)
+    container: Container | None = None
 
     @cached_property
     def source(self) -> ModelSource:

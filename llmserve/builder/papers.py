@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from llmserve import __version__, modelconfig
+from llmserve.builder import dockerfile
 from llmserve.builder.common import REQUEST_OPTIONS
 from llmserve.builder.context import BuildContext
+from llmserve.builder.needs import Needs
 from llmserve.builder.plan import Plan
+from llmserve.builder.requirements import with_own_needs
 from llmserve.errors import PluginError
 from llmserve.manifest import Manifest
 from llmserve.roles import Component
@@ -30,14 +33,19 @@ def write_entry(context: BuildContext) -> None:
     (context.folder / "model.py").write_text(MODEL_PY, encoding="utf-8")
 
 
-def write_config(plan: Plan, context: BuildContext) -> None:
-    """Write ``config.pbtxt``, with what a client reads from a running server."""
+def write_config(plan: Plan, context: BuildContext, *, parts: Sequence[str] = ()) -> None:
+    """Write ``config.pbtxt``, with what a client reads from a running server.
+
+    ``parts`` are all models that answer under this one's name: an ensemble's steps do not name
+    those that another of them asks.
+    """
     modelconfig.set_parameters(
         context.config,
         {
             "llmserve.version": __version__,
             "llmserve.recipe": plan.recipe.name,
             "llmserve.exchange": context.exchange,
+            **({"llmserve.parts": " ".join(sorted(parts))} if parts else {}),
         },
     )
     text = modelconfig.to_text(context.config)
@@ -60,6 +68,10 @@ def write_manifest(
     parts: Sequence[str] = (),
 ) -> Manifest:
     """Write the manifest, which holds the hash of every other file and so comes last."""
+    # Of a build's models, what all of them need is told by the one that was asked for.
+    container = None if part_of else context.container
+    if container:
+        packages = with_own_needs(packages)
     manifest = Manifest(
         name=context.name,
         recipe=plan.recipe.name,
@@ -74,7 +86,13 @@ def write_manifest(
         llmserve=__version__,
         part_of=part_of,
         parts=sorted(parts),
+        image=container.image if container else "",
+        brought=sorted(container.brings) if container else (),
     )
+    if container and (needs := Needs.of(manifest)):
+        folder = context.folder.parent
+        text = dockerfile.of_model(context.name, needs, folder)
+        (folder / dockerfile.FILE).write_text(text, encoding="utf-8")
     manifest.write(context.folder.parent)
     return manifest
 

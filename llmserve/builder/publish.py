@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmserve import modelconfig
 from llmserve.builder import dockerfile
+from llmserve.builder.needs import Needs
 from llmserve.builder.staging import locked
 from llmserve.builder.swap import MODELS, commit, swap, undo
 from llmserve.errors import ConfigError, OutputError
@@ -92,7 +93,7 @@ def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
     old = {name, *built, *parts_of(output, name)}
     stale = sorted((model for model in old if (output / model).exists()), key=name.__ne__)
     manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
-    needs = {model: papers.packages if papers else {} for model, papers in manifests.items()}
+    needs = {model: Needs.of(papers) for model, papers in manifests.items()}
     text = dockerfile.updated(output, needs, newest=name, gone=stale)
     draft = stage / f".{dockerfile.FILE}"
     if text is not None:

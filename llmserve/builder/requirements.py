@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from llmserve.builder.plan import Plan
 from llmserve.errors import PluginError
 from llmserve.importable import problem_with
+
+_NEEDED_TO_IMPORT = ("pluggy",)
 
 
 def check_runtimes(plan: Plan) -> None:
@@ -39,6 +42,11 @@ def needed_packages(plan: Plan) -> dict[str, str]:
                 mend=f"pip install {name}",
             ) from None
     return found
+
+
+def with_own_needs(packages: Mapping[str, str]) -> dict[str, str]:
+    """Add what llmserve cannot be imported without, for where dependencies are not installed."""
+    return {**packages, **{name: version(name) for name in _NEEDED_TO_IMPORT}}
 
 
 def _normal(name: str) -> str:

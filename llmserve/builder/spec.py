@@ -40,6 +40,7 @@ class BuildResult:
     repository: Path
     manifest: Manifest
     dockerfile: Path
+    docker_build: str
     docker_run: str
 
     @property

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from llmserve.container import HF_HOME, MODELS
+from llmserve.container import HF_HOME, MODELS, image_of
 from llmserve.errors import ServerError
 from llmserve.server.launch import Launch, Own, inherited_environment, server_command, triton_args
 from llmserve.server.ports import Ports
@@ -40,7 +40,7 @@ def prepare(settings: ServerSettings, own: Own) -> Launch:
     if not _ask(command, "image", "inspect", "--format", "{{.Id}}", settings.image):
         raise ServerError(
             f"there is no image {settings.image} here",
-            mend=f"docker build -t {settings.image} {settings.repository}",
+            mend=f"docker build -t {settings.image}{_own_file(settings)} {settings.repository}",
         )
     gpus = settings.gpus
     if gpus is None:
@@ -52,6 +52,13 @@ def prepare(settings: ServerSettings, own: Own) -> Launch:
         # Killing the command leaves the container running.
         last_resort=(command, "rm", "--force", own.name),
     )
+
+
+def _own_file(settings: ServerSettings) -> str:
+    """Name the Dockerfile of an image that is not the repository's."""
+    found = sorted(settings.repository.glob("*/Dockerfile"))
+    own = [path for path in found if image_of(path.parent.name) == settings.image]
+    return f" -f {own[0]}" if own else ""
 
 
 def run_arguments(settings: ServerSettings, own: Own, *, gpus: bool) -> tuple[str, ...]:

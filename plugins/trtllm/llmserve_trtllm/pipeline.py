@@ -9,7 +9,7 @@ from typing import Any
 from llmserve.builder.assembly import Assembly
 from llmserve.builder.context import BuildContext
 from llmserve.errors import IncompatibleError
-from llmserve_trtllm.container import write_dockerfile
+from llmserve_trtllm.container import container
 from llmserve_trtllm.models import ensemble, orchestrator, postprocessing, preprocessing
 from llmserve_trtllm.models.target import Target
 from llmserve_trtllm.names import add
@@ -25,7 +25,7 @@ class Models:
 
 def finish(assembly: Assembly, target: Target, models: Models) -> None:
     """Add what reads and what writes, and wire all of it into the ensemble."""
-    write_dockerfile(assembly.context, target)
+    assembly.context.container = container(target.version)
     options, formatted = assembly.options, assembly.plan.formatter.outputs
     first, last = (add(assembly, name) for name in ("preprocessing", "postprocessing"))
     settings = preprocessing.configure_preprocessing(first.config, target)

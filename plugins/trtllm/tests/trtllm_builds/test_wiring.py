@@ -83,10 +83,33 @@ def test_parts_are_called_after_the_build_unless_it_is_nvidias(tmp_path: Path) -
 
 def test_the_container_is_that_of_the_version(tmp_path: Path) -> None:
     build(tmp_path, "0.12.0")
-    text = (tmp_path / "0.12.0" / "ensemble" / "Dockerfile").read_text()
-    assert "FROM nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3" in text
-    assert "--no-deps" in text
-    assert "transformers" not in text
+    for folder in (tmp_path / "0.12.0", tmp_path / "0.12.0" / "ensemble"):
+        text = (folder / "Dockerfile").read_text()
+        assert "FROM nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3" in text
+        assert "--no-deps" in text
+        assert "llmserve-trtllm==" in text
+        assert "pluggy==" in text
+        assert "transformers==" not in text
+
+
+def test_a_version_of_which_no_container_is_known_gets_none_that_would_not_do(
+    tmp_path: Path,
+) -> None:
+    build(tmp_path, "0.19.0")
+    text = (tmp_path / "0.19.0" / "Dockerfile").read_text()
+    assert "FROM ${IMAGE}" in text
+    assert "transformers==" not in text
+
+
+def test_an_engine_of_several_processes_is_started_by_its_script_there(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(ENGINES / "1.2", engine)
+    content = json.loads((engine / "config.json").read_text())
+    content["pretrained_config"]["mapping"] = {"tp_size": 2, "pp_size": 1}
+    (engine / "config.json").write_text(json.dumps(content))
+    build(tmp_path, "1.2.1", engine=str(engine))
+    text = (tmp_path / "1.2.1" / "ensemble" / "Dockerfile").read_text()
+    assert 'CMD ["sh", \\\n     "/models/ensemble/launch.sh"' in text
 
 
 def test_the_models_in_pytorch_lie_in_the_same_repository(tmp_path: Path) -> None:

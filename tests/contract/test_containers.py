@@ -1,0 +1,195 @@
+"""Which image serves which models, where a repository's models do not agree on one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmserve.builder import build_spec
+from llmserve.builder.context import BuildContext, Container
+from llmserve.builder.dockerfile import served_by
+from llmserve.builder.needs import Needs, groups
+from llmserve.builder.spec import BuildResult, BuildSpec
+from llmserve.container import BASE_IMAGE, IMAGE
+from llmserve.errors import ConfigError, UsageError
+from llmserve.manifest import Manifest
+from llmserve.plugins import Plugin
+from llmserve.registry import Registry
+from llmserve.roles import Batching
+
+OWN = "example.com/engine:24.08"
+
+
+def build(
+    repository: Path, name: str, image: str | None = "", brings: tuple[str, ...] = ()
+) -> BuildResult:
+    """Build with a batching that names an image, as a plugin's component would."""
+
+    def prepare(context: BuildContext) -> dict[str, object]:
+        if image != "":
+            context.container = Container(image, brings)
+        return {}
+
+    core = Registry.load()
+    own = Batching(
+        name="own", summary="", runtime="llmserve.runtime.batch:BatchDriver", prepare=prepare,
+        options=core.batching("dynamic").options, inputs=core.batching("dynamic").inputs,
+    )  # fmt: skip
+    entry = next(entry for entry in core.entries if entry.component is core.batching("dynamic"))
+    core.entries.append(type(entry)(own, "batching", entry.plugin))
+    assert isinstance(entry.plugin, Plugin)
+    return build_spec(BuildSpec("hf", "demo", name, repository, batching="own"), registry=core)
+
+
+def dockerfile(folder: Path) -> str:
+    return (folder / "Dockerfile").read_text()
+
+
+def lines(text: str, word: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(word)]
+
+
+def test_models_that_agree_on_an_image_share_it(tmp_path: Path) -> None:
+    build(tmp_path, "a", OWN, ("torch", "transformers"))
+    result = build(tmp_path, "b", OWN, ("torch",))
+    text = dockerfile(tmp_path)
+    assert lines(text, "FROM") == ["FROM scratch AS wheels", f"FROM {OWN}"]
+    assert lines(text, "CMD") == ['CMD ["tritonserver", "--model-repository=/models"]']
+    assert "--no-deps" in text
+    # What the image brings for one of them is there for both, and nothing replaces it.
+    assert "transformers==" not in text
+    assert "torch==" not in text
+    # llmserve cannot be imported without it, and is installed without what it depends on.
+    assert "pluggy==" in text
+    assert result.dockerfile == tmp_path / "b" / "Dockerfile"
+    assert result.docker_build == (
+        f"docker build -t {IMAGE}-b -f {tmp_path}/b/Dockerfile {tmp_path}"
+    )
+    assert result.docker_run.endswith(f" {IMAGE}-b")
+
+
+def test_the_repositorys_image_leaves_out_what_needs_another_and_says_so(tmp_path: Path) -> None:
+    own = build(tmp_path, "own", OWN, ("torch",))
+    plain = build(tmp_path, "plain")
+    text = dockerfile(tmp_path)
+    assert lines(text, "FROM")[1] == f"FROM {BASE_IMAGE}"
+    told = f"# own is not served by this image: it needs {OWN}.\n"
+    assert f"{told}#     docker build -t {IMAGE}-own -f own/Dockerfile .\n" in text
+    assert "--no-deps" not in text
+    assert "torch==" in text
+    assert "--load-model=plain" in text
+    assert "--load-model=own" not in text
+    # What was named is there, and loads nothing of what it cannot serve.
+    text = own.dockerfile.read_text()
+    assert lines(text, "FROM")[1] == f"FROM {OWN}"
+    assert "--load-model=own" in text
+    assert "--load-model=plain" not in text
+    assert plain.dockerfile == tmp_path / "Dockerfile"
+    assert plain.docker_build == f"docker build -t {IMAGE} {tmp_path}"
+
+
+def test_in_which_order_they_were_built_makes_no_difference(tmp_path: Path) -> None:
+    for name, image in (("x", OWN), ("y", "")):
+        build(tmp_path / "one", name, image)
+    for name, image in (("y", ""), ("x", OWN)):
+        build(tmp_path / "two", name, image)
+    assert dockerfile(tmp_path / "one") == dockerfile(tmp_path / "two")
+
+
+def test_of_images_of_their_own_the_newest_serves_the_repository() -> None:
+    models = {name: Needs(image=f"x:{tag}") for name, tag in (("a", "24.08"), ("b", "26.07"))}
+    assert list(groups(models)[0]) == ["b"]
+    assert list(groups({**models, "c": Needs(image=None)})[0]) == ["b"]
+    assert list(groups({**models, "mine": Needs(told=False)})[0]) == ["b", "mine"]
+
+
+def test_where_no_image_is_known_docker_asks_for_one(tmp_path: Path) -> None:
+    result = build(tmp_path, "a", None)
+    for text in (dockerfile(tmp_path), result.dockerfile.read_text()):
+        assert lines(text, "ARG") == ["ARG IMAGE"]
+        assert lines(text, "FROM")[1] == "FROM ${IMAGE}"
+        assert text.index("ARG IMAGE") < text.index("FROM scratch")
+    assert "--build-arg IMAGE=..." in result.docker_build
+
+
+def test_a_model_that_llmserve_did_not_build_goes_with_the_others(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.pbtxt").write_text('name: "mine"')
+    build(tmp_path, "a", OWN)
+    assert lines(dockerfile(tmp_path), "FROM")[1] == f"FROM {OWN}"
+    build(tmp_path, "b")
+    assert "--load-model=mine" in dockerfile(tmp_path)
+
+
+def test_a_container_is_started_with_the_image_and_what_it_can_load(tmp_path: Path) -> None:
+    build(tmp_path, "own", OWN)
+    assert served_by(tmp_path, ()) == (IMAGE, ())
+    build(tmp_path, "plain")
+    assert served_by(tmp_path, ()) == (IMAGE, ("plain",))
+    assert served_by(tmp_path, ("plain",)) == (IMAGE, ("plain",))
+    assert served_by(tmp_path, ("own",)) == (f"{IMAGE}-own", ("own",))
+    with pytest.raises(UsageError, match=r"plain and own need different images.*--model own"):
+        served_by(tmp_path, ("plain", "own"))
+    written = dockerfile(tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM mine\n")
+    assert served_by(tmp_path, ()) == (IMAGE, ()), "an image of the user's own serves all"
+    (tmp_path / "Dockerfile").write_text(written)
+    (tmp_path / "plain" / "llmserve.json").write_text("{")
+    assert served_by(tmp_path, ()) == (IMAGE, ()), "a damaged one keeps nobody from being served"
+
+
+DOCKER = """#!/bin/sh
+[ "$1" = version ] && echo 27 && exit
+echo "$@" >> "$(dirname "$0")/asked"
+exit 1
+"""
+
+
+def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(
+    tmp_path: Path,
+) -> None:
+    repository, tools = tmp_path / "r", tmp_path / "bin"
+    tools.mkdir()
+    (tools / "docker").write_text(DOCKER)
+    (tools / "docker").chmod(0o755)
+    build(repository, "own", OWN)
+    build(repository, "plain")
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+
+    def told(*words: str) -> str:
+        command = [sys.executable, "-m", "llmserve_cli", "serve", str(repository), *words]
+        docker = ["--runtime", "docker", "--http-port", "0"]
+        return subprocess.run(
+            [*command, *docker], env=env, capture_output=True, text=True, check=False
+        ).stderr
+
+    assert told("--model", "own").endswith(
+        f"there is no image {IMAGE}-own here: "
+        f"docker build -t {IMAGE}-own -f {repository}/own/Dockerfile {repository}\n"
+    )
+    lines = told().splitlines()
+    assert lines[0] == f"llmserve: the image {IMAGE} serves plain alone"
+    assert lines[-1].endswith(f"docker build -t {IMAGE} {repository}")
+    assert f"image inspect --format {{{{.Id}}}} {IMAGE}-own" in (tools / "asked").read_text()
+
+
+@pytest.mark.parametrize("image", ["x\\nRUN curl", "$(id)", "a b", 7])
+def test_an_image_that_would_be_an_instruction_is_refused(tmp_path: Path, image: object) -> None:
+    build(tmp_path, "own", OWN)
+    manifest = tmp_path / "own" / "llmserve.json"
+    quoted = f'"{image}"' if isinstance(image, str) else str(image)
+    manifest.write_text(manifest.read_text().replace(f'"{OWN}"', quoted))
+    with pytest.raises(ConfigError, match="is damaged"):
+        Manifest.read(tmp_path / "own")
+
+
+def test_a_pip_that_is_too_old_for_the_option_passes_its_variable_over() -> None:
+    """Containers of 23.10 have one; a variable of no option at all is passed over likewise."""
+    env = {**os.environ, "PIP_NO_SUCH_OPTION": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
