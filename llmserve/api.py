@@ -54,6 +54,7 @@ MODULES = (
     "llmserve.runtime.text",
     "llmserve.runtime.text_formatter",
     "llmserve.server",
+    "llmserve.server.backends.tensorrtllm",
     "llmserve.sources",
     "llmserve.sources.files",
     "llmserve.sources.intact",

@@ -24,9 +24,6 @@ PLUGINS = [
     if path.relative_to(ROOT).parts[2] not in ("bench", "tests")
 ]
 
-# The stand-in for TensorRT-LLM's backend is the core's, and its plugin runs the LLM API by it.
-EXCEPTIONS = {"trtllm": "llmserve.server.backends.tensorrtllm."}
-
 
 def test_nothing_public_has_gone_or_changed_under_the_same_number() -> None:
     written = LISTED.read_text(encoding="utf-8").splitlines()
@@ -81,12 +78,7 @@ def used(path: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_plugins_use_only_what_is_public(path: Path) -> None:
     for module, name in used(path):
-        own = (
-            "llmserve.scaffold"
-            if "scaffold" in path.parts
-            else EXCEPTIONS.get(path.relative_to(ROOT).parts[1], "none")
-        )
-        if module.startswith(own):
+        if "scaffold" in path.parts and module.startswith("llmserve.scaffold"):
             continue
         names = ["", *public_names(module)] if module in MODULES else []
         assert name in names or f"{module}.{name}" in MODULES, f"{module}.{name} is not public"

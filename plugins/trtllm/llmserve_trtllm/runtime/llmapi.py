@@ -10,11 +10,7 @@ from typing import Any
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.located import located
 from llmserve.runtime.protocols import Parts
-from llmserve.server.backends.tensorrtllm.backend import StandIn
-from llmserve.server.backends.tensorrtllm.flight import Flight
-from llmserve.server.backends.tensorrtllm.reading import read_rows
-from llmserve.server.backends.tensorrtllm.settings import Settings
-from llmserve.server.backends.tensorrtllm.tokens import Tokens
+from llmserve.server.backends.tensorrtllm import Flight, Settings, StandIn, Tokens, read_rows
 
 
 class LlmApi:
