@@ -48,8 +48,9 @@ def new(name: str, role: str, output: Path) -> None:
     folder = new_package(name, role, output)
     click.echo(folder)
     here = quote(str(folder))
+    with_tests = quote(f"{folder}[test]")
     lines = [
-        f"install it:        pip install -e {here}",
+        f"install it:        pip install -e {with_tests}",
         f"run its tests:     (cd {here} && pytest)",
         f"build with it:     llmserve build --plugin {name} --model demo",
         f"what to change:    {quote(str(folder / 'README.md'))}",

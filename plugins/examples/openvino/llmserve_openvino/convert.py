@@ -38,6 +38,14 @@ def convert(source: Path, target: Path, *, weight_format: str, trust_remote_code
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         told = lines[-1][:300] if lines else f"it ended with {done.returncode}"
         raise ModelSourceError(
-            f"{source.name} could not be converted to OpenVINO: {told}",
-            mend="serve it with --plugin hf, or convert it with optimum-cli and name that folder",
+            f"{source.name} could not be converted to OpenVINO: {told}", mend=_mend()
         )
+
+
+def _mend() -> str:
+    """Say what helps; most often it is that optimum-intel has brought a torchvision for GPUs."""
+    if find_spec("torchvision") is not None:
+        command = [sys.executable, "-c", "import torchvision"]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return "torchvision does not fit this torch, so take it away: pip uninstall torchvision"
+    return "serve it with --plugin hf, or convert it with optimum-cli and name that folder"

@@ -47,6 +47,23 @@ def test_a_model_that_cannot_be_converted_is_told_in_one_line(tmp_path: Path) ->
     assert not (tmp_path / "repository").exists()
 
 
+def test_a_torchvision_that_does_not_fit_is_told_with_its_mend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As optimum-intel brings it from PyPI to a torch that is for CPUs only."""
+    site = tmp_path / "site"
+    (site / "torchvision").mkdir(parents=True)
+    told = "operator torchvision::nms does not exist"
+    (site / "torchvision" / "__init__.py").write_text(f"raise RuntimeError({told!r})")
+    (site / "torchvision-0.28.0.dist-info").mkdir()
+    papers = site / "torchvision-0.28.0.dist-info" / "METADATA"
+    papers.write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    with pytest.raises(ModelSourceError, match=r"pip uninstall torchvision$"):
+        llmserve.build("openvino", "demo", output=tmp_path / "repository")
+
+
 def test_without_the_converter_its_package_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
