@@ -69,6 +69,7 @@ def bench(
     from llmserve.measure.bench import Target, bench
     from llmserve.measure.job import Place
     from llmserve.measure.published import fetch
+    from llmserve.measure.standins import marked
     from llmserve.measure.tools import check_tool
     from llmserve_cli.loads import Asked
     from llmserve_cli.output import Meter, refuse_two_on_stdout, told, write_report
@@ -92,6 +93,7 @@ def bench(
         http_url=http_url,
     )
     load = asked.load(concurrency, target.info())
+    target = marked(target)
     with Meter(f"measuring {model}, {load.label}", asked.requests, asked.duration) as meter:
         run = bench(target, load, asked.prompts, on_progress=meter.show)
     failures: list[LLMServeError] = []

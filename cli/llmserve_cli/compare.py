@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,15 +63,18 @@ def compare(
     """
     from llmserve.measure.compare import compare as measured
     from llmserve.measure.pairs import PAIRS
+    from llmserve.measure.standins import marked
     from llmserve.measure.subjects import parse_subject
+    from llmserve.options import parse_assignments
     from llmserve_cli.ending import end_in_order
     from llmserve_cli.loads import Asked
     from llmserve_cli.output import save_json, write_report
     from llmserve_cli.shown import Steps, print_comparison
 
     if pair == "list":
-        for name, both in PAIRS.items():
-            click.echo(f"{name}: {' '.join(both)}")
+        for name, one in PAIRS.items():
+            given = "".join(f" --build {key}={value}" for key, value in one.common.items())
+            click.echo(f"{name}: {one.first} {one.second}{given}")
         return 0
     if pair is not None and (subjects or pair not in PAIRS):
         raise click.UsageError(
@@ -79,15 +82,21 @@ def compare(
             else f"there is no pair {pair!r}: choose one of {', '.join(PAIRS)}"
         )  # fmt: skip
     asked = Asked.of(options, requests=_REQUESTS)
-    wanted = [parse_subject(text) for text in (PAIRS[pair] if pair else subjects)]
+    chosen = PAIRS[pair] if pair else None
+    wanted = [
+        parse_subject(text) for text in ((chosen.first, chosen.second) if chosen else subjects)
+    ]
+    shared = parse_assignments(common)
+    usual = chosen.defaults(shared) if chosen else {}
     if len(wanted) < 2:
         raise click.UsageError("give two subjects or more, or --pair")
     if concurrency and asked.rate:
         raise click.UsageError("give --concurrency or --rate, not both")
     levels = numbers(concurrency or "8") if asked.rate is None else [1]
     end_in_order(signal.SIGTERM)
-    with _targets(wanted, model, common, url, repository, asked.tokenizer) as targets:
+    with _targets(wanted, model, shared, usual, url, repository, asked.tokenizer) as targets:
         infos = [target.info() for target in targets]
+        targets = [marked(target) for target in targets]
         loads = [asked.load(level, *infos) for level in levels]
         with Steps(asked) as steps:
             title = pair or ""
@@ -120,7 +129,8 @@ def numbers(text: str) -> list[int]:
 def _targets(
     wanted: Sequence[Built | Served],
     model: str | None,
-    common: tuple[str, ...],
+    shared: Mapping[str, str],
+    usual: Mapping[str, str],
     url: str | None,
     repository: Path,
     tokenizer: Path | None,
@@ -133,17 +143,17 @@ def _targets(
     from llmserve.measure.bench import Target
     from llmserve.measure.job import Place
     from llmserve.measure.subjects import Built, serving, with_defaults
-    from llmserve.options import parse_assignments
     from llmserve_cli.status import Status
 
-    shared = dict(parse_assignments(common))
-    variants = [with_defaults(one, shared) for one in wanted if isinstance(one, Built)]
+    variants = [one for one in wanted if isinstance(one, Built)]
     if variants and model is None:
         raise click.UsageError(f"{variants[0].label} is to be built: name its --model")
     with ExitStack() as stack:
         made: list[Target] = []
         if variants:
             with Status("building") as status:
+                variants = with_defaults(variants, shared, report=status.say)
+                variants = with_defaults(variants, usual)
                 made = stack.enter_context(serving(variants, str(model), report=status.say))
         waiting = iter(made)
         targets = [

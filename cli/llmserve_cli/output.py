@@ -165,8 +165,17 @@ def say_what_is_wrong(run: Run) -> None:
             "asked for: name it with --repository or --tokenizer",
             err=True,
         )
+    say_stand_ins([run])
     for kind, (count, message) in _errors(run.records).items():
         click.echo(f"llmserve: {count} x {kind}: {message}", err=True)
+
+
+def say_stand_ins(runs: Sequence[Run]) -> None:
+    """Say for what stand-ins answered, which nobody may take for the real thing."""
+    from llmserve.measure.standins import notes
+
+    for note in notes((run.subject.name, run) for run in runs):
+        click.echo(f"llmserve: {note}", err=True)
 
 
 def _errors(records: Sequence[Record]) -> dict[str, tuple[int, str]]:

@@ -67,7 +67,7 @@ def serve(
     with Status("starting Triton") as status:
         server = start(settings, on_progress=lambda p: status.say(_told(p)))
     with server:
-        click.echo(_described(server, repository), err=True)
+        click.echo(_described(server), err=True)
         try:
             code = server.wait()
         except KeyboardInterrupt:
@@ -122,11 +122,11 @@ def _told(progress: Progress) -> str:
     return "waiting until it is ready" if progress.ready else "starting Triton"
 
 
-def _described(server: Server, repository: Path) -> str:
+def _described(server: Server) -> str:
     from llmserve_cli.standins import stand_ins
 
     models = sorted(name for name, state in server.models().items() if state == "READY")
-    instead = stand_ins(repository, models) if server.runtime.startswith("embedded") else []
+    instead = stand_ins(server.metrics_url)
     return "\n".join(
         [
             f"{server.runtime}, log in {server.log_file}",

@@ -46,7 +46,7 @@ class Steps:
 
 def print_comparison(found: Comparison) -> None:
     """Print the means over rounds of every subject, a table per load, then the ratios."""
-    from llmserve_cli.output import print_table
+    from llmserve_cli.output import print_table, say_stand_ins
 
     for load in found.loads:
         cells = [cell for cell in found.cells if cell.load == load and cell.runs]
@@ -59,13 +59,14 @@ def print_comparison(found: Comparison) -> None:
         click.echo(f"{load}, means of {len(cells[0].runs)} rounds")
         print_table("Stat", [cell.subject for cell in cells], texts)
         _print_ratios([ratio for ratio in found.ratios if ratio.load == load])
+    say_stand_ins([run for cell in found.cells for run in cell.runs])
     if found.interrupted:
         click.echo("llmserve: interrupted, these are the rounds until then", err=True)
 
 
 def print_sweep(found: Sweep) -> None:
     """Print all variants, the best first and those that were stopped last."""
-    from llmserve_cli.output import print_table
+    from llmserve_cli.output import print_table, say_stand_ins
 
     places = {name: at for at, name in enumerate(found.ranking)}
     order = sorted(
@@ -85,6 +86,7 @@ def print_sweep(found: Sweep) -> None:
         ]
     columns = ["rank", "OP tokens/sec", "P99 latency (ms)", "rounds", "state", "why"]
     print_table("Variant", columns, texts)
+    say_stand_ins([run for variant in order for run in variant.runs])
 
 
 def _means(runs: tuple[Run, ...]) -> dict[str, float]:

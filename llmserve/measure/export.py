@@ -10,12 +10,16 @@ from llmserve.measure.summary import first_token, latency, token_time
 
 COLUMNS = (
     "index", "scheduled", "sent", "first", "done", "latency", "ttft", "time_between_tokens",
-    "input_tokens", "output_tokens", "pieces", "finish_reason", "error", "message",
+    "input_tokens", "output_tokens", "pieces", "finish_reason", "error", "message", "stand_in",
 )  # fmt: skip
 
 
 def to_csv(run: Run) -> str:
-    """Write every request with its times in seconds; what does not exist is empty."""
+    """Write every request with its times in seconds; what does not exist is empty.
+
+    ``stand_in`` names what was not there and was stood in for.
+    """
+    parts = sorted(set(run.server.stand_ins.values())) if run.server else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -35,6 +39,7 @@ def to_csv(run: Run) -> str:
                 record.finish_reason,
                 record.error,
                 record.message,
+                ", ".join(parts),
             ]
         )
     return text.getvalue()

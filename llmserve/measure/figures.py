@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.client.channel import Endpoint
@@ -11,8 +11,10 @@ from llmserve.measure.gauges import Sampler
 from llmserve.measure.job import Place
 from llmserve.measure.published import fetch, read_page
 from llmserve.measure.runs import ModelFigures, Sampled, ServerFigures
+from llmserve.measure.standins import find
 
 _PATIENCE = 5.0
+_PARTS = "llmserve.parts"
 _TIMES = ("success", "queue", "compute_input", "compute_infer", "compute_output")
 
 
@@ -22,10 +24,11 @@ class Snapshot:
 
     models: Mapping[str, Any]
     metrics: Mapping[str, float]
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
 
 
 class Observer:
-    """Reads the figures of a model, and of the parts of an ensemble."""
+    """Reads the figures of a model and of its parts: an ensemble's, and what these ask."""
 
     def __init__(self, place: Place, model: str, metrics_url: str | None = None) -> None:
         import grpc
@@ -42,7 +45,8 @@ class Observer:
         self._channel = endpoint.open(grpc)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._metrics_url = metrics_url or _usual_metrics(endpoint)
-        self._names = [model, *self._parts(model)]
+        self._configs = self._read_configs(model)
+        self._names = [*self._configs]
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -59,25 +63,40 @@ class Observer:
                 models[name] = self._ask("ModelStatistics", request).model_stats[0]
         except (grpc.RpcError, IndexError):
             return None
-        return Snapshot(models, read_page(fetch(self._metrics_url) or "", self._names).sums)
+        page = fetch(self._metrics_url) or ""
+        return Snapshot(models, read_page(page, self._names).sums, find(self._configs, page))
 
     def sampler(self) -> Sampler:
         """Give what looks, while a load runs, at what rises and falls."""
         return Sampler(self._metrics_url, self._names)
 
-    def _parts(self, model: str) -> list[str]:
+    def _read_configs(self, model: str) -> dict[str, Any]:
+        """Read the configuration of the model and, after it, of all parts that are loaded."""
+        own = self._config(model)
+        configs = {model: own or self._messages.ModelConfigResponse().config}
+        for part in parts_of(configs[model]):
+            if found := self._config(part):
+                configs[part] = found
+        return configs
+
+    def _config(self, name: str) -> Any:
         import grpc
 
         try:
-            request = self._messages.ModelConfigRequest(name=model)
-            config = self._ask("ModelConfig", request).config
+            return self._ask("ModelConfig", self._messages.ModelConfigRequest(name=name)).config
         except grpc.RpcError:
-            return []
-        names = [step.model_name for step in config.ensemble_scheduling.step]
-        return list(dict.fromkeys(names))
+            return None
 
     def _ask(self, method: str, request: Any) -> Any:
         return getattr(self._stub, method)(request, timeout=_PATIENCE, metadata=self._metadata)
+
+
+def parts_of(config: Any) -> list[str]:
+    """Name the models that a model is made of: its steps, and what llmserve says beside them."""
+    names = [step.model_name for step in config.ensemble_scheduling.step]
+    if _PARTS in config.parameters:
+        names += config.parameters[_PARTS].string_value.split()
+    return list(dict.fromkeys(names))
 
 
 def difference(
@@ -86,13 +105,15 @@ def difference(
     """Say what happened between two looks; ``samples`` are what was seen in between."""
     if before is None or after is None:
         return None
-    models = tuple(
+    models = [
         _model(name, before.models[name], after.models[name])
         for name in after.models
         if name in before.models
-    )
+    ]
+    # A part that nobody asked has nothing to tell.
+    asked = [m for at, m in enumerate(models) if not at or m.requests or m.failed or m.executions]
     metrics = {name: value - before.metrics.get(name, 0.0) for name, value in after.metrics.items()}
-    return ServerFigures(models, metrics, samples or {})
+    return ServerFigures(tuple(asked), metrics, samples or {}, after.stand_ins)
 
 
 def _model(name: str, before: Any, after: Any) -> ModelFigures:

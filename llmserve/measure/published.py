@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from llmserve.server.backends.telling import METRIC
+
 _PATIENCE = 5.0
 _LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? +([-+.\deE]+)(?: |$)")
 _TYPE = re.compile(r"# TYPE ([A-Za-z_:][\w:]*) +(\w+)")
@@ -63,7 +65,7 @@ def read_page(text: str, models: Sequence[str]) -> Page:
     kinds = dict(_TYPE.findall(text))
     found: dict[str, list[float]] = {}
     for name, labels, value in _lines(text):
-        if name.startswith("nv_") and name not in MACHINE:
+        if (name.startswith("nv_") and name not in MACHINE) or name == METRIC:
             continue
         # Cumulative buckets and quantiles make no sense added up; their sum and count do.
         if labels.keys() & {"le", "quantile"}:
@@ -80,6 +82,15 @@ def read_page(text: str, models: Sequence[str]) -> Page:
         else:
             gauges[name] = sum(values)
     return Page(sums, gauges)
+
+
+def labels_of(text: str, metric: str) -> list[dict[str, str]]:
+    """Give the labels of all values of a metric that are not 0.
+
+    >>> labels_of('acme{model="demo"} 1', "acme")
+    [{'model': 'demo'}]
+    """
+    return [labels for name, labels, value in _lines(text) if name == metric and value]
 
 
 def _lines(text: str) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -159,12 +159,15 @@ class ServerFigures:
     ``/metrics``, by name without labels. ``samples`` holds what rises and falls there, the
     machine's own figures such as ``nv_gpu_utilization`` included: over several devices the mean
     of a share and the sum of all else. Both are empty where metrics cannot be reached, and
-    ``samples`` for a window of less than a quarter of a second.
+    ``samples`` for a window of less than a quarter of a second. ``stand_ins`` names the models
+    that one of llmserve's stand-ins answered, and what it stands in for: such a model's figures
+    are not those of the real backend.
     """
 
     models: tuple[ModelFigures, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
     samples: Mapping[str, Sampled] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

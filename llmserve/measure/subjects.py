@@ -6,15 +6,17 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llmserve.builder import BuildSpec, build_spec
-from llmserve.errors import UsageError
+from llmserve.builder.plan import known_options
+from llmserve.errors import LLMServeError, UsageError
 from llmserve.measure.bench import Target
 from llmserve.measure.job import Place
 from llmserve.options import parse_assignments
+from llmserve.registry import Registry
 from llmserve.server import ServerSettings, start
 
 _PARTS = ("batching", "tokenizer", "formatter")
@@ -84,9 +86,38 @@ def parse_subject(text: str) -> Built | Served:
     return Built(label or text.rstrip(":"), plugin, dict(parse_assignments(assignments)))
 
 
-def with_defaults(built: Built, common: Mapping[str, Any]) -> Built:
-    """Give a variant what all variants are built with; its own settings come first."""
-    return Built(built.label, built.plugin, {**common, **built.settings})
+def with_defaults(
+    variants: Sequence[Built], common: Mapping[str, Any], *, report: Report = lambda _: None
+) -> list[Built]:
+    """Give variants what all are built with, as far as each knows it; its own settings come first.
+
+    What only some know is reported, and what none knows is left for the build to refuse.
+    """
+    registry = Registry.load()
+    known = [_options(variant, registry) for variant in variants]
+    given: list[dict[str, Any]] = [{} for _ in variants]
+    for name, value in common.items():
+        having = [at for at, names in enumerate(known) if names is None or name in names]
+        for at in having or range(len(variants)):
+            given[at][name] = value
+        if 0 < len(having) < len(variants):
+            labels = " and ".join(variants[at].label for at in having)
+            report(f"{name}={value} is for {labels} alone")
+    return [
+        Built(variant.label, variant.plugin, {**own, **variant.settings})
+        for variant, own in zip(variants, given, strict=True)
+    ]
+
+
+def _options(built: Built, registry: Registry) -> set[str] | None:
+    """Name what a variant can be built with; None where the build itself will be refused."""
+    try:
+        recipe = registry.recipe(built.plugin)
+        own: dict[str, Any] = {key: built.settings[key] for key in _PARTS if key in built.settings}
+        options = known_options(replace(recipe, **own), registry)
+    except LLMServeError:
+        return None
+    return {*_PARTS, *(option.name for option in options)}
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 from llmserve.errors import UsageError
-from llmserve.manifest import Manifest
+from llmserve.manifest import Manifest, parts_of
 
 CHARACTERS = 4
 """How many characters of English a token has, roughly, where nobody can say better."""
@@ -40,11 +39,11 @@ def find_counter(repository: Path | None, model: str, tokenizer: Path | None = N
             tokenizer,
             str(tokenizer),
         )
-    # The parts of an ensemble carry its name in front of theirs.
-    for folder in [] if repository is None else sorted(repository.glob(f"{glob.escape(model)}*")):
+    for folder in _folders(repository, model):
         manifest = Manifest.read(folder)
         part = manifest.components.get("tokenizer") if manifest else None
-        if part:
+        # An ensemble's own says what was chosen; the files are with its parts.
+        if manifest and part and not manifest.parts:
             made = _loaded(part["runtime"], part["settings"], folder / "1", str(folder))
             # Where it lay is chance: that of a variant of a sweep is gone when it is read.
             return replace(made, source="the model's own tokenizer")
@@ -53,6 +52,13 @@ def find_counter(repository: Path | None, model: str, tokenizer: Path | None = N
         exact=False,
         source=f"no tokenizer at hand, {CHARACTERS} characters taken for a token",
     )
+
+
+def _folders(repository: Path | None, model: str) -> list[Path]:
+    """Give a model's folder and, of an ensemble, those of its parts."""
+    if repository is None or not repository.is_dir():
+        return []
+    return [repository / name for name in (model, *parts_of(repository, model))]
 
 
 def _loaded(runtime: str, settings: object, folder: Path, source: str) -> Counter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmserve.measure.runs import Run
+from llmserve.measure.standins import notes
 from llmserve.report.words import clean, counted
 
 FEW = 100
@@ -27,6 +28,7 @@ def doubts(
         for name, run in named
         if run.ended_early
     ]
+    found += [f"{clean(note)}." for note in notes(named)]
     told = [(name, run.loader) for name, run in named if run.loader.warning]
     if told:
         # One stands for all: they differ only in how much.

@@ -191,10 +191,10 @@ def test_comparisons_that_cannot_be_meant_are_one_line(words: list[str], told: s
 
 
 def test_the_pairs_can_be_listed() -> None:
-    assert (
-        "static-inflight: static=iterative:batching=static"
-        in run("compare", "--pair", "list").stdout
+    assert "static-inflight: static=iterative:batching=static inflight=iterative:\n" in (
+        told := run("compare", "--pair", "list").stdout
     )
+    assert "hf-trtllm: hf=hf: trtllm=trtllm: --build layout=llmapi --build stand_in=true" in told
 
 
 def test_a_sweep_that_varies_nothing_is_one_line(tmp_path: Path) -> None:

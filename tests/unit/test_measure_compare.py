@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from llmserve.builder.plan import make_plan
 from llmserve.errors import UnreachableError, UsageError
 from llmserve.measure.bench import OnProgress, Target, ignore
 from llmserve.measure.compare import compare
 from llmserve.measure.confidence import interval, ratios
 from llmserve.measure.job import Place
-from llmserve.measure.pairs import PAIRS
+from llmserve.measure.pairs import PAIRS, Pair
 from llmserve.measure.plan import Lengths, Prompts
 from llmserve.measure.runs import Load, Record, Run
 from llmserve.measure.series import Cell
-from llmserve.measure.subjects import Built, Served, parse_subject
+from llmserve.measure.subjects import Built, Served, parse_subject, with_defaults
+from llmserve.registry import Registry
 from tests.unit.scripted_triton import scripted
 from tests.unit.test_measure_results import RUN
 
@@ -92,14 +95,49 @@ def test_subjects_are_read_as_they_are_written(text: str, expected: Built | Serv
 def test_a_built_subject_has_a_name_that_triton_takes() -> None:
     assert Built("hf:max_batch_size=0", "hf").name == "hf-max_batch_size-0"
     spec = Built("x", "iterative", {"batching": "static", "max_batch_size": "4"})
-    made = spec.spec("demo", __import__("pathlib").Path("r"))
+    made = spec.spec("demo", Path("r"))
     assert (made.batching, dict(made.options)) == ("static", {"max_batch_size": "4"})
 
 
 def test_every_pair_is_two_subjects_to_build() -> None:
-    for both in PAIRS.values():
-        assert len({parse_subject(text).label for text in both}) == 2
-        assert all(isinstance(parse_subject(text), Built) for text in both)
+    for pair in PAIRS.values():
+        subjects = [parse_subject(text) for text in (pair.first, pair.second)]
+        assert len({subject.label for subject in subjects}) == 2
+        assert all(isinstance(subject, Built) for subject in subjects)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_pair_can_be_built(name: str, tmp_path: Path) -> None:
+    for built in variants_of(PAIRS[name], {"max_batch_size": "4"}):
+        plan = make_plan(built.spec("demo", tmp_path), Registry.load())
+        assert plan.options["max_batch_size"] == 4
+
+
+def variants_of(pair: Pair, asked: dict[str, str]) -> list[Built]:
+    texts = [parse_subject(text) for text in (pair.first, pair.second)]
+    built = [subject for subject in texts if isinstance(subject, Built)]
+    return with_defaults(with_defaults(built, asked), pair.defaults(asked))
+
+
+def test_what_only_one_variant_knows_goes_to_that_one_and_is_told() -> None:
+    told: list[str] = []
+    variants = [Built("hf", "hf"), Built("one", "iterative", {"max_batch_size": "2"})]
+    made = with_defaults(
+        variants, {"decoupled": "true", "max_batch_size": "4", "speed": "9"}, report=told.append
+    )
+    assert dict(made[0].settings) == {"decoupled": "true", "max_batch_size": "4", "speed": "9"}
+    # What nobody knows goes to all, for the build to refuse.
+    assert dict(made[1].settings) == {"max_batch_size": "2", "speed": "9"}
+    assert told == ["decoupled=true is for hf alone"]
+
+
+def test_a_pair_with_an_engine_is_built_with_it_in_place_of_the_llm_api() -> None:
+    hf, trtllm = variants_of(PAIRS["hf-trtllm"], {})
+    assert dict(hf.settings) == {}
+    assert dict(trtllm.settings) == {"layout": "llmapi", "stand_in": "true"}
+    hf, trtllm = variants_of(PAIRS["hf-trtllm"], {"engine": "/engine", "dtype": "float16"})
+    assert dict(hf.settings) == {"dtype": "float16"}
+    assert dict(trtllm.settings) == {"engine": "/engine", "dtype": "float16"}
 
 
 def test_wrong_settings_of_a_subject_are_told() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -11,6 +12,7 @@ import pytest
 
 from llmserve.demo import demo_model_path
 from llmserve.errors import UsageError
+from llmserve.manifest import Manifest
 from llmserve.measure.arrivals import arrival_times
 from llmserve.measure.dataset import Sample, read_dataset
 from llmserve.measure.plan import Lengths, Prompts, plan_requests
@@ -112,6 +114,28 @@ def test_the_models_own_tokenizer_is_called_so_wherever_it_lies() -> None:
     counter = find_counter(Path(__file__).parents[2] / "model_repository", "demo")
     assert counter.exact
     assert Prompts().describe(counter) == "made up, 32 tokens (the model's own tokenizer)"
+
+
+def test_the_tokenizer_of_an_ensemble_is_with_its_part(tmp_path: Path) -> None:
+    def model(name: str, parts: tuple[str, ...] = (), part_of: str = "") -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        runtime = "llmserve.runtime.hf_tokenizer:TransformersTokenizer"
+        part = {"name": "transformers", "runtime": runtime, "settings": {"path": "tokenizer"}}
+        Manifest(
+            name=name, recipe="r", plugin="p", exchange="unary", source={}, options={},
+            components={"tokenizer": part}, contract={}, packages={}, trust_remote_code=False,
+            llmserve="0", part_of=part_of, parts=parts,
+        ).write(folder)  # fmt: skip
+        return folder
+
+    # NVIDIA's names, of which none begins with that of another.
+    model("ensemble", parts=("preprocessing",))
+    part = model("preprocessing", part_of="ensemble")
+    shutil.copytree(demo_model_path(), part / "1" / "tokenizer")
+    counter = find_counter(tmp_path, "ensemble")
+    assert counter.exact
+    assert counter.count("Hello") == find_counter(None, "x", demo_model_path()).count("Hello")
 
 
 def plan(load: Load, prompts: Prompts, *, ours: bool = True) -> list[tuple[str, Any, Any]]:

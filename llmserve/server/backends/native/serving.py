@@ -15,6 +15,7 @@ from llmserve.runtime.stage import tensors_of
 from llmserve.server.backends.native.engine import Array, Engine
 from llmserve.server.backends.native.states import State, States
 from llmserve.server.backends.native.types import dtype_of
+from llmserve.server.backends.telling import Notice
 
 START, END = 1, 2
 
@@ -68,9 +69,9 @@ class Serving:
         self._states = States(states, engine, idle)
         self._outputs = {out["name"]: dtype_of(out["data_type"]) for out in config["output"]}
         self._asked = [*self._outputs, *(state.given for state in states)]
-        pb_utils.Logger.log_warn(
-            f"{config['name']}: this is llmserve's stand-in for Triton's backend "
-            f"{config.get('backend') or config.get('platform')}, on {engine.name}"
+        backend = config.get("backend") or config.get("platform")
+        self._notice = Notice(
+            pb_utils, config["name"], f"Triton's backend {backend}", f"on {engine.name}"
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -83,6 +84,10 @@ class Serving:
             for at, answer in zip(group, self._run([items[at] for at in group], now), strict=True):
                 answers[at] = answer
         return [answers[at] for at in range(len(items))]
+
+    def close(self) -> None:
+        """Let go of what is kept on the server."""
+        self._notice.close()
 
     def _item(self, raw: Any) -> _Item:
         inputs = {n: t for n, t in tensors_of(raw).items() if n in self._engine.inputs}

@@ -110,3 +110,8 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
         """Answer requests; Triton calls this for every batch."""
         return self._serving.execute(requests)
+
+    def finalize(self) -> None:
+        """Let go; Triton calls this once nothing is under way any more."""
+        if hasattr(self, "_serving"):
+            self._serving.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
+from llmserve.server.backends.telling import Notice
 from llmserve.server.backends.tensorrtllm.flight import Flight
 from llmserve.server.backends.tensorrtllm.reading import read_rows
 from llmserve.server.backends.tensorrtllm.settings import Settings
@@ -50,9 +51,8 @@ class StandIn:
         self._settings = settings
         self._stepper, self._context, what = make_stepper(settings)
         way = "static batches" if settings.static else "in-flight batching"
-        pb_utils.Logger.log_warn(
-            f"{settings.name}: this is llmserve's stand-in for TensorRT-LLM, PyTorch with {what} "
-            f"and {way}; its speed says nothing of an engine's"
+        self._notice = Notice(
+            pb_utils, settings.name, "TensorRT-LLM", f"PyTorch with {what} and {way}"
         )
         self._flights: list[Flight] = []
         self._arrived: list[Flight] = []
@@ -76,6 +76,7 @@ class StandIn:
             self._closing = True
             self._news.notify_all()
         self._thread.join()
+        self._notice.close()
 
     def _take(self, raw: Any) -> Flight | None:
         given = {tensor.name(): tensor.as_numpy() for tensor in raw.inputs()}
