@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from llmserve.errors import ConfigError, IncompatibleError
+from llmserve.errors import ConfigError, IncompatibleError, OptionError
 from llmserve_trtllm.batching import INFLIGHT
 from llmserve_trtllm.engine import Engine
 from llmserve_trtllm.versions import Version
 
+_GPUS = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
 _WITHOUT_VERSION = Version(0, 8)
 """Engines of versions before this one name no version."""
 
@@ -42,12 +44,31 @@ def check_engine(
             f"{engine.max_beam_width}",
             mend="ask for fewer beams, or build the engine for more",
         )
+    _check_gpus(engine, str(options.get("gpu_device_ids", "")))
     files = engine.rank_files
     if files and len(files) != engine.world_size:
         raise ConfigError(
             f"{engine.folder} holds {len(files)} of the {engine.world_size} parts of its engine",
             mend="copy all of them, or build the engine again",
         )
+
+
+def _check_gpus(engine: Engine, given: str) -> None:
+    """Refuse GPUs that are written otherwise, or not as many as the engine has processes."""
+    if not given:
+        return
+    if not _GPUS.fullmatch(given):
+        raise OptionError(
+            f"gpu_device_ids cannot be {given!r}", mend="write numbers, as in 0,1 or 0,1;2,3"
+        )
+    for instance in given.split(";"):
+        gpus = instance.split(",")
+        if len(gpus) != engine.world_size or len(set(gpus)) != len(gpus):
+            raise IncompatibleError(
+                f"gpu_device_ids names the GPUs {instance} for an instance, and the engine in "
+                f"{engine.folder} runs in {engine.world_size} processes with a GPU each",
+                mend="name as many as that, each once; a semicolon begins another instance",
+            )
 
 
 def _check_version(engine: Engine, version: Version) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.errors import ConfigError, IncompatibleError
+from llmserve.errors import ConfigError, IncompatibleError, LLMServeError
 from llmserve_trtllm.building import printed, run
 from llmserve_trtllm.commands import build_commands
 from llmserve_trtllm.models.target import Target
@@ -65,6 +65,25 @@ def test_an_orchestrator_starts_the_others_itself(tmp_path: Path) -> None:
     assert "export TRTLLM_ORCHESTRATOR=1" in (folder / "launch.sh").read_text()
     words = started(folder, "/models")
     assert words.count("tritonserver") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("0", r"the GPUs 0 for an instance, and the engine .* runs in 2 processes"),
+        ("0,0", "each once"),
+        ("0,1;2", "the GPUs 2 for an instance"),
+        ("first", "write numbers, as in 0,1"),
+    ],
+)
+def test_gpus_have_to_be_as_many_as_the_engines_processes(
+    tmp_path: Path, given: str, message: str
+) -> None:
+    engine = str(engine_of(tmp_path / "engine", 2))
+    with pytest.raises(LLMServeError, match=message):
+        build(tmp_path, "1.2.1", engine=engine, gpu_device_ids=given)
+    made = build(tmp_path, "1.2.1", engine=engine, gpu_device_ids="0,1;2,3")
+    assert made["tensorrt_llm"].parameters["gpu_device_ids"].string_value == "0,1;2,3"
 
 
 def test_one_process_needs_no_script(tmp_path: Path) -> None:
