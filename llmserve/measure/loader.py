@@ -12,7 +12,6 @@ import asyncio
 import gc
 import json
 import os
-import selectors
 import sys
 import time
 from typing import Any
@@ -24,13 +23,13 @@ from llmserve.measure.codec import decode, encode
 from llmserve.measure.job import Ask, Job
 from llmserve.measure.reading import failure_of, read
 from llmserve.measure.summary import percentile
-from llmserve.measure.wire import open_wire
+from llmserve.measure.wire import DirectSelector, open_wire
 
 LIBRARY = "LLMSERVE_BENCH_GRPC"
 """Set in the environment, it sends everything through gRPC's library."""
 TELLING = 0.2
 """Seconds between two lines of progress."""
-_TICK = 0.02
+_TICK = 0.1
 _DRAIN = 60.0
 """Seconds to wait, after a duration, for what is still under way."""
 _PAUSE = 0.1
@@ -212,7 +211,7 @@ def _say(content: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _main() -> None:
+async def _main(selector: DirectSelector) -> None:
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader(limit=1 << 31)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -224,7 +223,7 @@ async def _main() -> None:
         root_certificates=place.root_certificates,
         headers=place.headers,
     )
-    wire = await open_wire(endpoint, plain=not os.environ.get(LIBRARY))
+    wire = await open_wire(endpoint, plain=not os.environ.get(LIBRARY), selector=selector)
     try:
         await Loader(job, Asker(job, wire)).run(orders)
     except LLMServeError as error:
@@ -235,9 +234,10 @@ async def _main() -> None:
 
 def main() -> None:
     """Run one job on a loop whose timers are finer than the millisecond of epoll's."""
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    selector = DirectSelector()
+    loop = asyncio.SelectorEventLoop(selector)
     try:
-        loop.run_until_complete(_main())
+        loop.run_until_complete(_main(selector))
     finally:
         loop.close()
 

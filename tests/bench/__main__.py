@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from tests.bench import batching, startup
+from tests.bench import batching, loader, startup
 
 
 def main() -> None:
     console = Console()
-    for module in (startup, batching):
+    for module in (startup, batching, loader):
         console.print(module.table())
 
 

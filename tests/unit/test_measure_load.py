@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
-from threading import Timer
 
 import pytest
 
@@ -142,10 +141,15 @@ def test_a_server_that_dies_ends_the_load_and_what_it_answered_is_kept(
 ) -> None:
     monkeypatch.setattr(module, "GIVE_UP", 1.0)
     with scripted(first=0.05, tokens=(1,)) as server:
-        Timer(1.0, server.process.kill).start()
+
+        def kill(done: int, seconds: float) -> None:
+            if done > 20:
+                server.process.kill()
+
         began = time.monotonic()
         target = Target("whole", Place(server.url))
-        run = bench(target, Load.closed(4, duration=30.0, warmup=0), Prompts())
+        load = Load.closed(4, duration=30.0, warmup=0)
+        run = bench(target, load, Prompts(), on_progress=kill)
         assert time.monotonic() - began < 10
     answered = [record for record in run.records if record.error is None]
     assert len(answered) > 20
@@ -162,14 +166,15 @@ def test_a_server_that_comes_back_is_asked_again() -> None:
         port = int(server.url.rpartition(":")[2])
         again: list[Running] = []
 
-        def restart() -> None:
-            server.process.kill()
-            server.process.wait()
-            again.append(Running(server.script, port))
+        def restart(done: int, seconds: float) -> None:
+            if not again and done > 10:
+                server.process.kill()
+                server.process.wait()
+                again.append(Running(server.script, port))
 
-        Timer(0.7, restart).start()
         target = Target("whole", Place(server.url))
-        run = bench(target, Load.closed(2, duration=4.0, warmup=0), Prompts())
+        load = Load.closed(2, duration=5.0, warmup=0)
+        run = bench(target, load, Prompts(), on_progress=restart)
         assert len(again[0].stop()) > 5
     assert run.ended_early is None
     assert run.records[-1].error is None

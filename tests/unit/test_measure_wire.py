@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from threading import Thread
@@ -22,7 +23,16 @@ from llmserve.measure.bench import Target, bench
 from llmserve.measure.job import Place
 from llmserve.measure.plan import Prompts
 from llmserve.measure.runs import Load
-from llmserve.measure.wire import Arrivals, Broken, Wire, frames, hpack, open_wire, path_of
+from llmserve.measure.wire import (
+    Arrivals,
+    Broken,
+    DirectSelector,
+    Wire,
+    frames,
+    hpack,
+    open_wire,
+    path_of,
+)
 from llmserve.measure.wire.plain import PlainWire
 from tests.unit.scripted_triton import Running, scripted
 
@@ -58,18 +68,30 @@ def test_padding_and_priority_are_taken_off() -> None:
     assert [f.payload for f in frames.Splitter().feed(padded + urgent)] == [b"abc", b"abc"]
 
 
-def over(
-    server: Running, work: Callable[[Wire], Coroutine[Any, Any, Any]], *, plain: bool = True
-) -> Any:
+def over(server: Running, work: Callable[[Wire], Coroutine[Any, Any, Any]], way: str) -> Any:
+    selector = DirectSelector()
+
     async def main() -> Any:
-        wire = await open_wire(Endpoint.make(server.url), plain=plain)
-        assert wire.name == ("plain" if plain else "grpc")
+        wire = await open_wire(
+            Endpoint.make(server.url),
+            plain=way != "grpc",
+            selector=selector if way == "direct" else None,
+        )
+        assert wire.name == ("grpc" if way == "grpc" else "plain")
         try:
             return await work(wire)
         finally:
             await wire.close()
 
-    return asyncio.run(main())
+    loop = asyncio.SelectorEventLoop(selector)
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def ways(*found: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("way", found or ("direct", "plain", "grpc"))
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +109,8 @@ def request(model: str, prompt: str = "hello") -> bytes:
     return raw
 
 
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "grpc"])
-def test_both_ways_bring_the_same(server: Running, plain: bool) -> None:
+@ways()
+def test_all_ways_bring_the_same(server: Running, way: str) -> None:
     async def work(wire: Wire) -> list[bytes]:
         pieces: Arrivals = []
         await wire.call(path_of("ModelStreamInfer"), request("pieces"), 5.0, pieces)
@@ -97,14 +119,14 @@ def test_both_ways_bring_the_same(server: Running, plain: bool) -> None:
         assert [at for at, _ in pieces] == sorted(at for at, _ in pieces)
         return [raw for _, raw in (*pieces, *whole)]
 
-    found = over(server, work, plain=plain)
+    found = over(server, work, way)
     assert len(found) == 6
     last = service_pb2.ModelInferResponse.FromString(found[-1])
     assert last.raw_output_contents[0] == b"\x01\0\0\0x"
 
 
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "grpc"])
-def test_failures_have_the_servers_status_and_words(server: Running, plain: bool) -> None:
+@ways()
+def test_failures_have_the_servers_status_and_words(server: Running, way: str) -> None:
     async def work(wire: Wire) -> list[tuple[str, str]]:
         told = []
         nope = service_pb2.ModelConfigRequest(name="nöpe").SerializeToString()
@@ -118,12 +140,13 @@ def test_failures_have_the_servers_status_and_words(server: Running, plain: bool
             told.append((error.value.code, error.value.details))
         return told
 
-    told = over(server, work, plain=plain)
+    told = over(server, work, way)
     assert [code for code, _ in told] == ["NOT_FOUND", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"]
     assert told[0][1] == "Request for unknown model: 'nöpe' is not found"
 
 
-def test_prompts_larger_than_any_window_come_through(server: Running) -> None:
+@ways("direct", "plain")
+def test_prompts_larger_than_any_window_come_through(server: Running, way: str) -> None:
     async def work(wire: Wire) -> list[int]:
         # Five of 3 MB at once, where a server allows 64 kB until it has read.
         raw = request("whole", "x" * 3_000_000)
@@ -132,10 +155,11 @@ def test_prompts_larger_than_any_window_come_through(server: Running) -> None:
         await asyncio.gather(*calls)
         return [len(one) for one in answers]
 
-    assert over(server, work) == [1] * 5
+    assert over(server, work, way) == [1] * 5
 
 
-def test_a_call_that_is_cancelled_leaves_the_others_alone(server: Running) -> None:
+@ways("direct", "plain")
+def test_a_call_that_is_cancelled_leaves_the_others_alone(server: Running, way: str) -> None:
     async def work(wire: Wire) -> int:
         pieces: list[Arrivals] = [[] for _ in range(4)]
         calls = [
@@ -150,10 +174,11 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone(server: Running) -> No
         assert len(pieces[0]) < 5
         return sum(len(one) for one in pieces[1:])
 
-    assert over(server, work) == 15
+    assert over(server, work, way) == 15
 
 
-def test_a_connection_that_is_lost_fails_what_was_under_way() -> None:
+@ways("direct", "plain")
+def test_a_connection_that_is_lost_fails_what_was_under_way(way: str) -> None:
     with scripted(first=5.0) as running:
 
         async def work(wire: Wire) -> str:
@@ -169,7 +194,39 @@ def test_a_connection_that_is_lost_fails_what_was_under_way() -> None:
                 await wire.call(path_of("ModelInfer"), request("whole"), 1.0, [])
             return f"{lost.value.code} {gone.value.code}: {gone.value.details}"
 
-        assert over(running, work).startswith("UNAVAILABLE UNAVAILABLE: failed to connect")
+        assert over(running, work, way).startswith("UNAVAILABLE UNAVAILABLE: failed to connect")
+
+
+def test_what_is_read_directly_leaves_the_loop_its_own(server: Running) -> None:
+    """Timers, other descriptors and a second connection, while a stream is read."""
+
+    async def work(wire: Wire) -> tuple[int, int, int, int]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.005)
+                ticks += 1
+
+        ticking = asyncio.ensure_future(tick())
+        first: Arrivals = []
+        second: Arrivals = []
+        path = path_of("ModelStreamInfer")
+        calls = [asyncio.ensure_future(wire.call(path, request("pieces"), 5.0, first))]
+        await asyncio.sleep(0.025)
+        # As after a GOAWAY: what is under way is finished, and the next call goes elsewhere.
+        vars(wire)["_connection"].closed = True
+        calls.append(asyncio.ensure_future(wire.call(path, request("pieces"), 5.0, second)))
+        process = await asyncio.create_subprocess_exec("echo", "x", stdout=subprocess.PIPE)
+        told, _ = await process.communicate()
+        await asyncio.gather(*calls)
+        ticking.cancel()
+        return len(first), len(second), len(told), ticks
+
+    *counts, ticks = over(server, work, "direct")
+    assert counts == [5, 5, 2]
+    assert ticks >= 5
 
 
 class Strange:

@@ -17,10 +17,11 @@ from tritonclient.grpc import service_pb2
 
 from llmserve.client.channel import Endpoint
 from llmserve.measure.wire.call import Arrivals, Broken
+from llmserve.measure.wire.direct import DirectSelector
 from llmserve.measure.wire.library import LibraryWire
 from llmserve.measure.wire.plain import PlainWire
 
-__all__ = ["Arrivals", "Broken", "Wire", "open_wire", "path_of"]
+__all__ = ["Arrivals", "Broken", "DirectSelector", "Wire", "open_wire", "path_of"]
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _PROBE_SECONDS = 5.0
@@ -48,10 +49,15 @@ def path_of(method: str) -> str:
     return f"/{_SERVICE}/{method}"
 
 
-async def open_wire(endpoint: Endpoint, *, plain: bool = True) -> Wire:
-    """Choose the way that costs less, if the server is found to understand it."""
+async def open_wire(
+    endpoint: Endpoint, *, plain: bool = True, selector: DirectSelector | None = None
+) -> Wire:
+    """Choose the way that costs less, if the server is found to understand it.
+
+    With the ``selector`` of the loop it costs least.
+    """
     if plain and not endpoint.address.tls:
-        wire = PlainWire(endpoint)
+        wire = PlainWire(endpoint, selector)
         arrivals: Arrivals = []
         request = service_pb2.ServerReadyRequest().SerializeToString()
         try:

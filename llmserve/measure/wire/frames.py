@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
@@ -16,6 +15,7 @@ WIDEST = 2**31 - 1
 """The largest window: we take what comes as fast as it comes."""
 CANCEL = struct.pack(">I", 8)
 _HEAD = struct.Struct(">HBBBI")
+_SIZE = _HEAD.size
 
 
 class Frame(NamedTuple):
@@ -55,21 +55,30 @@ class Splitter:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> list[Frame]:
         """Give the frames that are complete now."""
         if self._rest:
             data = self._rest + data
+        found = []
         at, size = 0, len(data)
-        while size - at >= _HEAD.size:
+        while size - at >= _SIZE:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
-            end = at + _HEAD.size + (high << 8 | low)
+            begin = at + _SIZE
+            end = begin + (high << 8 | low)
             if end > size:
                 break
-            payload = data[at + _HEAD.size : end]
-            if flags & PADDED and kind in (DATA, HEADERS):
-                payload = payload[1 : len(payload) - payload[0]]
-            if flags & PRIORITY and kind == HEADERS:
-                payload = payload[5:]
-            yield Frame(kind, flags, stream & WIDEST, payload)
+            payload = data[begin:end]
+            if flags & (PADDED | PRIORITY):
+                payload = _unwrapped(kind, flags, payload)
+            found.append(Frame(kind, flags, stream & WIDEST, payload))
             at = end
         self._rest = data[at:]
+        return found
+
+
+def _unwrapped(kind: int, flags: int, payload: bytes) -> bytes:
+    if flags & PADDED and kind in (DATA, HEADERS):
+        payload = payload[1 : len(payload) - payload[0]]
+    if flags & PRIORITY and kind == HEADERS:
+        payload = payload[5:]
+    return payload

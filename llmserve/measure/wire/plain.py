@@ -8,6 +8,7 @@ from llmserve.client.channel import Endpoint
 from llmserve.measure.wire import hpack
 from llmserve.measure.wire.call import Arrivals, Broken
 from llmserve.measure.wire.connection import LENGTH, Call, Connection
+from llmserve.measure.wire.direct import DirectSelector
 
 
 class PlainWire:
@@ -15,7 +16,8 @@ class PlainWire:
 
     name = "plain"
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, selector: DirectSelector | None = None) -> None:
+        self._selector = selector
         address = endpoint.address
         self._host, self._port = address.host.strip("[]"), address.port
         self._authority = str(address)
@@ -62,6 +64,8 @@ class PlainWire:
                 _, connection = await asyncio.wait_for(opening, timeout)
             except (OSError, asyncio.TimeoutError) as error:
                 raise Broken("UNAVAILABLE", f"failed to connect: {error}") from None
+            if self._selector is not None:
+                connection.read_by(self._selector)
             self._connection = connection
             return connection
 

@@ -1,0 +1,101 @@
+"""Reading a connection where the event loop waits, without a turn of the loop for each piece.
+
+Most of what comes are pieces of answers that are only noted: nobody has to be woken for them.
+Read by the selector itself, such a piece costs the wait, the read and the note. The loop hears of
+all else: ends of answers, its own timers, other descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import socket
+import time
+from typing import Any, Protocol
+
+Ready = list[tuple[selectors.SelectorKey, int]]
+
+
+class Reads(Protocol):
+    """What is read for."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Say where to put what comes."""
+
+    def take_in(self, nbytes: int) -> bool:
+        """Take what has come; False if that was noted, and the loop has nothing to do."""
+
+    def hang_up(self) -> None:
+        """Hear that the other side has closed."""
+
+    def resume(self) -> None:
+        """Read on through the loop, since another is read directly."""
+
+
+class DirectSelector(selectors.SelectSelector):
+    """Reads one socket by itself; its timers are finer than the millisecond of epoll's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._socket: socket.socket | None = None
+        self._reads: Reads | None = None
+
+    def read(self, number: int, reads: Reads) -> None:
+        """Read a socket from now on, by a descriptor of its own."""
+        before = self._reads
+        self.stop(before)
+        if before is not None:
+            before.resume()
+        self._socket = socket.socket(fileno=os.dup(number))
+        self._socket.setblocking(False)
+        self._reads = reads
+
+    def stop(self, reads: Reads | None) -> None:
+        """Read no more, if it is that what is read for."""
+        if self._socket is not None and reads is self._reads:
+            self._socket.close()
+            self._socket = self._reads = None
+
+    def close(self) -> None:
+        """Let go of all descriptors."""
+        self.stop(self._reads)
+        super().close()
+
+    def select(self, timeout: float | None = None) -> Ready:
+        """Wait as any selector does, but for what has only to be noted."""
+        if self._socket is None or self._reads is None:
+            return super().select(timeout)
+        own = self._socket.fileno()
+        keys = self.get_map().values()
+        readers = [own, *(key.fd for key in keys if key.events & selectors.EVENT_READ)]
+        writers = [key.fd for key in keys if key.events & selectors.EVENT_WRITE]
+        left = timeout
+        end = time.monotonic() + (timeout or 0.0)
+        while True:
+            try:
+                ready, writable, _ = select.select(readers, writers, (), left)
+            except InterruptedError:
+                return []
+            if ready == [own] and not writable:
+                if self._take(self._socket, self._reads):
+                    return []
+                if timeout is not None and (left := end - time.monotonic()) <= 0:
+                    return []
+            else:
+                # The loop's own, or time is up; if there is something of ours, it comes next.
+                return super().select(0) if ready or writable else []
+
+    def _take(self, source: socket.socket, reads: Reads) -> bool:
+        buffer: Any = reads.get_buffer(-1)
+        try:
+            size = source.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            size = 0
+        if size:
+            return reads.take_in(size)
+        self.stop(reads)
+        reads.hang_up()
+        return True
