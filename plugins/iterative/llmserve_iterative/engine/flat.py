@@ -18,6 +18,7 @@ from llmserve_iterative.engine.cache import StepCache
 from llmserve_iterative.engine.kernels import Kernels
 from llmserve_iterative.engine.span import Span
 from llmserve_iterative.engine.store import Places, Store
+from llmserve_iterative.engine.tapes import Tapes
 
 NAME = "llmserve_flat"
 
@@ -38,7 +39,8 @@ class Row:
         self._count = len(ids)
         self.width = bucket(len(ids))
         blank = [0] * (self.width - len(ids))
-        self.ids, self.positions = torch.tensor([[ids + blank], [positions + blank]], device=device)
+        self.numbers = torch.tensor([[ids + blank], [positions + blank]], device=device)
+        self.ids, self.positions = self.numbers
         self._places = Places(extents, positions, device)
         self.table = self._places.table
 
@@ -59,6 +61,10 @@ class FlatRunner:
         AttentionInterface.register(NAME, _attend)
         model.set_attn_implementation(NAME)
         self._model = model
+        for module in model.modules():
+            if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+                # There is no padding, and to look for it takes a look at the numbers of each pass.
+                module.warn_if_padding_and_no_attention_mask = _say_nothing
         # PyTorch's attention in half precision is several times slower on a CPU than in single.
         cpu = model.device.type == "cpu"
         self._dtype = torch.float32 if cpu else model.dtype
@@ -66,17 +72,36 @@ class FlatRunner:
         self._store = Store(places, model.dtype if kernels else self._dtype, kernels)
         self._layers = model.config.get_text_config().num_hidden_layers
         self.copy = self._store.copy
+        self.tapes = Tapes()
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span]) -> torch.Tensor:
         """Return the logits after the last token of each span."""
-        device = self._model.device
         # Single tokens first and by place, so that neighbours in the cache are read together.
         order = sorted(range(len(spans)), key=lambda i: (len(spans[i].ids) > 1, spans[i].extent))
         ordered = [spans[index] for index in order]
-        row = Row(ordered, self._store, device)
+        found = self._compute(ordered)
+        logits = torch.empty_like(found)
+        logits[order] = found
+        return logits
+
+    def _compute(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Return the logits of spans in the order in which they are computed."""
+        device = self._model.device
+        row = Row(spans, self._store, device)
+        if self._kernels is None or len(spans[-1].ids) > 1:
+            return self._code(spans, row)
+        inputs = row.numbers, row.table
+        logits = self.tapes.play(len(spans), inputs)
+        if logits is None:
+            logits = self.tapes.run(len(spans), inputs, lambda: self._code(spans, row))
+        return logits
+
+    def _code(self, spans: Sequence[Span], row: Row) -> torch.Tensor:
+        """Run the model's own code."""
+        device = self._model.device
         kernels = (self._kernels, row.table) if self._kernels else None
-        plan = Plan(ordered, self._store.places, self._dtype, device, kernels)
+        plan = Plan(spans, self._store.places, self._dtype, device, kernels)
         output = self._model(
             input_ids=row.ids,
             position_ids=row.positions,
@@ -85,9 +110,12 @@ class FlatRunner:
             logits_to_keep=plan.last,
             llmserve_plan=plan,
         )
-        logits = torch.empty_like(output.logits[0])
-        logits[order] = output.logits[0]
+        logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def _say_nothing(*_: Any) -> None:
+    """Stand in for a warning that does not apply."""
 
 
 def _attend(

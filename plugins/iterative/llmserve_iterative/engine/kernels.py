@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from llmserve_iterative.engine.native import load_library
+from llmserve_iterative.engine.noting import invoke
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -56,10 +57,11 @@ class Kernels:
         all_heads, tokens, width = query.shape
         heads = len(keys) // self._places
         out = query.new_empty(tokens, all_heads, width)
-        self._attend(
-            *(query.data_ptr(), query.stride(1), query.stride(0)),
-            *(keys.data_ptr(), values.data_ptr(), out.data_ptr()),
-            *(table.data_ptr(), table.shape[1]),
+        invoke(
+            self._attend,
+            *(query, query.stride(1), query.stride(0)),
+            *(keys, values, out),
+            *(table, table.shape[1]),
             *(tokens, heads, all_heads // heads, width),
             *(window or 0, scale, softcap or 0.0, self._half),
         )
@@ -71,8 +73,9 @@ class Kernels:
             rows = rows.contiguous()
         heads, tokens, width = rows.shape
         size = self._width
-        self._keep(
-            *(rows.data_ptr(), rows.stride(1) * size, rows.stride(0) * size),
-            *(layer.data_ptr(), table.data_ptr(), table.shape[1]),
+        invoke(
+            self._keep,
+            *(rows, rows.stride(1) * size, rows.stride(0) * size),
+            *(layer, table, table.shape[1]),
             *(tokens, heads, width * size),
         )

@@ -15,6 +15,7 @@ from torch import nn
 
 from llmserve_iterative.engine.memory import zeros
 from llmserve_iterative.engine.native import load_library, processor_has
+from llmserve_iterative.engine.noting import invoke
 
 _PANEL = 16
 
@@ -57,13 +58,9 @@ class ProductLinear(nn.Module):
         """Return ``x @ weight.T + bias``."""
         rows = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self._outputs)
-        self._multiply(
-            rows.data_ptr(),
-            rows.numel() // self._inputs,
-            self._inputs,
-            self._panels.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            out.data_ptr(),
-            self._outputs,
+        invoke(
+            self._multiply,
+            *(rows, rows.numel() // self._inputs, self._inputs),
+            *(self._panels, self.bias, out, self._outputs),
         )
         return out
