@@ -12,7 +12,7 @@ import pytest
 
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
-from tests.live.logprobs import check_logprobs
+from llmserve.testing.logprobs import check_logprobs
 
 PROMPT = "Programming in C++ is like"
 

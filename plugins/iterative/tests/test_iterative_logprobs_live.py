@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmserve.testing import LiveTriton
-from tests.live.logprobs import PROMPT, check_logprobs
+from llmserve.testing.logprobs import PROMPT, check_logprobs
 
 
 @pytest.mark.parametrize("options", [{}, {"batching": "static", "max_batch_size": 8}])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmserve.client import Completion
-from llmserve.testing import LiveTriton
+from llmserve.testing.live import LiveTriton
 
 PROMPT = "Programming in C++ is like"
 WISHES: tuple[dict[str, Any], ...] = (
