@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -52,6 +53,10 @@ class TritonPythonModel:
                 pb_utils=pb_utils,
             )
         )
+        # What was loaded stays. Python would look through it again and again, all requests
+        # waiting, and most of all at the end: a process with torch in it takes a second for that.
+        gc.collect()
+        gc.freeze()
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any] | None:
         """Answer requests; Triton calls this for every batch."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmserve import modelconfig
 from llmserve.builder import build
 
 if TYPE_CHECKING:
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 
 # Each is a process of its own, most of them with torch in it.
 _MOST_LOADED = 40
+# Seconds. Of what tests have left at the end, nobody waits for an answer any more.
+_GRACE = 10.0
+_STILL = 0.1
+_PATIENCE = 10.0
 
 
 class LiveTriton:
@@ -39,8 +46,12 @@ class LiveTriton:
         settings = ServerSettings(
             repository, http_port=0, grpc_port=0, metrics_port=0, explicit=True, runtime="embedded"
         )
-        with start(settings) as server, connect(server.grpc_url, timeout=120) as client:
-            yield cls(server, client, repository)
+        server = start(settings)
+        try:
+            with connect(server.grpc_url, timeout=120) as client:
+                yield cls(server, client, repository)
+        finally:
+            server.stop(grace=_GRACE)
 
     def build(self, plugin: str, model: str = "demo", **asked: Any) -> str:
         """Build and load a model, and return its name; the same twice is built once.
@@ -60,27 +71,55 @@ class LiveTriton:
     def _keep(self, name: str, models: tuple[str, ...]) -> None:
         """Have a model and its parts loaded, and no more others than fit beside them."""
         if name not in self._loaded:
-            others = [len(parts) for parts in self._loaded.values()]
-            while others and sum(others) + len(models) > _MOST_LOADED:
-                oldest = next(iter(self._loaded))
-                # The ensemble first: Triton keeps what an ensemble needs.
-                for model in reversed(self._loaded.pop(oldest)):
-                    self.server.unload(model)
-                others.pop(0)
-            for model in models:
-                self.server.load(model)
+            others, gone = dict(self._loaded), []
+            while others and sum(map(len, others.values())) + len(models) > _MOST_LOADED:
+                gone.append(others.pop(next(iter(others))))
+            self._loaded = others
+            self._exchange(gone, models)
         # Asked for last, it goes last.
         self._loaded[name] = self._loaded.pop(name, models)
+
+    def _exchange(self, gone: Sequence[tuple[str, ...]], models: tuple[str, ...]) -> None:
+        """Unload and load at the same time: each is a process that takes seconds for itself."""
+        steps = {
+            step.model_name
+            for model in models
+            for step in modelconfig.read(self.repository / model).ensemble_scheduling.step
+        }
+        # An ensemble's steps come with it. Had they been loaded before, they would be once more.
+        wanted = [model for model in models if model not in steps]
+        with ThreadPoolExecutor(len(wanted) + len(gone)) as pool:
+            jobs = [pool.submit(self.server.load, model) for model in wanted]
+            # The ensemble first: Triton keeps what an ensemble needs.
+            jobs += [pool.submit(self._unload, *reversed(parts)) for parts in gone]
+            for job in jobs:
+                job.result()
+
+    def _unload(self, *models: str) -> None:
+        for model in models:
+            self.server.unload(model)
 
     def executions(self, model: str) -> int:
         """Return how many batches Triton has run for a model, by its own count."""
         return int(self._statistics(model).execution_count)
 
-    def requests(self, model: str) -> int:
-        """Return how many prompts Triton has answered for a model, by its own count."""
-        return int(self._statistics(model).inference_count)
+    def requests(self, model: str, *, at_least: int = 0) -> int:
+        """Return how many prompts Triton has answered for a model, by its own count.
 
-    def _statistics(self, model: str) -> Any:
+        Name how many there are ``at_least`` where answers have just come.
+        """
+        return int(self._statistics(model, at_least).inference_count)
+
+    def _statistics(self, model: str, at_least: int = 0) -> Any:
+        """Read a model's counts once they stand still: a batch counts after its answers left."""
+        deadline = time.monotonic() + _PATIENCE
+        found, before = self._counts(model), None
+        while (found != before or found.inference_count < at_least) and time.monotonic() < deadline:
+            time.sleep(_STILL)
+            found, before = self._counts(model), found
+        return found
+
+    def _counts(self, model: str) -> Any:
         import grpc
         from tritonclient.grpc import service_pb2, service_pb2_grpc
 

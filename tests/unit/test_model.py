@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmserve.runtime.contract import SCHEMA
 from llmserve.runtime.model import TritonPythonModel
 from llmserve.testing import FakeBackendUtils
 
@@ -22,6 +25,42 @@ def test_a_manifest_of_another_form_is_told_before_it_is_read(
     arguments = {"model_repository": str(tmp_path), "model_version": "1"}
     with pytest.raises(RuntimeError, match=r"built by llmserve 9\.9.*build it again"):
         TritonPythonModel().initialize(arguments)
+
+
+class Stage:
+    """A part of an ensemble that holds much, as models do."""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        self.held: list[list[int]] = [[] for _ in range(1000)]
+
+    def start(self, parts: Any) -> None:
+        self.held[0].append(1)
+
+
+def test_what_is_loaded_is_not_looked_through_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackendUtils())
+    papers = {
+        "schema": SCHEMA,
+        "components": {"stage": {"runtime": f"{__name__}:Stage", "settings": {}}},
+        "contract": {"inputs": [], "extras": [], "defaults": {}},
+    }
+    (tmp_path / "llmserve.json").write_text(json.dumps(papers))
+    model = TritonPythonModel()
+    before = gc.get_freeze_count()
+    try:
+        model.initialize(
+            {
+                "model_repository": str(tmp_path),
+                "model_version": "1",
+                "model_name": "stage",
+                "model_config": '{"max_batch_size": 4}',
+            }
+        )
+        assert gc.get_freeze_count() - before > 1000
+    finally:
+        gc.unfreeze()
 
 
 def test_unloading_what_never_loaded_is_no_matter() -> None:
