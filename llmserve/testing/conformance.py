@@ -154,7 +154,7 @@ class RecipeConformance(Asking):
         )
         context = int(told.split("context of ")[1].split(":")[0])
         full = self._prompt_of(context - 4, triton, name)
-        asked: dict[str, Any] = {"max_tokens": min(100, context // 4), "ignore_eos": True}
+        asked: dict[str, Any] = {"max_tokens": min(32, context // 4), "ignore_eos": True}
         alone = [self._generate(triton, name, p, **asked).text for p in self.prompts[:3]]
         with ThreadPoolExecutor(4) as pool:
             crowded = pool.submit(self._generate, triton, name, full, max_tokens=4, ignore_eos=True)
@@ -198,13 +198,12 @@ class RecipeConformance(Asking):
 
     def test_pieces_join_to_the_whole_answer(self, triton: LiveTriton, name: str) -> None:
         """What streams is what comes in one piece, whatever is in it."""
-        promise = "the pieces of a stream join to the whole answer"
-        for prompt in self.prompts:
-            whole = self._generate(triton, name, prompt, max_tokens=16)
-            self._verdict.same(
-                (whole.text, whole.finish_reason),
-                self._stream(triton, name, prompt, {"max_tokens": 16}),
-                promise=promise,
-                looks=(*TEXT, "batching"),
-                of=f"prompt {prompt!r}",
-            )
+        asked = {"max_tokens": 16}
+        wholes = at_once(lambda p: self._generate(triton, name, p, **asked), self.prompts)
+        self._verdict.each_same(
+            self.prompts,
+            [(whole.text, whole.finish_reason) for whole in wholes],
+            at_once(lambda p: self._stream(triton, name, p, asked), self.prompts),
+            promise="the pieces of a stream join to the whole answer",
+            looks=(*TEXT, "batching"),
+        )

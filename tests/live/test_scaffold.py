@@ -6,6 +6,7 @@ that breaks its promises.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -220,17 +221,19 @@ def test_a_model_that_does_not_load_is_told_with_the_reason(results: Mapping[str
     assert "the weights are cut short" in first
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_it_is_listed_and_built_by_its_name(installed: Installed, role: str) -> None:
-    name = f"new-{role}"
-    listed = installed.run("llmserve_cli", "plugins", name)
-    assert listed.returncode == 0, listed.stderr
-    assert any(line.split() == [role, name] for line in listed.stdout.splitlines()) or (
-        role == "recipe"
-    )
-    output = f"{role}/model_repository"
-    words = ["build", "--plugin", name, "--model", "demo", "--output", output]
-    built = installed.run("llmserve_cli", *words)
-    assert built.returncode == 0, built.stderr
-    checked = installed.run("llmserve_cli", "check", output)
+def test_each_is_listed_with_what_it_brings(installed: Installed) -> None:
+    done = installed.run("llmserve_cli", "plugins", "--json")
+    assert done.returncode == 0, done.stderr
+    components = json.loads(done.stdout)["components"]
+    brought = {(one["role"], one["name"]) for one in components if one["plugin"] == one["name"]}
+    for role in ROLES:
+        assert {(role, f"new-{role}"), ("recipe", f"new-{role}")} <= brought
+
+
+def test_each_is_built_by_its_name(installed: Installed) -> None:
+    for role in ROLES:
+        words = ["build", "--plugin", f"new-{role}", "--model", "demo", "--name", role]
+        built = installed.run("llmserve_cli", *words)
+        assert built.returncode == 0, built.stderr
+    checked = installed.run("llmserve_cli", "check", "model_repository")
     assert (checked.returncode, checked.stdout) == (0, "")
