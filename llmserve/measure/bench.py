@@ -116,7 +116,7 @@ def run_load(
             before = observer.look()
             with observer.sampler() as sampler:
                 noted = crew.run(on_progress)
-            after = observer.look()
+            after = observer.look_after(before, len(noted.records))
     finally:
         observer.close()
     window = window_of(noted, job.duration)

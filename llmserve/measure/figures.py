@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from llmserve.measure.runs import ModelFigures, Sampled, ServerFigures
 from llmserve.measure.standins import find
 
 _PATIENCE = 5.0
+_SETTLING = 0.5
+_BETWEEN = 0.02
 _PARTS = "llmserve.parts"
 _TIMES = ("success", "queue", "compute_input", "compute_infer", "compute_output")
 
@@ -66,6 +69,23 @@ class Observer:
         page = fetch(self._metrics_url) or ""
         return Snapshot(models, read_page(page, self._names).sums, find(self._configs, page))
 
+    def look_after(self, before: Snapshot | None, answered: int) -> Snapshot | None:
+        """Read all counters once those of so many answers are in them.
+
+        Triton counts a batch when all of it is over, which can be well after its last answer
+        has been sent. Where a count stays below, as of requests that were never taken, it is
+        given up soon.
+        """
+        deadline = time.monotonic() + _SETTLING
+        while True:
+            now = self.look()
+            if before is None or now is None or time.monotonic() > deadline:
+                return now
+            model = self._names[0]
+            if _counted(now.models[model]) - _counted(before.models[model]) >= answered:
+                return now
+            time.sleep(_BETWEEN)
+
     def sampler(self) -> Sampler:
         """Give what looks, while a load runs, at what rises and falls."""
         return Sampler(self._metrics_url, self._names)
@@ -114,6 +134,11 @@ def difference(
     asked = [m for at, m in enumerate(models) if not at or m.requests or m.failed or m.executions]
     metrics = {name: value - before.metrics.get(name, 0.0) for name, value in after.metrics.items()}
     return ServerFigures(tuple(asked), metrics, samples or {}, after.stand_ins)
+
+
+def _counted(statistics: Any) -> int:
+    stats = statistics.inference_stats
+    return int(stats.success.count + stats.fail.count)
 
 
 def _model(name: str, before: Any, after: Any) -> ModelFigures:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2
 
-from llmserve.measure.figures import Snapshot, difference
+from llmserve.measure.figures import Observer, Snapshot, difference
 from llmserve.measure.runs import ModelFigures, Sampled, ServerFigures
 from llmserve.measure.table import rows, shown
 from tests.unit.test_measure_results import LOAD, RUN
@@ -33,6 +34,35 @@ def test_only_what_happened_in_the_window_counts() -> None:
     assert found.models[0].batches == {"4": 5}
     assert found.metrics == {"a_total": 4.0, "b": 7.0}
     assert difference(None, after) is None
+
+
+class Late(Observer):
+    """Sees counts that come one look later each."""
+
+    def __init__(self, *counts: int) -> None:
+        self._names = ["demo"]
+        self._counts = list(counts)
+
+    def look(self) -> Snapshot:
+        count = self._counts.pop(0) if len(self._counts) > 1 else self._counts[0]
+        return Snapshot({"demo": statistics(count, 10**9, {})}, {})
+
+
+def test_a_batch_that_is_counted_after_its_answers_left_is_waited_for() -> None:
+    observer = Late(10, 12, 15, 18, 19)
+    found = difference(before := observer.look(), observer.look_after(before, 8))
+    assert found is not None
+    assert found.models[0].requests == 8
+
+
+def test_what_is_never_counted_is_not_waited_for_long() -> None:
+    observer = Late(10, 12)
+    began = time.monotonic()
+    after = observer.look_after(observer.look(), 8)
+    assert after is not None
+    assert after.models["demo"].inference_count == 12
+    assert time.monotonic() - began < 2
+    assert observer.look_after(None, 8) is not None
 
 
 def table(**changes: Any) -> dict[str, str]:
@@ -64,11 +94,16 @@ def test_what_was_sampled_stands_in_the_units_of_people() -> None:
 
 
 def test_parts_of_an_ensemble_are_told_apart() -> None:
-    model = ModelFigures("demo", 2, 0, 2, 2, 1.0, 0.5, 0.0, 0.5, 0.0)
-    part = replace(model, model="demo-tokenize")
-    found = table(server=ServerFigures((model, part)))
-    assert "Server, demo: avg. queue (ms)" in found
-    assert "Server, demo-tokenize: avg. queue (ms)" in found
+    whole = ModelFigures("demo", 2, 0, 2, 2, 1.0, 0.0, 0.0, 0.25, 0.0)
+    part = ModelFigures("demo_tokenize", 2, 0, 2, 1, 0.5, 0.125, 0.0, 0.25, 0.0)
+    found = table(server=ServerFigures((whole, part)))
+    assert found["Server: avg. in all (ms)"] == "500.00"
+    assert found["Server: executions"] == "2.00"
+    assert found["Server, tokenize: avg. queue (ms)"] == "62.50"
+    assert found["Server, tokenize: avg. batch size"] == "2.00"
+    # It has neither a queue nor batches of its own.
+    assert "Server: avg. queue (ms)" not in found
+    assert "Server: avg. batch size" not in found
 
 
 def test_rows_without_a_value_are_left_out() -> None:
