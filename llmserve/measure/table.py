@@ -98,11 +98,10 @@ def _goodput(run: Run, found: Summary) -> list[Row]:
 def _server(run: Run) -> list[Row]:
     if run.server is None:
         return []
-    several = len(run.server.models) > 1
     # By our own count: an iterative model counts a request at each of its steps.
     sent = len(run.records) + run.unfinished
     return [
-        *(row for model in run.server.models for row in _model(model, sent, several)),
+        *_models(run.server.models, sent),
         *(row for name, seen in run.server.samples.items() for row in _sampled(name, seen)),
     ]
 
@@ -115,9 +114,36 @@ def _sampled(name: str, seen: Sampled) -> list[Row]:
     ]
 
 
-def _model(model: ModelFigures, sent: int, several: bool) -> list[Row]:
-    where = f"Server, {model.model}" if several else "Server"
+def _models(models: Sequence[ModelFigures], sent: int) -> list[Row]:
+    """Give the rows of a model, or of an ensemble and of its parts.
 
+    Triton knows of an ensemble only how long it took: it waits in no queue and makes no batches.
+    Its parts are called by what is theirs alone, so that those of two builds stand side by side.
+    """
+    if len(models) < 2:
+        return [row for model in models for row in _model("Server", model, sent)]
+    whole, *parts = models
+    return [
+        Row("Server: avg. in all (ms)", whole.success / sent * 1000 if sent else None),
+        Row("Server: executions", float(whole.executions)),
+        *(
+            row
+            for part in parts
+            for row in _model(f"Server, {part_name(part.model, whole.model)}", part, sent)
+        ),
+    ]
+
+
+def part_name(part: str, whole: str) -> str:
+    """Shorten a part's name, which begins with that of the model it belongs to.
+
+    >>> part_name("demo_preprocessing", "demo"), part_name("preprocessing", "ensemble")
+    ('preprocessing', 'preprocessing')
+    """
+    return part.removeprefix(f"{whole}_")
+
+
+def _model(where: str, model: ModelFigures, sent: int) -> list[Row]:
     def per_request(total: float) -> float | None:
         return total / sent * 1000 if sent else None
 

@@ -11,12 +11,13 @@ from llmserve.report.contrasts import latency_figures, throughput_figures
 from llmserve.report.doubts import doubts
 from llmserve.report.facts import conditions, model_of, subjects
 from llmserve.report.page import Draft, Page
-from llmserve.report.plots.batches import Sizes, batches
+from llmserve.report.plots.batches import batches
 from llmserve.report.plots.ratios import ratios
-from llmserve.report.plots.server import Share, server_time
+from llmserve.report.plots.server import server_time
 from llmserve.report.plots.timeline import Panel, timeline
 from llmserve.report.rounds import every_load, ratio_table
 from llmserve.report.verdicts import findings
+from llmserve.report.within import shares, sizes
 
 
 def comparison_page(comparison: Comparison) -> Page:
@@ -47,18 +48,13 @@ def comparison_page(comparison: Comparison) -> Page:
     draft.add(
         "Latency", "Times count from when a request should have been sent.", latency_figures(cells)
     )
-    models = [
-        (at, name, run.server.models[0], len(run.records) + run.unfinished)
-        for at, name, run in shown
-        if run.server and run.server.models
-    ]
     single = cells.middles()
     draft.add(
         "In the server",
         "" if comparison.rounds == 1 else "Of the round in the middle by requests per second.",
         [
-            server_time([Share(name, model, sent) for _, name, model, sent in models]),
-            batches([Sizes(name, model.batches, at) for at, name, model, _ in models]),
+            server_time(shares([(name, run) for _, name, run in shown])),
+            batches(sizes([(name, run, at) for at, name, run in shown])),
         ],
         [tables.server(single), tables.published(single)],
     )

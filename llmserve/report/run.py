@@ -8,10 +8,11 @@ from llmserve.report import tables, words
 from llmserve.report.doubts import doubts, few
 from llmserve.report.facts import conditions, model_of, settings
 from llmserve.report.page import Draft, Page
-from llmserve.report.plots.batches import Sizes, batches
+from llmserve.report.plots.batches import batches
 from llmserve.report.plots.percentiles import Times, percentiles
-from llmserve.report.plots.server import Share, server_time
+from llmserve.report.plots.server import server_time
 from llmserve.report.plots.timeline import Panel, timeline
+from llmserve.report.within import every_share, sizes
 
 
 def run_page(run: Run) -> Page:
@@ -42,20 +43,9 @@ def run_page(run: Run) -> Page:
         ],
         [tables.figures(named)],
     )
-    shares = (
-        [
-            Share(model.model, model, len(run.records) + run.unfinished)
-            for model in run.server.models
-        ]
-        if run.server
-        else []
-    )
-    sizes = (
-        [Sizes(model.model, model.batches) for model in run.server.models[:1]] if run.server else []
-    )
     draft.add(
         "In the server",
-        figures=[server_time(shares), batches(sizes)],
+        figures=[server_time(every_share(run)), batches(sizes([(name, run, 0)]))],
         tables=[tables.server(named), tables.published(named)],
     )
     draft.add("Other tools", tables=[tables.tools(run), tables.commands(run)] if run.tools else [])
@@ -101,7 +91,8 @@ def _findings(run: Run) -> list[str]:
 
 
 def _server(run: Run) -> list[str]:
-    if not run.server or not run.server.models or not run.server.models[0].success:
+    # An ensemble waits in no queue and makes no batches: its parts do, each in its own way.
+    if not run.server or len(run.server.models) != 1 or not run.server.models[0].success:
         return []
     model = run.server.models[0]
     waiting = words.share(model.queue / model.success)

@@ -11,7 +11,7 @@ from llmserve.report.doubts import doubts
 from llmserve.report.facts import conditions, model_name, settings, value_of
 from llmserve.report.metrics import metric, throughput
 from llmserve.report.page import Draft, Page, Table
-from llmserve.report.plots.server import Share, server_time
+from llmserve.report.plots.server import server_time
 from llmserve.report.plots.timeline import Panel, timeline
 from llmserve.report.variants import (
     BEST,
@@ -21,6 +21,7 @@ from llmserve.report.variants import (
     setting_figures,
 )
 from llmserve.report.winners import findings
+from llmserve.report.within import shares
 
 
 def sweep_page(sweep: Sweep) -> Page:
@@ -37,17 +38,11 @@ def sweep_page(sweep: Sweep) -> Page:
         tables=ranking_tables(sweep, ranked),
     )
     draft.add("What each setting does", figures=setting_figures(sweep, ranked, wanted))
-    shares = [
-        Share(variant.name, run.server.models[0], len(run.records) + run.unfinished)
-        for variant in best
-        for run in variant.runs[:1]
-        if run.server and run.server.models
-    ]
     named = [(variant.name, variant.runs[0]) for variant in best if variant.runs]
     draft.add(
         "In the server",
         "Of the first round of each.",
-        [server_time(shares)],
+        [server_time(shares(named))],
         [tables.server(named)],
     )
     ends = [ranked[0], ranked[-1]] if len(ranked) > 1 else ranked

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _ROW, _HEAD, _FOOT, _SIDE, _LINE = 42.0, 34.0, 32.0, 12.0, 15.0
+_ELSEWHERE = "elsewhere"
 _PARTS = (
     ("queue", "queue", LIGHT["faint"]),
     ("compute_input", "input", SERIES[2]),
     ("compute_infer", "compute", SERIES[0]),
     ("compute_output", "output", SERIES[1]),
+    ("", _ELSEWHERE, LIGHT["line"]),
 )
 
 
@@ -34,11 +36,18 @@ class Share:
     name: str
     figures: ModelFigures
     sent: int
+    ensemble: bool = False
 
     def parts(self) -> list[float]:
-        """Give the seconds of a request in the queue, input, compute and output."""
+        """Give the seconds of a request in the queue, input, compute, output, and elsewhere.
+
+        Of an ensemble Triton adds up only how long its steps computed: the rest went in their
+        queues, or they have answered later than they let go of the request.
+        """
         many = max(1, self.sent)
-        return [getattr(self.figures, part) / many for part, _, _ in _PARTS]
+        told = [getattr(self.figures, part) / many for part, _, _ in _PARTS[:-1]]
+        rest = self.figures.success / many - sum(told) if self.ensemble else 0.0
+        return [*told, max(0.0, rest)]
 
 
 def server_time(rows: Sequence[Share], name: str = "server-time") -> Figure | None:
@@ -52,11 +61,17 @@ def server_time(rows: Sequence[Share], name: str = "server-time") -> Figure | No
         + ", ".join(
             f"{seconds(part)} {label}"
             for part, (_, label, _) in zip(row.parts(), _PARTS, strict=True)
+            if part or label != _ELSEWHERE
         )
         + "."
         for row in rows
     )
     caption = "Means of Triton's own statistics, in seconds of each request."
+    if any(row.parts()[-1] for row in rows):
+        caption += (
+            " What went elsewhere of an ensemble's time went in its steps' queues, or in steps "
+            "that answer after they have let go of the request."
+        )
     pitch = _ROW + _LINE * (name_lines([row.name for row in rows])[1] - 1)
     height = _HEAD + pitch * len(rows) + _FOOT
     svg = draw(name, title, alt, _painter(rows, pitch), height=height)
@@ -92,9 +107,10 @@ def _painter(rows: Sequence[Share], pitch: float) -> Callable[[Drawing], None]:
         axes.xaxis.set_major_formatter(
             FuncFormatter(lambda value, _: tick(float(value), time=True))
         )
+        there = _PARTS if any(row.parts()[-1] for row in rows) else _PARTS[:-1]
         drawing.legend(
-            [Patch(color=colour) for _, _, colour in _PARTS], [label for _, label, _ in _PARTS],
-            loc="upper left", bbox_to_anchor=(_SIDE / width, 1 - 8 / tall), ncols=len(_PARTS),
+            [Patch(color=colour) for _, _, colour in there], [label for _, label, _ in there],
+            loc="upper left", bbox_to_anchor=(_SIDE / width, 1 - 8 / tall), ncols=len(there),
             borderaxespad=0, borderpad=0, handlelength=1, handletextpad=0.4, columnspacing=1.4,
         )  # fmt: skip
 
