@@ -19,7 +19,7 @@ def distribution(folder: Path, name: str, entries: str, kind: str = "dist-info")
     (home / "entry_points.txt").write_text(entries)
 
 
-@pytest.mark.parametrize("group", ["llmserve", "console_scripts", "pytest11"])
+@pytest.mark.parametrize("group", ["llmserve.api1", "console_scripts", "pytest11"])
 def test_the_same_are_found_as_by_the_standard_library(group: str) -> None:
     ours = {(p.name, p.value, p.distribution, p.version) for p in entry_points(group)}
     theirs = {
