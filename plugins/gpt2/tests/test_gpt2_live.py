@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,16 +39,23 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["sequence-direct", "sequence-oldest"])
-def model(request: pytest.FixtureRequest, triton: LiveTriton, form: str) -> str:
+def model(request: pytest.FixtureRequest, triton: LiveTriton, small: Path, form: str) -> str:
     # The same as the conformance suite builds where it can be.
     usual = (form, request.param) == ("onnx", "sequence-direct")
-    return triton.build(f"gpt2-{form}", **({} if usual else {"batching": request.param}))
+    options = {} if usual else {"batching": request.param}
+    return triton.build(f"gpt2-{form}", str(small), **options)
 
 
 @pytest.fixture
-def expected(triton: LiveTriton) -> dict[str, str]:
+def idling(triton: LiveTriton, small: Path) -> str:
+    """A model that keeps no sequence for long."""
+    return triton.build("gpt2-torchscript", str(small), idle_seconds=2.0, max_batch_size=2)
+
+
+@pytest.fixture
+def expected(triton: LiveTriton, small: Path) -> dict[str, str]:
     """What generate() answers, alone."""
-    hf = triton.build("hf")
+    hf = triton.build("hf", str(small))
     return {
         prompt: triton.client.generate(hf, prompt, max_tokens=TOKENS, ignore_eos=True).text
         for prompt in PROMPTS
@@ -107,10 +115,9 @@ def test_a_sequence_without_start_and_after_its_end(
 
 
 def test_a_sequence_that_is_idle_too_long_is_told_so(
-    triton: LiveTriton, expected: dict[str, str]
+    triton: LiveTriton, idling: str, expected: dict[str, str]
 ) -> None:
-    name = triton.build("gpt2-torchscript", idle_seconds=2.0, max_batch_size=2)
-    with triton.client.sequence(name) as idle, triton.client.sequence(name) as busy:
+    with triton.client.sequence(idling) as idle, triton.client.sequence(idling) as busy:
         idle.send("Hello", max_tokens=8)
         told = busy.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True).text
         until = time.monotonic() + 4.0
@@ -127,17 +134,16 @@ def test_a_sequence_that_is_idle_too_long_is_told_so(
     assert told == expected[PROMPTS[0]]
 
 
-def test_clients_that_are_lost_give_their_places_back(triton: LiveTriton) -> None:
-    name = triton.build("gpt2-torchscript", idle_seconds=2.0, max_batch_size=2)
-    info = triton.client.model(name)
+def test_clients_that_are_lost_give_their_places_back(triton: LiveTriton, idling: str) -> None:
+    info = triton.client.model(idling)
     with ThreadPoolExecutor(6) as pool:
         lost = [Steps(info).step("Hello", {"max_tokens": 8}) for _ in range(6)]
-        list(pool.map(lambda request: send(triton, name, request), lost))
-    assert triton.client.generate(name, "Hello", max_tokens=4, timeout=20).output_tokens == 4
+        list(pool.map(lambda request: send(triton, idling, request), lost))
+    assert triton.client.generate(idling, "Hello", max_tokens=4, timeout=20).output_tokens == 4
 
 
-def test_batches_form_in_the_generator(triton: LiveTriton) -> None:
-    name = triton.build("gpt2-onnx")
+def test_batches_form_in_the_generator(triton: LiveTriton, small: Path) -> None:
+    name = triton.build("gpt2-onnx", str(small))
     generator = f"{name}_generator"
     before = triton.requests(generator), triton.executions(generator)
     with ThreadPoolExecutor(4) as pool:
@@ -151,8 +157,8 @@ def test_batches_form_in_the_generator(triton: LiveTriton) -> None:
     assert steps / (triton.executions(generator) - before[1]) > 1.5
 
 
-def test_the_emitted_client_and_the_command_line(triton: LiveTriton) -> None:
-    name = triton.build("gpt2-onnx")
+def test_the_emitted_client_and_the_command_line(triton: LiveTriton, small: Path) -> None:
+    name = triton.build("gpt2-onnx", str(small))
     prompt = "The capital of France is"
     whole = triton.client.generate(name, prompt, max_tokens=12).text
     client = triton.repository / name / "client.py"
@@ -200,8 +206,10 @@ def tutorial_client(url: str, text: str, number: int, steps: int) -> str:
     return text
 
 
-def test_the_tutorials_clients_run_unchanged(triton: LiveTriton, expected: dict[str, str]) -> None:
-    triton.build("gpt2-torchscript", name="ensemble_pipeline", layout="seed")
+def test_the_tutorials_clients_run_unchanged(
+    triton: LiveTriton, small: Path, expected: dict[str, str]
+) -> None:
+    triton.build("gpt2-torchscript", str(small), name="ensemble_pipeline", layout="seed")
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(
             lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10),

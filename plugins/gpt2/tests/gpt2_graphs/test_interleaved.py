@@ -152,7 +152,7 @@ def test_ten_thousand_sequences_opened_and_abandoned_leave_memory_flat(
         "torchscript",
         home,
         export_to("torchscript", home, make_model(n_layer=1)),
-        moment=0,
+        moment=0.001,
         slots=8,
     )
 
