@@ -66,6 +66,7 @@ def print_comparison(found: Comparison) -> None:
 
 def print_sweep(found: Sweep) -> None:
     """Print all variants, the best first and those that were stopped last."""
+    from llmserve.measure.standins import MARK, stood_in
     from llmserve_cli.output import print_table, say_stand_ins
 
     places = {name: at for at, name in enumerate(found.ranking)}
@@ -76,7 +77,7 @@ def print_sweep(found: Sweep) -> None:
     for variant in order:
         place = places.get(variant.name)
         latency = "-" if variant.latency is None else f"{variant.latency * 1000:.1f}"
-        texts[variant.name] = [
+        texts[f"{variant.name}{MARK if stood_in(variant.runs) else ''}"] = [
             "-" if place is None else str(place + 1),
             "-" if variant.throughput is None else f"{variant.throughput:.1f}",
             latency,

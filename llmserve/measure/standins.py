@@ -70,6 +70,11 @@ def marked(target: Target) -> Target:
     return replace(target, name=f"{target.name or target.model}{MARK}")
 
 
+def stood_in(runs: Iterable[Run]) -> bool:
+    """Say whether a stand-in answered in any of these runs."""
+    return any(run.server is not None and run.server.stand_ins for run in runs)
+
+
 def notes(named: Iterable[tuple[str, Run]]) -> list[str]:
     """Say of what was measured for which parts of it a stand-in answered, a line for each part."""
     found: dict[str, list[str]] = {}

@@ -20,6 +20,7 @@ from llmserve.measure.standins import find, notes, told_on
 from llmserve.report import page
 from llmserve.server.backends.telling import METRIC, Notice
 from llmserve.testing import FakeBackendUtils
+from llmserve_cli.shown import print_sweep
 from tests.unit.report_examples import make_comparison, make_run, make_sweep
 from tests.unit.test_measure_figures import statistics
 
@@ -127,6 +128,17 @@ def test_notes_name_what_was_measured_once() -> None:
         "place of TensorRT-LLM; these figures say nothing of how fast that is"
     ]
     assert notes([("plain", make_run("static"))]) == []
+
+
+def test_a_sweep_marks_its_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = make_sweep()
+    first, *others = sweep.variants
+    marked = replace(first, runs=tuple(map(stood_in, first.runs)))
+    print_sweep(replace(sweep, variants=(marked, *others)))
+    told = capsys.readouterr()
+    assert told.out.count(" (stand-in) ") == 1
+    assert f"| {first.name} (stand-in)" in told.out
+    assert "in place of TensorRT-LLM" in told.err
 
 
 def test_every_report_warns_of_it_at_its_top() -> None:

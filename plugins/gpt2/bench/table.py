@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llmserve.demo import demo_model_path
+from llmserve.measure.published import fetch
+from llmserve.measure.standins import lines, told_on
 from llmserve.testing import LiveTriton
 
 PROMPT = "I have lived in London"
@@ -156,6 +158,7 @@ def main() -> None:
         with LiveTriton.start(Path(folder) / "repository") as live:
             bench = Bench(live, model)
             found = measure(bench, rounds)
+            instead = lines(told_on(fetch(live.server.metrics_url) or ""))
     table = Table("what", *FORMATS, title="GPT-2 shape of 86 M parameters, float32, through Triton")
     rows: dict[str, Callable[[str], str]] = {
         "ms a token at context 32": lambda f: f"{found[f'{f} at 32']:.1f}",
@@ -175,6 +178,9 @@ def main() -> None:
     table.add_row("cache kept against whole text", f"{kept / resent:.1f} x", "")
     Console().print(table)
     Console().print(f"generate() in process: {found['eager']:.0f} tokens/s")
+    # What answers here is not the backend that the models ask for.
+    for line in instead:
+        Console().print(line)
 
 
 if __name__ == "__main__":
