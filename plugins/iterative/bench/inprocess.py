@@ -39,14 +39,14 @@ def make_engine(model: Any, sequences: int = 64) -> Engine:
     return Engine(model, Letters(), max_sequences=sequences, cache_tokens=256 * sequences)
 
 
-def engine_rate(engine: Engine, rows: int) -> float:
+def engine_rate(engine: Engine, rows: int, tokens: int = NEW) -> float:
     """Return the tokens a second of so many sequences at a time."""
     for row in range(rows):
-        engine.admit(_generation(prompt_ids(row), NEW))
+        engine.admit(_generation(prompt_ids(row), tokens))
     begun = time.perf_counter()
     while engine.busy:
         engine.step()
-    return rows * NEW / (time.perf_counter() - begun)
+    return rows * tokens / (time.perf_counter() - begun)
 
 
 def step_seconds(engine: Engine, length: int, count: int = 32) -> float:

@@ -61,10 +61,16 @@ def openvino(stage: Stage) -> Iterator[Line | Skipped]:
 
 
 def triton(stage: Stage) -> Iterator[Line | Skipped]:
-    """Ours through Triton against the same engine in process."""
-    for rows in stage.wishes.batches:
-        theirs = partial(engine_rate, stage.engine, rows)
-        yield _through_triton(stage, "the same engine in process", rows, 0.9, theirs)
+    """Ours through Triton against the same engine in process.
+
+    Longer answers as well, because requests that come and go cost something each.
+    """
+    for tokens in (TOKENS, 3 * TOKENS):
+        for rows in stage.wishes.batches:
+            ours = stage.through_triton(rows, tokens)
+            theirs = partial(engine_rate, stage.engine, rows, tokens)
+            label = f"against the same engine in process, {rows} at a time, {tokens} tokens"
+            yield Line(label, _UNIT, *in_turns(ours, theirs, stage.wishes.rounds), Target(0.9))
 
 
 def generate_batch(stage: Stage) -> Iterator[Line | Skipped]:

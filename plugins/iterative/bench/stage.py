@@ -94,10 +94,12 @@ class Stage:
             device=self.wishes.device,
         )
 
-    def through_triton(self, rows: int, *, pieces: bool = False) -> Callable[[], float]:
+    def through_triton(
+        self, rows: int, tokens: int = 64, *, pieces: bool = False
+    ) -> Callable[[], float]:
         """Return the measure of our model on the server: tokens a second."""
         model = self.build("iterative", max(32, *self.wishes.batches))
-        return lambda: rate(self.triton.client, model, rows, 64, pieces=pieces)
+        return lambda: rate(self.triton.client, model, rows, tokens, pieces=pieces)
 
     @cached_property
     def whole_prefix(self) -> str:
