@@ -66,6 +66,6 @@ class Write(_Stage):
             said = [token for token in output if token >= 0]
             text = self.parts.tokenizer.decode(said)
             read = sum(token >= 0 for token in prompt)
-            answers.append(Answer(text, "", "length", read, len(said), False))
+            answers.append(Answer(text, "", "length", read, len(said), False, so_far=text))
         tensors = self.parts.formatter.format(answers)
         return {name: values.reshape(-1, 1) for name, values in tensors.items()}
