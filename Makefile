@@ -13,8 +13,10 @@ SOURCES := llmserve cli/llmserve_cli plugins tests
 demo: $(READY)
 	@$(BIN)/llmserve demo
 
+# Two workers, each with a Triton of its own; more threads than that would stand in each other's way.
 test: lint
-	@$(BIN)/pytest
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone"
+	@$(BIN)/pytest -m alone
 
 lint: $(READY)
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format puts that right"; exit 1; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,30 @@ def _processes_can_be_interrupted() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share tests among workers so that who asks for the same models asks the same Triton."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Together(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let workers begin with what takes longest, so that they end at about the same time."""
+    if hasattr(config, "workerinput"):
+        items.sort(
+            key=lambda item: (_group(item.nodeid).endswith(".py"), "/live/" not in item.nodeid)
+        )
+
+
+def _group(nodeid: str) -> str:
+    """Each file is a group of its own, but for those of a plugin that share models."""
+    file = nodeid.partition("::")[0]
+    return file.rpartition("/")[0] if file.endswith(("_live.py", "_conformance.py")) else file

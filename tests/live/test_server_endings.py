@@ -102,6 +102,7 @@ def test_ctrl_c_during_the_start_ends_it(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.alone
 def test_ctrl_c_during_the_start_leaves_no_folder_of_tritons(tmp_path: Path) -> None:
     """Triton makes it in /tmp whatever TMPDIR says, and only removes it when it ends in order."""
     before = environments()

@@ -22,6 +22,9 @@ from llmserve.measure.runs import Load, Run
 from llmserve.measure.summary import first_token, latency, summarize, token_time
 from tests.unit.scripted_triton import Noted, Running, scripted
 
+# They hold times to two parts in a hundred, and the server makes them in a process beside.
+pytestmark = pytest.mark.alone
+
 
 def measured(server: Running, model: str, load: Load) -> tuple[Run, list[Noted]]:
     run = bench(Target(model, Place(server.url)), load, Prompts())

@@ -35,7 +35,7 @@ arrivals = st.lists(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "gemma2", "falcon"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     requests=arrivals,
     max_sequences=st.integers(1, 6),
