@@ -186,19 +186,47 @@ def test_in_flight_a_request_joins_between_two_steps(counting: Counting) -> None
     assert any("stand-in for TensorRT-LLM" in line for line in pb.Logger.warnings)
 
 
-def test_a_static_batch_runs_to_its_end_before_the_next(counting: Counting) -> None:
-    stand_in = StandIn(
+def static() -> StandIn:
+    return StandIn(
         settings(parameters={"gpt_model_type": {"string_value": "V1"}}), FakeBackendUtils()
     )
-    batch = [Request(3), Request(1)]
-    taking = threading.Thread(target=stand_in.execute, args=(batch,))
-    taking.start()
+
+
+def test_a_static_batch_runs_to_its_end_before_the_next(counting: Counting) -> None:
+    stand_in = static()
+    batch, late = [Request(3), Request(1)], Request(1)
+    stand_in.execute(batch)
     counting.steps.release(2)
     until(lambda: batch[1].closed)
-    assert taking.is_alive()
+    stand_in.execute([late])
+    until(lambda: not counting.steps.acquire(blocking=False))
+    # A place is free, and it has to wait all the same.
+    assert len(counting.live) == 1
     counting.steps.release()
-    taking.join(10)
-    assert [request.ids for request in batch] == [[10, 11, 12], [10]]
+    until(lambda: batch[0].closed)
+    assert not late.closed
+    counting.steps.release()
+    until(lambda: late.closed)
+    assert [request.ids for request in (*batch, late)] == [[10, 11, 12], [10], [10]]
+    stand_in.finalize()
+
+
+def test_what_has_come_meanwhile_is_the_next_static_batch(counting: Counting) -> None:
+    """Triton may hand requests over one by one: it is the backend that makes batches of them."""
+    stand_in = static()
+    first, others = Request(2), [Request(2) for _ in range(5)]
+    stand_in.execute([first])
+    until(lambda: counting.live)
+    for other in others:
+        stand_in.execute([other])
+    counting.steps.release(2)
+    # As many as fit, which are four.
+    until(lambda: len(counting.live) == 4)
+    counting.steps.release(2)
+    until(lambda: all(other.closed for other in others[:4]))
+    until(lambda: len(counting.live) == 1)
+    counting.steps.release(2)
+    until(lambda: others[4].closed)
     stand_in.finalize()
 
 

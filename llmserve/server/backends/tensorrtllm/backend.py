@@ -1,8 +1,8 @@
 """The stand-in itself: takes requests, makes steps for all of them, sends what comes.
 
-In flight, one thread makes the steps and requests join between two of them, as with
-``inflight_fused_batching``. With ``V1`` a batch that Triton has gathered runs to its end before
-the next is taken.
+One thread makes the steps. In flight, requests join between two of them, as with
+``inflight_fused_batching``. With ``V1``, and under the LLM API with ``STATIC_BATCH``, what has come
+while a batch ran is the next one, which runs to its end; Triton itself need not have gathered it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,6 @@ class StandIn:
         with self._news:
             self._arrived += taken
             self._news.notify_all()
-            if self._settings.static:
-                self._news.wait_for(lambda: all(flight.closed for flight in taken))
 
     def finalize(self) -> None:
         """Stop, once nothing is under way any more."""
@@ -108,13 +106,26 @@ class StandIn:
                 self._news.wait_for(lambda: self._arrived or self._closing or self._stepper.busy)
                 if self._closing and not self._stepper.busy and not self._arrived:
                     return
-                arrived, self._arrived = self._arrived, []
-            for flight in arrived:
+                joining = self._joining()
+            for flight in joining:
                 self._admit(flight)
             self._step()
             with self._news:
                 self._flights = [flight for flight in self._flights if not flight.closed]
                 self._news.notify_all()
+
+    def _joining(self) -> list[Flight]:
+        """Take those that begin now: all who have come, or the next batch when none runs."""
+        count, rows = len(self._arrived), 0
+        if self._settings.static:
+            count = 0
+            for flight in () if self._flights else self._arrived:
+                rows += len(flight.rows)
+                if count and rows > self._settings.max_batch_size:
+                    break
+                count += 1
+        joining, self._arrived = self._arrived[:count], self._arrived[count:]
+        return joining
 
     def _admit(self, flight: Flight) -> None:
         try:
