@@ -54,6 +54,8 @@ def sweep(asked: Sweeping, state: Path) -> Sweep:
     meets all alike, and the first look at all of them comes early.
     """
     found = _begin(asked, state)
+    if not any(variant.state == "waiting" for variant in found.variants):
+        asked.report(f"{state} has it all already; without that file it is measured again")
     try:
         for turn in range(asked.rounds):
             for build, variants in _builds(found, turn):

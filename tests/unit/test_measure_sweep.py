@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -181,3 +182,38 @@ def test_variants_of_one_build_are_served_once(world: World, tmp_path: Path) -> 
     assert isinstance(found, Sweep)
     assert world.served == ["max_batch_size=1"]
     assert [v.runs[0].load.concurrency for v in found.variants] == [1, 2]
+
+
+def test_a_sweep_that_is_complete_says_so(world: World, tmp_path: Path) -> None:
+    told: list[str] = []
+    one = asked(varied={"max_batch_size": ("1",)}, rounds=1, report=told.append)
+    sweep(one, tmp_path / "state.json")
+    assert not [line for line in told if "has it all already" in line]
+    sweep(one, tmp_path / "state.json")
+    assert told[-1].startswith(f"{tmp_path / 'state.json'} has it all already")
+    assert len(world.served) == 1
+
+
+def test_a_variant_whose_server_dies_has_failed_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve.measure.bench.GIVE_UP", 0.5)
+
+    @contextmanager
+    def serving(variants: list[Built], model: str, *, report: Any) -> Iterator[list[Target]]:
+        with scripted(first=0.02, tokens=(4,)) as server:
+            if "=1" in variants[0].label:
+                Timer(2.0, server.process.kill).start()
+            yield [Target("whole", Place(server.url), variants[0].label)]
+
+    # The first is asked for long enough to see its server die, the second is not.
+    counts = iter([1000, 4])
+
+    def make(concurrency: int | None, rate: float | None, info: Any) -> Load:
+        return Load.closed(2, requests=next(counts), warmup=0)
+
+    monkeypatch.setattr(module, "serving", serving)
+    varied = {"max_batch_size": ("1", "2")}
+    found = sweep(asked(varied=varied, rounds=1, make_load=make), tmp_path / "state.json")
+    assert [variant.state for variant in found.variants] == ["failed", "done"]
+    assert "the server was gone while it was measured" in found.variants[0].why
