@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from llmserve.testing import RecipeConformance
 
+from .small_model import small_model
+
 
 class _OfASmallModel(RecipeConformance):
     @pytest.fixture(autouse=True)
-    def _small(self, small: Path) -> None:
-        type(self).model = str(small)
+    def _small(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        type(self).model = str(small_model(tmp_path_factory))
 
 
 class TestOnnxDirect(_OfASmallModel):

@@ -20,6 +20,8 @@ from llmserve.client.exchange import Steps
 from llmserve.errors import ClientError, RequestRejectedError
 from llmserve.testing import LiveTriton
 
+from .small_model import small_model
+
 PROMPTS = [
     "I have lived in London",
     "I have lived in Paris",
@@ -31,6 +33,11 @@ PROMPTS = [
     "The capital of France is",
 ]
 TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory)
 
 
 @pytest.fixture(params=["onnx", "torchscript"])
