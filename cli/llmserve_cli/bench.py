@@ -72,11 +72,18 @@ def bench(
     from llmserve.measure.standins import marked
     from llmserve.measure.tools import check_tool
     from llmserve_cli.loads import Asked
-    from llmserve_cli.output import Meter, refuse_two_on_stdout, told, write_report
+    from llmserve_cli.output import (
+        Meter,
+        check_places,
+        refuse_two_on_stdout,
+        told,
+        write_report,
+    )
 
     if concurrency and options["rate"]:
         raise click.UsageError("give --concurrency or --rate, not both")
     refuse_two_on_stdout(as_json, as_csv)
+    check_places(as_json, as_csv)
     asked = Asked.of(options, requests=_REQUESTS)
     for tool in tools:
         check_tool(tool)

@@ -68,7 +68,7 @@ def compare(
     from llmserve.options import parse_assignments
     from llmserve_cli.ending import end_in_order
     from llmserve_cli.loads import Asked
-    from llmserve_cli.output import save_json, write_report
+    from llmserve_cli.output import check_places, save_json, write_report
     from llmserve_cli.shown import Steps, print_comparison
 
     if pair == "list":
@@ -81,6 +81,7 @@ def compare(
             "give a pair or subjects, not both" if subjects
             else f"there is no pair {pair!r}: choose one of {', '.join(PAIRS)}"
         )  # fmt: skip
+    check_places(as_json)
     asked = Asked.of(options, requests=_REQUESTS)
     chosen = PAIRS[pair] if pair else None
     wanted = [

@@ -82,6 +82,17 @@ def refuse_two_on_stdout(*files: Path | None) -> None:
         raise click.UsageError("only one of --json and --csv can go to standard output")
 
 
+def check_places(*files: Path | None) -> None:
+    """Refuse files that cannot be written, before anything is measured for them."""
+    from llmserve.errors import UsageError
+
+    for path in files:
+        folder = None if path is None or path == _DASH else path.absolute().parent
+        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+            why = "cannot be written to" if folder.is_dir() else "is no folder"
+            raise UsageError(f"cannot write {path}: {folder} {why}")
+
+
 def told(run: Run, as_json: Path | None, as_csv: Path | None) -> None:
     """Print a run's table, or what was asked for in its place, and write its files."""
     from llmserve.measure.export import to_csv
@@ -151,9 +162,9 @@ def say_what_is_wrong(run: Run) -> None:
         click.echo("llmserve: interrupted, these are the figures until then", err=True)
     if run.ended_early:
         click.echo(f"llmserve: ended early: {run.ended_early}", err=True)
-    if not run.records and run.unfinished:
+    if not run.records:
         click.echo(
-            f"llmserve: no request was done within {run.seconds:.1f} s, {run.unfinished} were "
+            f"llmserve: no request was done within {run.seconds:.3g} s, {run.unfinished} were "
             "under way: measure for longer",
             err=True,
         )

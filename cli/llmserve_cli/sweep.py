@@ -72,10 +72,11 @@ def sweep(
     from llmserve.options import parse_assignments
     from llmserve_cli.ending import end_in_order
     from llmserve_cli.loads import Asked
-    from llmserve_cli.output import save_json, write_report
+    from llmserve_cli.output import check_places, save_json, write_report
     from llmserve_cli.shown import print_sweep
     from llmserve_cli.status import Status
 
+    check_places(state, as_json)
     varied = parse_varied(vary)
     asked = Asked.of(options, requests=_REQUESTS)
     shared = dict(parse_assignments(common))

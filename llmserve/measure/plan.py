@@ -16,7 +16,7 @@ from llmserve.measure.runs import Load
 from llmserve.measure.synthetic import draw_length, make_prompt
 from llmserve.measure.tokens import Counter
 
-_LONGEST = 10_000_000
+_LONGEST = 1_000_000
 _MOST = 10_000_000
 DISTINCT = 256
 """Most made-up prompts under a duration, where requests repeat themselves after that many."""

@@ -154,6 +154,23 @@ def test_a_duration_in_which_nothing_is_done_says_so() -> None:
     assert "no request was done within 0.5 s, 3 were under way: measure for longer" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "whole", "--json", "nowhere/run.json"),
+        ("bench", "whole", "--csv", "nowhere/run.csv"),
+        ("compare", "a", "b", "--json", "nowhere/run.json"),
+        ("sweep", "demo", "--plugin", "hf", "--vary", "dtype=float32", "--state", "nowhere/state"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    words: tuple[str, ...],
+) -> None:
+    done = run(*words, LLMSERVE_URL="127.0.0.1:9")
+    assert done.returncode == 2
+    assert "is no folder" in done.stderr
+
+
 def test_compare_prints_means_and_ratios(server: Running, tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     with scripted(first=0.3, tokens=(5,)) as slow:
