@@ -99,6 +99,18 @@ def test_the_page_looks_right(browser: Browser, url: str, width: int, dark: bool
     assert [place for place in asked if not place.startswith("data:")] == [url]
 
 
+def test_two_that_are_compared_stand_side_by_side_on_a_telephone(
+    browser: Browser, tmp_path: Path
+) -> None:
+    write(make_comparison((16,), requests=30), tmp_path)
+    browser.open((tmp_path / "report.html").as_uri(), width=390)
+    beyond = """
+    (() => { const box = document.querySelector(".scroll[aria-label^='Figures']");
+             return box.scrollWidth - box.clientWidth; })()
+    """
+    assert browser.evaluate(beyond) <= 0
+
+
 def test_plots_beside_markdown_can_be_opened_by_themselves(
     browser: Browser, tmp_path: Path
 ) -> None:
