@@ -17,6 +17,7 @@ _WISHES = Tensor("wishes", "TYPE_STRING", optional=False)
 _READ = (_PROMPT_IDS, _WISHES)
 _SAID = (
     Tensor("piece", "TYPE_STRING", optional=False),
+    Tensor("so_far", "TYPE_STRING", optional=False),
     Tensor("echo", "TYPE_STRING", optional=False),
     Tensor("reason", "TYPE_STRING", optional=False),
     Tensor("counts", "TYPE_INT32", (2,), optional=False),

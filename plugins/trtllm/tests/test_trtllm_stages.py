@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from llmserve.runtime.params import Params
-from llmserve.runtime.protocols import Parts
+from llmserve.runtime.protocols import Answer, Parts
+from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import (
     ByteTokenizer,
     FakeBackendUtils,
@@ -171,6 +173,21 @@ def test_an_answer_is_told_with_its_end_and_its_tokens(
     found = (said["OUTPUT"][0, 0], said["FINISH_REASON"][0, 0], said["NUM_OUTPUT_TOKENS"][0, 0])
     assert found == expected
     assert said["NUM_INPUT_TOKENS"][0, 0] == 2
+
+
+def test_a_formatter_is_told_the_whole_answer() -> None:
+    stage = Postprocessing({"engine_echoes": False, "nested": False}, Path())
+    told: list[str] = []
+
+    class Listening(TextFormatter):
+        def format(self, answers: Sequence[Answer]) -> dict[str, Any]:
+            told.extend(answer.so_far for answer in answers)
+            return super().format(answers)
+
+    stage.start(parts(formatter=Listening({}, Path())))
+    inputs = {"TOKENS_BATCH": np.array([[list(b"hello")]]), "REQUEST": texts([json.dumps(TOLD)])}
+    stage.execute([FakeRequest(inputs)])
+    assert set(told) == {"hello"}
 
 
 def test_the_prompts_tokens_are_cut_off_where_the_engine_sends_them() -> None:

@@ -163,11 +163,12 @@ class SessionDriver:
 
     def _told(self, told: Told | None) -> dict[str, Any]:
         if told is None:
-            return {"piece": "", "echo": "", "reason": "", "counts": [0, 0]}
+            return {"piece": "", "so_far": "", "echo": "", "reason": "", "counts": [0, 0]}
         generation = told.generation
         echo = generation.prompt if told.echo and generation.untold else ""
         return {
             "piece": generation.take(),
+            "so_far": generation.text,
             "echo": echo,
             "reason": generation.finish_reason or "",
             "counts": [len(generation.prompt_ids), len(generation.token_ids)],

@@ -43,9 +43,8 @@ class NextTokens(Postprocess):
 
 def read_answer(tensors: Tensors) -> Answer:
     """Read what the session stage sent."""
-    said = {
-        name: tensors[name].reshape(-1)[0].decode("utf-8") for name in ("piece", "echo", "reason")
-    }
+    names = ("piece", "so_far", "echo", "reason")
+    said = {name: tensors[name].reshape(-1)[0].decode("utf-8") for name in names}
     read, written = tensors["counts"].reshape(-1).tolist()
     return Answer(
         text=said["piece"],
@@ -54,4 +53,5 @@ def read_answer(tensors: Tensors) -> Answer:
         input_tokens=read,
         output_tokens=written,
         echo=bool(said["echo"]),
+        so_far=said["so_far"],
     )

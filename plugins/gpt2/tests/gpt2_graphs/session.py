@@ -139,9 +139,9 @@ def tokens(answered: FakeRequest) -> list[int]:
     return Letters().encode(piece(response))
 
 
-def piece(response: FakeResponse) -> str:
+def piece(response: FakeResponse, name: str = "piece") -> str:
     """Return a response's text."""
-    text = response.tensors["piece"].reshape(-1)[0]
+    text = response.tensors[name].reshape(-1)[0]
     return str(text.decode())
 
 

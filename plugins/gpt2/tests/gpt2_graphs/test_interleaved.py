@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from .models import CONTEXT, VOCAB, Reference, make_model
-from .session import END, START, Session, export_to, request, tokens
+from .session import END, START, Session, export_to, piece, request, tokens
 
 _PROMPT = st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=12).map(tuple)
 
@@ -120,6 +120,18 @@ def test_a_step_of_no_tokens_computes_nothing(made: Session, reference: Referenc
     rest = request(1, step=3)
     made.ask(rest)
     assert tokens(rest) == reference.tokens((4, 5), 3)
+    made.ask(request(1, flags=END, step=0))
+
+
+def test_the_text_so_far_goes_along_with_each_piece(made: Session) -> None:
+    steps = [request(1, (4, 5), flags=START, max_tokens=9, step=2), request(1, step=4)]
+    pieces, so_far = [], []
+    for step in steps:
+        made.ask(step)
+        pieces.append(piece(step.responses[0]))
+        so_far.append(piece(step.responses[0], "so_far"))
+    assert so_far == [pieces[0], pieces[0] + pieces[1]]
+    assert len(pieces[1]) == 4
     made.ask(request(1, flags=END, step=0))
 
 

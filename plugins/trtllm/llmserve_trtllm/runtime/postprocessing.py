@@ -86,6 +86,7 @@ class Postprocessing:
             input_tokens=about["input_tokens"],
             output_tokens=len(generation.token_ids),
             echo=bool(about["prompt"]),
+            so_far=generation.text,
         )
 
     def _tensors(self, answers: list[list[Answer]]) -> Tensors:
