@@ -18,7 +18,7 @@ def in_flight_against_static(stage: Stage) -> Iterator[Line | Skipped]:
     Requests arrive as fast as in-flight batching can just serve them, which it is asked first;
     static batching cannot keep up with that.
     """
-    requests = 32 if stage.wishes.quick else 192
+    requests = 32 if stage.wishes.quick else 128
     in_flight = stage.build("iterative", PLACES)
     client = stage.triton.client
     at_once = Load.poisson(requests, 1e6, seed=0)
