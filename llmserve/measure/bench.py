@@ -111,9 +111,10 @@ def run_load(
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     observer = Observer(target.place, target.model, target.metrics_url)
     try:
+        cold = observer.look()
         with Crew(split(job, load.processes)) as crew:
             crew.warm_up()
-            before = observer.look()
+            before = observer.look_after(cold, len(warmup))
             with observer.sampler() as sampler:
                 noted = crew.run(on_progress)
             after = observer.look_after(before, len(noted.records))

@@ -73,17 +73,20 @@ class Observer:
         """Read all counters once those of so many answers are in them.
 
         Triton counts a batch when all of it is over, which can be well after its last answer
-        has been sent. Where a count stays below, as of requests that were never taken, it is
-        given up soon.
+        has been sent, and a model tells its own counts when it comes to it. Where a count stays
+        below, as of requests that were never taken, it is given up soon.
         """
         deadline = time.monotonic() + _SETTLING
+        last = before
         while True:
             now = self.look()
             if before is None or now is None or time.monotonic() > deadline:
                 return now
             model = self._names[0]
-            if _counted(now.models[model]) - _counted(before.models[model]) >= answered:
+            there = _counted(now.models[model]) - _counted(before.models[model]) >= answered
+            if there and last is not None and now.metrics == last.metrics:
                 return now
+            last = now
             time.sleep(_BETWEEN)
 
     def sampler(self) -> Sampler:

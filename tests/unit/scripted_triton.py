@@ -39,6 +39,8 @@ class Script:
     """Every so many requests fail."""
     counts: bool = True
     """Whether tokens are counted."""
+    counted_after: float = 0.0
+    """Seconds after which an answer is in the statistics, as Triton's batches are later."""
 
 
 @dataclass
@@ -86,8 +88,10 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
         answer = service_pb2.ModelStatisticsResponse()
         stats = answer.model_stats.add(name=request.name, version="1")
-        stats.inference_count = stats.execution_count = len(self.noted)
-        stats.inference_stats.success.count = len(self.noted)
+        before = time.monotonic() - self.script.counted_after
+        count = sum(bool(noted.went) and noted.went[-1] <= before for noted in self.noted)
+        stats.inference_count = stats.execution_count = count
+        stats.inference_stats.success.count = count
         return answer
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:

@@ -131,6 +131,13 @@ def test_a_closed_loop_keeps_to_its_duration_and_repeats_its_prompts() -> None:
     assert len(set(indices)) == len(indices)
 
 
+def test_the_last_batch_of_the_warm_up_is_no_part_of_what_the_server_did() -> None:
+    with scripted(first=0.05, tokens=(1,), counted_after=0.3) as server:
+        run, _ = measured(server, "whole", Load.closed(4, requests=4, warmup=2))
+    assert run.server is not None
+    assert run.server.models[0].requests == 4
+
+
 def test_what_is_under_way_when_time_is_up_counts_as_under_way() -> None:
     # Four answers of 0.7 s in a window of 1 s, and then four more that nobody sees the end of.
     with scripted(first=0.7, tokens=(1,)) as server:
