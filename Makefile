@@ -8,6 +8,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := llmserve cli/llmserve_cli plugins tests
 
+# What somebody has set for themselves would leave out plugins that are tested here.
+unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
+
 .PHONY: demo test lint format bench clean
 
 demo: $(READY)
