@@ -7,9 +7,12 @@ does not decide a test: both processes read the same clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import pytest
 
@@ -26,6 +29,19 @@ from tests.unit.scripted_triton import Noted, Running, scripted
 pytestmark = pytest.mark.alone
 
 
+def undisturbed(test: Callable[..., None]) -> Callable[..., None]:
+    """Try three times: the machine may be busy with something else, a wrong figure is always so."""
+
+    @wraps(test)
+    def tried(**given: Any) -> None:
+        for _ in range(2):
+            with suppress(AssertionError):
+                return test(**given)
+        return test(**given)
+
+    return tried
+
+
 def measured(server: Running, model: str, load: Load) -> tuple[Run, list[Noted]]:
     run = bench(Target(model, Place(server.url)), load, Prompts())
     return run, server.stop()[load.warmup :]
@@ -40,6 +56,7 @@ def close(found: float, expected: float) -> bool:
     return found == pytest.approx(expected, rel=0.02)
 
 
+@undisturbed
 def test_whole_answers_take_as_long_as_the_server_took() -> None:
     with scripted(first=0.5, tokens=(10,)) as server:
         run, noted = measured(server, "whole", Load.closed(4, requests=16))
@@ -57,6 +74,7 @@ def test_whole_answers_take_as_long_as_the_server_took() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(1, 1, 1, 1), (1, 4, 4, 3)], ids=["one each", "several"])
+@undisturbed
 def test_streams_report_first_token_and_tokens_apart(tokens: tuple[int, ...]) -> None:
     with scripted(first=0.5, gap=0.3, tokens=tokens) as server:
         run, noted = measured(server, "pieces", Load.closed(8, requests=8, stream=True))
@@ -73,6 +91,7 @@ def test_streams_report_first_token_and_tokens_apart(tokens: tuple[int, ...]) ->
     assert summarize(run).output_tokens == sum(tokens)
 
 
+@undisturbed
 def test_a_sequence_is_one_request_with_a_piece_a_step() -> None:
     with scripted(first=0.2, gap=0.1, tokens=(1, 2, 2)) as server:
         run, noted = measured(server, "steps", Load.closed(2, requests=4, warmup=0, stream=True))
@@ -83,6 +102,7 @@ def test_a_sequence_is_one_request_with_a_piece_a_step() -> None:
     assert all(record.finish_reason == "stop" for record in run.records)
 
 
+@undisturbed
 def test_an_open_loop_sends_when_it_is_due_whatever_the_server_does() -> None:
     load = Load.open(40, requests=40, arrivals="constant", warmup=0)
     with scripted(first=0.3, tokens=(1,)) as server:
@@ -93,6 +113,7 @@ def test_an_open_loop_sends_when_it_is_due_whatever_the_server_does() -> None:
     assert run.loader.late < 0.05
 
 
+@undisturbed
 def test_a_stalled_server_is_seen_in_the_latency_of_all_that_had_to_wait() -> None:
     # 100 requests in 2 s, and from 0.5 s to 1.5 s nothing is answered. A loop that waits for
     # answers would send but few meanwhile, and report one slow answer among a hundred.
@@ -120,6 +141,7 @@ def test_latency_counts_from_when_it_was_due_even_if_it_was_sent_late() -> None:
     assert len(noted) == 100
 
 
+@undisturbed
 def test_a_closed_loop_keeps_to_its_duration_and_repeats_its_prompts() -> None:
     with scripted(first=0.1, tokens=(1,)) as server:
         run, _ = measured(server, "whole", Load.closed(2, duration=1.05))
@@ -138,6 +160,7 @@ def test_the_last_batch_of_the_warm_up_is_no_part_of_what_the_server_did() -> No
     assert run.server.models[0].requests == 4
 
 
+@undisturbed
 def test_what_is_under_way_when_time_is_up_counts_as_under_way() -> None:
     # Four answers of 0.7 s in a window of 1 s, and then four more that nobody sees the end of.
     with scripted(first=0.7, tokens=(1,)) as server:
@@ -213,6 +236,7 @@ def test_failures_are_told_by_kind_and_message() -> None:
     assert failed.pieces == ()
 
 
+@undisturbed
 def test_a_request_that_takes_too_long_is_a_timeout() -> None:
     with scripted(first=0.5, tokens=(1,)) as server:
         load = Load.closed(1, requests=2, warmup=0, timeout=0.2)
@@ -229,6 +253,7 @@ def test_tokens_that_the_model_does_not_count_are_unknown() -> None:
     assert len(run.records[0].pieces) == 4
 
 
+@undisturbed
 def test_several_processes_make_the_same_load_together() -> None:
     with scripted(first=0.1, tokens=(1,)) as server:
         load = Load.closed(4, requests=22, processes=3, warmup=4)
@@ -246,6 +271,7 @@ def test_nobody_there_and_no_such_model_are_one_line() -> None:
         bench(Target("nope", Place(server.url)), Load.closed(1, requests=1), Prompts())
 
 
+@undisturbed
 def test_it_costs_little_and_keeps_up_with_64_streams() -> None:
     """The tool's own cost as processor time, which a busy machine inflates but does not make."""
     with scripted(first=0.1, tokens=(1,)) as server:
