@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ PLACES = 96
 CPU = torch.device("cpu")
 EXTENTS = [Extent(0, 32), Extent(32, 16), Extent(48, 48)]
 POSITIONS = [20, 0, 40]
+
+
+@pytest.fixture(autouse=True)
+def several_threads() -> Iterator[None]:
+    """What threads do to one another shows only where there are some, whatever is set outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 def kernels_of(dtype: torch.dtype) -> Kernels:
