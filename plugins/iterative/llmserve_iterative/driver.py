@@ -8,7 +8,7 @@ done is given back to be scheduled again. Between two bursts new requests can jo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -42,13 +42,20 @@ _NEAR = 0.8
 class IterativeDriver:
     """Answers Triton's rescheduled requests through a generator of the mode ``"step"``."""
 
-    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         del folder
+        self._clock = clock
         self._burst = Burst(settings["burst_ms"] / 1000)
         self._patience = _NEAR * settings["idle_seconds"]
         self._flights: dict[int, Flight] = {}
         self._numbers = Numbers()
-        self._queue = Queue(time.monotonic())
+        self._queue = Queue(self._clock())
         self._lock = Lock()
         self._watch = Watch(self._look_after, _SILENCE / 2)
 
@@ -82,7 +89,7 @@ class IterativeDriver:
         self._metrics.close()
 
     def _execute(self, requests: Sequence[Any]) -> None:
-        now = time.monotonic()
+        now = self._clock()
         controls = [read_controls(raw) for raw in requests]
         known = [self._flights[number] for number, _ in controls if number in self._flights]
         self._queue.begin(now, [flight.queued for flight in known])
@@ -97,9 +104,9 @@ class IterativeDriver:
         flights = [self._flights[number] for number in present]
         for flight in flights:
             flight.job.responder.recent = max(_LATELY, len(flights) * _ASKING_COST / _SMALL_PART)
-        begun = time.monotonic()
+        begun = self._clock()
         self._fly(flights, now)
-        now = time.monotonic()
+        now = self._clock()
         flown = now - begun
         for number, raw in present.items():
             flight = self._flights[number]
@@ -116,7 +123,7 @@ class IterativeDriver:
             flight.job.responder.detach()
         self._queue.end(now)
         self._publish(at_once=not self._flights)
-        self._burst.end(time.monotonic(), flown)
+        self._burst.end(self._clock(), flown)
 
     def _arrive(self, raw: Any, number: int, start: bool, now: float) -> bool:
         """Match a request with its flight, or begin one; say whether it goes on."""
@@ -189,7 +196,7 @@ class IterativeDriver:
         while self._engine.busy:
             for generation, error in self._engine.step().failed:
                 self._fail(generation, error)
-            now = time.monotonic()
+            now = self._clock()
             for flight in flights:
                 self._measure(flight, now)
                 self._tell(flight, now, pace)
@@ -198,7 +205,7 @@ class IterativeDriver:
             if not going or (now - began >= burst and not late):
                 break
         for flight in flights:
-            self._tell(flight, time.monotonic(), pace)
+            self._tell(flight, self._clock(), pace)
 
     def _measure(self, flight: Flight, now: float) -> None:
         made = flight.tokens - flight.counted
@@ -222,7 +229,7 @@ class IterativeDriver:
             "cache_used_tokens": engine.cache_used,
             "cache_tokens": engine.cache_tokens,
         }
-        self._metrics.publish(time.monotonic(), gauges, at_once=at_once)
+        self._metrics.publish(self._clock(), gauges, at_once=at_once)
 
     def _tell(self, flight: Flight, now: float, pace: float) -> None:
         """Send what is new: the first piece and the end at once, the others at a steady pace."""
@@ -256,7 +263,7 @@ class IterativeDriver:
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            now = time.monotonic()
+            now = self._clock()
             if self._queue.silent(now) > _SILENCE:
                 self._ground(self._flights.values())
                 self._forget_abandoned(now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +83,36 @@ class Picky(TextFormatter):
         return super().format(answers)
 
 
+class Clock:
+    """Time that passes as a test says, and a little with every look."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 1e-6
+        return self._now
+
+    def pass_by(self, seconds: float) -> None:
+        self._now += seconds
+
+
 class Scheduler:
     """What Triton does: schedules again what is given back, with a batch of some at a time.
 
     Whose client has left is let go instead.
     """
 
-    def __init__(self, *, burst_ms: float = 0.0, idle_seconds: float = 300.0) -> None:
+    def __init__(
+        self,
+        *,
+        burst_ms: float = 0.0,
+        idle_seconds: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.engine = Echoes()
         settings = {"burst_ms": burst_ms, "idle_seconds": idle_seconds}
-        self.driver = IterativeDriver(settings, Path())
+        self.driver = IterativeDriver(settings, Path(), clock=clock)
         self.driver.start(make_parts(self.engine, formatter=Picky({}, Path())))
         self.queue: list[FakeRequest] = []
         self._number = 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmserve.testing import ByteTokenizer
 
-from .scheduler import Scheduler
+from .scheduler import Clock, Scheduler
 
 
 def test_a_request_that_comes_later_joins_and_may_leave_earlier() -> None:
@@ -152,7 +152,9 @@ def test_unloading_lets_go_of_everything_that_is_tritons() -> None:
 def test_any_order_of_arrivals_batches_and_cancellations(
     asked: list[tuple[str, int, bool]], chance: random.Random
 ) -> None:
-    triton, requests = Scheduler(), []
+    # What the driver does with requests that it has not seen for a while depends on time.
+    clock = Clock()
+    triton, requests = Scheduler(clock=clock), []
     waiting = list(asked)
     while waiting or triton.queue:
         if waiting and (not triton.queue or chance.random() < 0.5):
@@ -161,6 +163,8 @@ def test_any_order_of_arrivals_batches_and_cancellations(
             continue
         if chance.random() < 0.05:
             chance.choice(triton.queue).cancelled = True
+        if chance.random() < 0.1:
+            clock.pass_by(chance.choice([0.01, 0.1, 2.0]))
         triton.run(chance.sample(triton.queue, chance.randint(1, len(triton.queue))))
     assert triton.nothing_is_left()
     for text, length, request in requests:
