@@ -71,4 +71,26 @@ class TritonPythonModel:
 
 def _make(component: Mapping[str, Any], folder: Path) -> Any:
     module, _, name = component["runtime"].partition(":")
-    return getattr(import_module(module), name)(component["settings"], folder)
+    settings = _Settings(component["settings"], module.partition(".")[0])
+    return getattr(import_module(module), name)(settings, folder)
+
+
+class _Settings(dict[str, Any]):
+    """What a part was built with. A part of another version may look for what is not there."""
+
+    def __init__(self, settings: Mapping[str, Any], package: str) -> None:
+        super().__init__(settings)
+        self._package = package
+
+    def __missing__(self, key: str) -> Any:
+        raise BuiltByAnotherVersion(
+            f"built by another version of {self._package}, which wrote no {key!r} down: "
+            "build the model again"
+        )
+
+
+class BuiltByAnotherVersion(KeyError):
+    """A model's papers lack what the installed parts need; Triton shows the name of this."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])

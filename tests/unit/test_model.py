@@ -63,5 +63,38 @@ def test_what_is_loaded_is_not_looked_through_again(
         gc.unfreeze()
 
 
+class Newer:
+    """A part that has learned to ask for more than an older version wrote down."""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        assert "patience" not in settings
+        assert settings.get("patience", 3) == 3
+        self.pace, self.patience = settings["pace"], settings["patience"]
+
+
+def test_a_setting_that_an_older_build_did_not_write_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackendUtils())
+    papers = {
+        "schema": SCHEMA,
+        "components": {"stage": {"runtime": f"{__name__}:Newer", "settings": {"pace": 1}}},
+        "contract": {},
+    }
+    (tmp_path / "llmserve.json").write_text(json.dumps(papers))
+    arguments = {
+        "model_repository": str(tmp_path),
+        "model_version": "1",
+        "model_name": "stage",
+        "model_config": "{}",
+    }
+    with pytest.raises(KeyError) as told:
+        TritonPythonModel().initialize(arguments)
+    assert str(told.value) == (
+        f"built by another version of {__name__.partition('.')[0]}, which wrote no 'patience' down: "
+        "build the model again"
+    )
+
+
 def test_unloading_what_never_loaded_is_no_matter() -> None:
     TritonPythonModel().finalize()
