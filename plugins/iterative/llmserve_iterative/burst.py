@@ -29,6 +29,7 @@ class Burst:
     def __init__(self, shortest: float) -> None:
         self._shortest = shortest
         self._cost = 0.0
+        self._requests = 1
         self._calm = 0
         self._began = 0.0
         self._ended: float | None = None
@@ -39,16 +40,18 @@ class Burst:
         """Take note that a burst begins, and how many of its requests are new."""
         self._pause = now - self._ended if self._ended is not None else _IDLE
         self._began = now
+        self._requests = max(1, all_of_them)
         self._calm = 0 if came else self._calm + 1
         if not self._shortest:
             return
         least = max(self._shortest, all_of_them * _COST / _PART)
-        longest = max(least, min(_LONGEST, self._cost / _PART))
+        longest = max(least, min(_LONGEST, self._requests * self._cost / _PART))
         self.length = min(longest, least * 2 ** min(self._calm, 8))
 
     def end(self, now: float, flown: float) -> None:
         """Take note that all is given back, and how many seconds went into the steps."""
         self._ended = now
         if self._pause < _IDLE:
-            cost = self._pause + now - self._began - flown
+            # By request: what many cost is no reason to keep newcomers waiting for a single one.
+            cost = (self._pause + now - self._began - flown) / self._requests
             self._cost += _LATEST * (cost - self._cost)
