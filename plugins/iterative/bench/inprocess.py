@@ -13,6 +13,7 @@ from llmserve.runtime.params import Params
 from llmserve_iterative.engine import Engine
 
 NEW = 64
+Prompts = Sequence[list[int]]
 
 
 class Letters:
@@ -35,18 +36,21 @@ class Letters:
 
 
 def make_engine(model: Any, sequences: int = 64) -> Engine:
-    """Return an engine over a model, which belongs to it from now on."""
+    """Return an engine over a model, which belongs to it from now on.
+
+    Its cache is as large as that of a served model with so many sequences.
+    """
     return Engine(model, Letters(), max_sequences=sequences, cache_tokens=256 * sequences)
 
 
-def engine_rate(engine: Engine, rows: int, tokens: int = NEW) -> float:
-    """Return the tokens a second of so many sequences at a time."""
-    for row in range(rows):
-        engine.admit(_generation(prompt_ids(row), tokens))
+def engine_rate(engine: Engine, prompts: Prompts, tokens: int = NEW) -> float:
+    """Return the tokens a second of sequences at a time."""
+    for prompt in prompts:
+        engine.admit(_generation(prompt, tokens))
     begun = time.perf_counter()
     while engine.busy:
         engine.step()
-    return rows * tokens / (time.perf_counter() - begun)
+    return len(prompts) * tokens / (time.perf_counter() - begun)
 
 
 def step_seconds(engine: Engine, length: int, count: int = 32) -> float:
@@ -63,11 +67,11 @@ def step_seconds(engine: Engine, length: int, count: int = 32) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def generate_rate(model: Any, rows: int) -> float:
+def generate_rate(model: Any, prompts: Prompts) -> float:
     """Return the tokens a second of ``generate()`` on a batch."""
     import torch
 
-    ids = torch.tensor([prompt_ids(row) for row in range(rows)], device=model.device)
+    ids = torch.tensor(prompts, device=model.device)
     begun = time.perf_counter()
     with torch.inference_mode():
         answer = model.generate(
@@ -81,20 +85,20 @@ def generate_rate(model: Any, rows: int) -> float:
     return sum(map(len, made)) / (time.perf_counter() - begun)
 
 
-def generate_batch_rate(model: Any, rows: int) -> float:
+def generate_batch_rate(model: Any, prompts: Prompts) -> float:
     """Return the tokens a second of transformers' own continuous batching."""
     from transformers import GenerationConfig
 
     config = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     begun = time.perf_counter()
     answers = model.generate_batch(
-        inputs=[prompt_ids(row) for row in range(rows)],
+        inputs=prompts,
         generation_config=config,
         progress_bar=False,
     )
     made = sum(len(answer.generated_tokens) for answer in answers.values())
-    if made != rows * NEW:
-        raise RuntimeError(f"generate_batch made {made} tokens, not {rows * NEW}")
+    if made != len(prompts) * NEW:
+        raise RuntimeError(f"generate_batch made {made} tokens, not {len(prompts) * NEW}")
     return made / (time.perf_counter() - begun)
 
 

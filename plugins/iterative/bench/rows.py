@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from inprocess import engine_rate, generate_batch_rate, generate_rate, step_seconds
 from loads import in_flight_against_static
 from machine import read_bandwidth
-from rounds import Line, Measure, Skipped, Target, in_turns
-from served import rate
+from rounds import Line, Skipped, Target, in_turns
 from stage import Stage
 
 Row = Callable[[Stage], Iterator[Line | Skipped]]
@@ -19,14 +18,14 @@ _UNIT = "tokens/s"
 
 def whole_prefix(stage: Stage) -> Iterator[Line | Skipped]:
     """Ours against the tutorial's algorithm in the same Triton, both streaming."""
-    client, baseline = stage.triton.client, stage.whole_prefix
+    baseline = stage.whole_prefix
     # It takes minutes for what we do in a second, so it makes fewer tokens. That is in its favour:
     # what it computes anew each time is shorter.
     tokens = 8 if stage.wishes.quick else 16
     for streams, target in ((8, 15.0), (32, 30.0)):
         sides = in_turns(
             stage.through_triton(streams, pieces=True),
-            partial(rate, client, baseline, streams, tokens, pieces=True),
+            stage.served(baseline, streams, tokens, pieces=True),
             stage.wishes.rounds,
         )
         label = f"against the tutorial's algorithm, {streams} streams"
@@ -36,7 +35,7 @@ def whole_prefix(stage: Stage) -> Iterator[Line | Skipped]:
 def generate(stage: Stage) -> Iterator[Line | Skipped]:
     """Ours through Triton against ``generate()`` in process."""
     for rows, target in zip(stage.wishes.batches, (2.0, 1.8, 1.6), strict=True):
-        theirs = partial(generate_rate, stage.reference, rows)
+        theirs = partial(generate_rate, stage.reference)
         yield _through_triton(stage, "generate()", rows, target, theirs)
 
 
@@ -46,8 +45,7 @@ def ctranslate2(stage: Stage) -> Iterator[Line | Skipped]:
         yield Skipped("against CTranslate2", "no --ctranslate2-python given")
         return
     for rows, target in zip(stage.wishes.batches, (1.0, 1.5, 1.5), strict=True):
-        theirs = partial(worker.rate, rows, TOKENS)
-        yield _through_triton(stage, worker.name, rows, target, theirs)
+        yield _through_triton(stage, worker.name, rows, target, lambda p: worker.rate(p, TOKENS))
 
 
 def openvino(stage: Stage) -> Iterator[Line | Skipped]:
@@ -56,8 +54,7 @@ def openvino(stage: Stage) -> Iterator[Line | Skipped]:
         yield Skipped("against OpenVINO GenAI", "no --openvino-python given")
         return
     for rows in stage.wishes.batches:
-        theirs = partial(worker.rate, rows, TOKENS)
-        yield _through_triton(stage, worker.name, rows, 0.9, theirs)
+        yield _through_triton(stage, worker.name, rows, 0.9, lambda p: worker.rate(p, TOKENS))
 
 
 def triton(stage: Stage) -> Iterator[Line | Skipped]:
@@ -67,20 +64,34 @@ def triton(stage: Stage) -> Iterator[Line | Skipped]:
     """
     for tokens in (TOKENS, 3 * TOKENS):
         for rows in stage.wishes.batches:
-            ours = stage.through_triton(rows, tokens)
-            theirs = partial(engine_rate, stage.engine, rows, tokens)
-            label = f"against the same engine in process, {rows} at a time, {tokens} tokens"
-            yield Line(label, _UNIT, *in_turns(ours, theirs, stage.wishes.rounds), Target(0.9))
+            label = f"the same engine in process, {tokens} tokens"
+            theirs = partial(_in_process, stage, tokens)
+            yield _through_triton(stage, label, rows, 0.9, theirs, tokens)
+
+
+def _in_process(stage: Stage, tokens: int, prompts: Sequence[list[int]]) -> float:
+    return engine_rate(stage.engine, prompts, tokens)
 
 
 def generate_batch(stage: Stage) -> Iterator[Line | Skipped]:
     """Ours through Triton against transformers' continuous batching."""
-    theirs = partial(generate_batch_rate, stage.batching_reference, 32)
+    theirs = partial(generate_batch_rate, stage.batching_reference)
     yield _through_triton(stage, "generate_batch()", 32, 4.0, theirs)
 
 
-def _through_triton(stage: Stage, other: str, rows: int, target: float, theirs: Measure) -> Line:
-    sides = in_turns(stage.through_triton(rows), theirs, stage.wishes.rounds)
+def _through_triton(
+    stage: Stage,
+    other: str,
+    rows: int,
+    target: float,
+    theirs: Callable[[Sequence[list[int]]], float],
+    tokens: int = TOKENS,
+) -> Line:
+    sides = in_turns(
+        stage.through_triton(rows, tokens),
+        lambda: theirs(stage.prompts.ids(rows)),
+        stage.wishes.rounds,
+    )
     return Line(f"against {other}, {rows} at a time", _UNIT, *sides, Target(target))
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from shapes import prompt_text
-
 if TYPE_CHECKING:
     from llmserve.client import Client
 
@@ -19,9 +17,10 @@ PATIENCE = 240.0
 """No request is waited for longer than that, in seconds."""
 
 
-def rate(client: Client, model: str, streams: int, tokens: int, *, pieces: bool = False) -> float:
-    """Return the tokens a second of so many requests at the same time."""
-    prompts = [prompt_text(row) for row in range(streams)]
+def rate(
+    client: Client, model: str, prompts: Sequence[str], tokens: int, *, pieces: bool = False
+) -> float:
+    """Return the tokens a second of requests at the same time."""
 
     def ask(prompt: str) -> int:
         if pieces:
@@ -35,12 +34,12 @@ def rate(client: Client, model: str, streams: int, tokens: int, *, pieces: bool 
         )
         return answer.output_tokens or 0
 
-    with ThreadPoolExecutor(streams) as pool:
+    with ThreadPoolExecutor(len(prompts)) as pool:
         begun = time.perf_counter()
         made = sum(pool.map(ask, prompts))
         seconds = time.perf_counter() - begun
-    if made != streams * tokens:
-        raise RuntimeError(f"{model} made {made} tokens, not {streams * tokens}")
+    if made != len(prompts) * tokens:
+        raise RuntimeError(f"{model} made {made} tokens, not {len(prompts) * tokens}")
     return made / seconds
 
 
@@ -70,7 +69,7 @@ class Passage:
     first_token: float
 
 
-def run(client: Client, model: str, load: Load) -> Passage:
+def run(client: Client, model: str, load: Load, prompts: Sequence[str]) -> Passage:
     """Send a load; tell requests a second and the median time to the first token."""
     begun = time.perf_counter()
 
@@ -80,7 +79,7 @@ def run(client: Client, model: str, load: Load) -> Passage:
         first = 0.0
         for piece in client.stream(
             model,
-            prompt_text(row),
+            prompts[row],
             max_tokens=load.lengths[row],
             ignore_eos=True,
             timeout=PATIENCE,

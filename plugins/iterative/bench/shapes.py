@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +68,29 @@ def save(shape: str, device: str, folder: Path) -> Path:
     return folder
 
 
+class Prompts:
+    """Prompts that nobody has seen: what is kept of one that was asked before would help us."""
+
+    def __init__(self) -> None:
+        self._rows = count()
+
+    def ids(self, rows: int) -> list[list[int]]:
+        """Return so many new prompts."""
+        return [prompt_ids(row) for row in islice(self._rows, rows)]
+
+    def texts(self, rows: int) -> list[str]:
+        """Return so many new prompts as text."""
+        return [as_text(ids) for ids in self.ids(rows)]
+
+
 def prompt_ids(row: int, length: int = PROMPT) -> list[int]:
     """Return a prompt that shares no beginning with those of other rows."""
     return [(row * 131 + 17 * i) % (VOCABULARY - 1) + 1 for i in range(length)]
 
 
-def prompt_text(row: int, length: int = PROMPT) -> str:
-    """Return the same prompt as text."""
-    return " ".join(_word(token) for token in prompt_ids(row, length))
+def as_text(ids: Sequence[int]) -> str:
+    """Return a prompt as the text of which the tokenizer makes it."""
+    return " ".join(_word(token) for token in ids)
 
 
 def _word(token: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from inprocess import make_engine
 from served import rate
-from shapes import make_model, save
+from shapes import Prompts, make_model, save
 from workers import Worker
 
 from llmserve.testing import LiveTriton
@@ -44,7 +44,7 @@ class Stage:
     def __init__(self, wishes: Wishes, stack: ExitStack) -> None:
         self.wishes = wishes
         self._stack = stack
-        self._served: dict[str, str] = {}
+        self.prompts = Prompts()
 
     @cached_property
     def folder(self) -> Path:
@@ -75,7 +75,12 @@ class Stage:
     def engine(self) -> Engine:
         """Our engine in this process."""
         model = make_model(self.wishes.shape, self.wishes.dtype, self.wishes.device)
-        return make_engine(model, max(64, *self.wishes.batches))
+        return make_engine(model, self.places)
+
+    @property
+    def places(self) -> int:
+        """How many sequences at a time an engine has room for, here and on the server."""
+        return max(32, *self.wishes.batches)
 
     @cached_property
     def triton(self) -> LiveTriton:
@@ -98,8 +103,15 @@ class Stage:
         self, rows: int, tokens: int = 64, *, pieces: bool = False
     ) -> Callable[[], float]:
         """Return the measure of our model on the server: tokens a second."""
-        model = self.build("iterative", max(32, *self.wishes.batches))
-        return lambda: rate(self.triton.client, model, rows, tokens, pieces=pieces)
+        return self.served(self.build("iterative", self.places), rows, tokens, pieces=pieces)
+
+    def served(
+        self, model: str, rows: int, tokens: int, *, pieces: bool = False
+    ) -> Callable[[], float]:
+        """Return the measure of any model on the server."""
+        return lambda: rate(
+            self.triton.client, model, self.prompts.texts(rows), tokens, pieces=pieces
+        )
 
     @cached_property
     def whole_prefix(self) -> str:

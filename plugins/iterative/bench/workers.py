@@ -6,12 +6,10 @@ import json
 import select
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from shapes import prompt_ids
 
 PATIENCE = 240.0
 """No answer is waited for longer than that, in seconds."""
@@ -44,15 +42,15 @@ class Worker:
                 process.kill()
                 process.wait()
 
-    def rate(self, rows: int, tokens: int) -> float:
-        """Return the tokens a second of so many prompts at a time."""
-        asked = {"prompts": [prompt_ids(row) for row in range(rows)], "tokens": tokens}
+    def rate(self, prompts: Sequence[list[int]], tokens: int) -> float:
+        """Return the tokens a second of prompts at a time."""
+        asked = {"prompts": prompts, "tokens": tokens}
         assert self._process.stdin
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         made, seconds = self._read()
-        if made != rows * tokens:
-            raise RuntimeError(f"{self.name} made {made} tokens, not {rows * tokens}")
+        if made != len(prompts) * tokens:
+            raise RuntimeError(f"{self.name} made {made} tokens, not {len(prompts) * tokens}")
         return float(made / seconds)
 
     def _read(self) -> Any:

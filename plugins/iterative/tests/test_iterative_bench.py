@@ -48,10 +48,12 @@ def test_a_load_is_the_same_each_time_and_as_dense_as_asked() -> None:
 
 
 def test_prompts_share_no_beginning() -> None:
-    from shapes import prompt_ids, prompt_text
+    from shapes import Prompts, as_text, prompt_ids
 
-    assert len({prompt_ids(row)[0] for row in range(64)}) == 64
-    assert prompt_text(2, 3).split() == [f"w{token}" for token in prompt_ids(2, 3)]
+    prompts = Prompts()
+    assert len({ids[0] for ids in prompts.ids(40) + prompts.ids(24)}) == 64
+    assert prompts.texts(1) == [as_text(prompt_ids(64))]
+    assert as_text([3, 5]) == "w3 w5"
 
 
 def test_a_worker_that_dies_says_why(tmp_path: Path) -> None:
