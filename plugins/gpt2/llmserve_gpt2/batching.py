@@ -10,6 +10,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from llmserve.builder.context import BuildContext
 
 _CANDIDATES = 4
+# An answer that has left is back as the next request after a few times of what requests may wait.
+_BACK = 4
 
 
 def prepare_direct(context: BuildContext) -> Mapping[str, Any]:
@@ -48,5 +50,6 @@ def _settings(context: BuildContext, slots: int) -> Mapping[str, Any]:
         "slots": slots,
         "idle_seconds": float(context.options["idle_seconds"]),
         "most_tokens": int(context.options["most_tokens"]),
+        "wait_seconds": _BACK * int(context.options["queue_delay_us"]) / 1e6,
         "resent": context.options["layout"] == "seed",
     }

@@ -59,6 +59,19 @@ def test_what_is_idle_is_given_up_and_nothing_else() -> None:
         sequences.step("old", 5.1)
 
 
+def test_who_was_seen_lately_is_waited_for_unless_done() -> None:
+    sequences = Sequences(slots=4, idle_seconds=5)
+    here, lately, before = sequence(3.0), sequence(2.0), sequence(1.0)
+    for key, one in enumerate((here, lately, before)):
+        sequences.start(key, one)
+    assert sequences.apart([here], since=2.0)
+    assert not sequences.apart([here], since=2.5)
+    assert not sequences.apart([here, lately], since=2.0)
+    for _ in range(4):
+        lately.generation.push(66)
+    assert not sequences.apart([here], since=2.0)
+
+
 def test_ten_thousand_abandoned_sequences_leave_no_more_than_there_are_slots() -> None:
     sequences = Sequences(slots=16, idle_seconds=3600)
     gone = 0

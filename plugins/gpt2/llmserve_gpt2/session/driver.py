@@ -8,7 +8,7 @@ it asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from llmserve_gpt2.session.graph import END, START, Graph, Turn
 from llmserve_gpt2.session.opening import Wishes, opened
 from llmserve_gpt2.session.sequences import Sequence as Told
 from llmserve_gpt2.session.sequences import Sequences
+
+# Of a batch's time, what may be spent on bringing sequences together.
+_SMALL_PART = 0.05
 
 
 @dataclass
@@ -49,9 +52,16 @@ class Asked:
 class SessionDriver:
     """Answers the requests of sequences; the runtime of the batchings of this plugin."""
 
-    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        folder: Path,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         del folder
         self._settings = settings
+        self._pause = pause
         self._sequences = Sequences(slots=settings["slots"], idle_seconds=settings["idle_seconds"])
         self._closing: list[Told] = []
 
@@ -72,11 +82,25 @@ class SessionDriver:
                     self._answer(one)
         if self._closing:
             self._step([])
+        self._wait_for_the_others([one.told for one in asked], now)
 
     def finalize(self) -> None:
         """Let go of everything; the generator may be gone already."""
         self._sequences.clear()
         self._graph.close()
+
+    def _wait_for_the_others(self, answered: Sequence[Told], began: float) -> None:
+        """Let who was just answered ask again before those begin who waited meanwhile.
+
+        Else two groups of sequences would take turns for ever: whoever misses a batch comes while
+        the next is under way, and each then runs with half of the rows.
+        """
+        ended = time.monotonic()
+        took = ended - began
+        for told in answered:
+            told.seen = ended
+        if self._sequences.apart(answered, since=began - took):
+            self._pause(min(self._settings["wait_seconds"], _SMALL_PART * took))
 
     def _arrive(self, raw: Any, now: float) -> Asked | None:
         """Match a request with its sequence; who needs no step is answered at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from llmserve.runtime.errors import RequestError
@@ -71,6 +71,14 @@ class Sequences:
             )
         sequence.seen = now
         return sequence
+
+    def apart(self, together: Iterable[Sequence], since: float) -> bool:
+        """Say whether others than these have been seen since a moment, and so will come again."""
+        here = {id(sequence) for sequence in together}
+        return any(
+            one.seen >= since and id(one) not in here and not one.generation.done
+            for one in self._known.values()
+        )
 
     def end(self, key: Hashable) -> Sequence | None:
         """Forget a sequence, if there is one."""

@@ -81,8 +81,15 @@ class Session:
             "gap": 1000,
         }
         (home / "1" / "graph.json").write_text(json.dumps(graph))
-        given = {"slots": 16, "idle_seconds": 60.0, "most_tokens": 16, "resent": False}
-        self.driver = SessionDriver({**given, **settings}, home)
+        given = {
+            "slots": 16,
+            "idle_seconds": 60.0,
+            "most_tokens": 16,
+            "resent": False,
+            "wait_seconds": 1.0,
+        }
+        self.pauses: list[float] = []
+        self.driver = SessionDriver({**given, **settings}, home, pause=self.pauses.append)
         parts = make_parts(Graph({}, home / "1"), tokenizer=Letters(), decoupled=False)
         utils = FakeBackendUtils(models={"graph": self.generator.ask})
         self.driver.start(replace(parts, pb_utils=utils))

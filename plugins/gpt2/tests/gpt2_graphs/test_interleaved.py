@@ -79,6 +79,19 @@ def test_sequences_of_different_lengths_share_a_batch(made: Session, reference: 
     made.ask(*(request(key, flags=END, step=0) for key in prompts))
 
 
+def test_groups_that_take_turns_are_given_a_moment_to_meet(made: Session) -> None:
+    keys = {1: (5,), 2: (6,)}
+    made.ask(*(request(key, p, flags=START, max_tokens=90, step=1) for key, p in keys.items()))
+    made.pauses.clear()
+    made.ask(request(1, step=4))
+    made.ask(request(2, step=4))
+    assert len(made.pauses) == 2
+    assert 0 < max(made.pauses) < 1.0
+    made.ask(*(request(key, step=4) for key in keys))
+    assert len(made.pauses) == 2, "all are here: nobody has to be waited for"
+    made.ask(*(request(key, flags=END, step=0) for key in keys))
+
+
 def test_a_step_without_a_start_harms_nobody(made: Session, reference: Reference) -> None:
     first = request(1, (4, 5), flags=START, max_tokens=6, step=2)
     lost, late = request(2, step=2), request(1, step=4)
