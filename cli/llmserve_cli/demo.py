@@ -9,7 +9,6 @@ import click
 
 if TYPE_CHECKING:
     from llmserve.client import Client
-    from llmserve.server import Progress
 
 PROMPTS = ("Programming in C++ is like", "The capital of France is")
 RACE = ("Once upon a time", "A model server is")
@@ -46,7 +45,7 @@ def demo(max_tokens: int) -> None:
                 build("iterative", "demo", name=batching, output=repository, batching=batching)
                 _heading(f"$ llmserve build --plugin iterative --model demo --batching {batching}")
             settings = ServerSettings(repository, http_port=0, grpc_port=0, metrics_port=0)
-            server = start(settings, on_progress=lambda p: status.say(_step(p)))
+            server = start(settings, on_progress=lambda p: status.say(str(p)))
         with server, connect(server.grpc_url) as client:
             _heading("$ llmserve serve")
             click.echo(f"  {server.runtime} at {server.http_url}")
@@ -68,7 +67,3 @@ def _stream(client: Client, prompt: str, max_tokens: int) -> None:
 
 def _heading(text: str) -> None:
     click.echo("\n" + click.style(text, bold=True))
-
-
-def _step(progress: Progress) -> str:
-    return f"loading {', '.join(progress.loading)}" if progress.loading else "starting Triton"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 if TYPE_CHECKING:
-    from llmserve.server import Progress, Runtime, Server, ServerSettings
+    from llmserve.server import Runtime, Server, ServerSettings
 
 
 @click.command()
@@ -65,7 +65,7 @@ def serve(
     # A service manager's signal, and Ctrl-C in a background job too, end the server.
     end_in_order(signal.SIGTERM, signal.SIGINT)
     with Status("starting Triton") as status:
-        server = start(settings, on_progress=lambda p: status.say(_told(p)))
+        server = start(settings, on_progress=lambda p: status.say(str(p)))
     with server:
         click.echo(_described(server), err=True)
         try:
@@ -114,12 +114,6 @@ def _check_environment(settings: ServerSettings) -> None:
         click.echo(f"llmserve: {'' if problem.fatal else 'note: '}{problem}", err=True)
     if missing:
         raise ConfigError(str(missing[0]))
-
-
-def _told(progress: Progress) -> str:
-    if progress.loading:
-        return f"loading {', '.join(progress.loading)}"
-    return "waiting until it is ready" if progress.ready else "starting Triton"
 
 
 def _described(server: Server) -> str:

@@ -36,6 +36,16 @@ class Progress:
     loading: tuple[str, ...]
     ready: tuple[str, ...]
 
+    def __str__(self) -> str:
+        """Say what is going on, for who waits.
+
+        >>> print(Progress(2.0, loading=("gpt2",), ready=()))
+        loading gpt2
+        """
+        if self.loading:
+            return f"loading {', '.join(self.loading)}"
+        return "waiting until it is ready" if self.ready else "starting Triton"
+
 
 class ServerLog:
     """The log of a server that is starting, read on as it grows."""

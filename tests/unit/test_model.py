@@ -90,8 +90,9 @@ def test_a_setting_that_an_older_build_did_not_write_says_what_to_do(
     }
     with pytest.raises(KeyError) as told:
         TritonPythonModel().initialize(arguments)
+    package = __name__.partition(".")[0]
     assert str(told.value) == (
-        f"built by another version of {__name__.partition('.')[0]}, which wrote no 'patience' down: "
+        f"built by another version of {package}, which wrote no 'patience' down: "
         "build the model again"
     )
 
