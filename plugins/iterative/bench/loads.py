@@ -20,20 +20,20 @@ def in_flight_against_static(stage: Stage) -> Iterator[Line | Skipped]:
     """
     requests = 32 if stage.wishes.quick else 128
     in_flight = stage.build("iterative", PLACES)
-    client, texts = stage.triton.client, stage.prompts.texts
+    url, texts = stage.triton.server.grpc_url, stage.prompts.texts
     at_once = Load.poisson(requests, 1e6, seed=0)
-    run(client, in_flight, at_once, texts(requests))
+    run(url, in_flight, at_once, texts(requests))
     # Where static batches can keep up as well, there is nothing to compare: the better of two.
-    pace = max(run(client, in_flight, at_once, texts(requests)).per_second for _ in range(2))
+    pace = max(run(url, in_flight, at_once, texts(requests)).per_second for _ in range(2))
     for places in (TUTORIAL, PLACES):
         static = stage.build("static", places)
-        run(client, static, Load.poisson(places, 1e6, seed=1), texts(places))
+        run(url, static, Load.poisson(places, 1e6, seed=1), texts(places))
         ours: list[Passage] = []
         theirs: list[Passage] = []
         for turn in range(stage.wishes.rounds):
             load = Load.poisson(requests, pace, seed=turn)
-            ours.append(run(client, in_flight, load, texts(requests)))
-            theirs.append(run(client, static, load, texts(requests)))
+            ours.append(run(url, in_flight, load, texts(requests)))
+            theirs.append(run(url, static, load, texts(requests)))
         label = f"in-flight against static batches of {places}, {pace:.1f} arrivals/s"
         rates = [p.per_second for p in ours], [p.per_second for p in theirs]
         yield Line(label, "requests/s", *rates, Target(2.5))

@@ -110,7 +110,7 @@ class Stage:
     ) -> Callable[[], float]:
         """Return the measure of any model on the server."""
         return lambda: rate(
-            self.triton.client, model, self.prompts.texts(rows), tokens, pieces=pieces
+            self.triton.server.grpc_url, model, self.prompts.texts(rows), tokens, pieces=pieces
         )
 
     @cached_property
