@@ -60,7 +60,9 @@ class SessionDriver:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         del folder
-        self._settings = settings
+        # Read here, so that what another version built is refused when it is loaded.
+        self._most_tokens, self._resent = settings["most_tokens"], settings["resent"]
+        self._wait = settings["wait_seconds"]
         self._pause = pause
         self._sequences = Sequences(slots=settings["slots"], idle_seconds=settings["idle_seconds"])
         self._closing: list[Told] = []
@@ -100,7 +102,7 @@ class SessionDriver:
         for told in answered:
             told.seen = ended
         if self._sequences.apart(answered, since=began - took):
-            self._pause(min(self._settings["wait_seconds"], _SMALL_PART * took))
+            self._pause(min(self._wait, _SMALL_PART * took))
 
     def _arrive(self, raw: Any, now: float) -> Asked | None:
         """Match a request with its sequence; who needs no step is answered at once."""
@@ -134,14 +136,14 @@ class SessionDriver:
             self._refuse(raw, failure(error, self._parts))
             return None
         step = 1 if wishes.step is None else wishes.step
-        one = Asked(raw, told, min(step, self._settings["most_tokens"]))
+        one = Asked(raw, told, min(step, self._most_tokens))
         if not one.going:
             self._answer(one)
         return one
 
     def _continued(self, key: Any, told: Told, wishes: Wishes, now: float) -> Told:
         """Go on with a sequence, or begin anew where the text that is resent has changed."""
-        if not self._settings["resent"]:
+        if not self._resent:
             wishes.refuse_as_step(told.generation.params)
             return told
         if wishes.prompt == told.generation.prompt + told.generation.text:
