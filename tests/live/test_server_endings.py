@@ -77,7 +77,12 @@ def run_script(folder: Path, until: str) -> tuple[subprocess.Popen[str], str]:
         text=True,
     )
     assert process.stdout is not None
-    assert any(until in line for line in process.stdout)
+    for line in process.stdout:
+        if until in line:
+            break
+        assert "READY" not in line, f"it is ready and never said {until!r}"
+    else:
+        pytest.fail(f"it ended and never said {until!r}")
     [scratch] = [path for path in temporary.iterdir() if path.is_dir()]
     return process, scratch.name.rsplit("-", 1)[0]
 
@@ -85,7 +90,7 @@ def run_script(folder: Path, until: str) -> tuple[subprocess.Popen[str], str]:
 @pytest.mark.parametrize("model", [ECHO, SLOW], ids=["ready", "loading"])
 def test_when_its_parent_is_killed_it_ends(tmp_path: Path, model: str) -> None:
     repository(tmp_path / "models", one=model)
-    process, name = run_script(tmp_path, "READY" if model is ECHO else "loading=('one',)")
+    process, name = run_script(tmp_path, "READY" if model is ECHO else "loading one")
     with process:
         process.kill()
     eventually(lambda: left_of(name) == [])
@@ -94,7 +99,7 @@ def test_when_its_parent_is_killed_it_ends(tmp_path: Path, model: str) -> None:
 
 def test_ctrl_c_during_the_start_ends_it(tmp_path: Path) -> None:
     repository(tmp_path / "models", one=SLOW)
-    process, name = run_script(tmp_path, "loading=('one',)")
+    process, name = run_script(tmp_path, "loading one")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=15)
     assert errors.rstrip().endswith("KeyboardInterrupt")
@@ -107,7 +112,7 @@ def test_ctrl_c_during_the_start_leaves_no_folder_of_tritons(tmp_path: Path) -> 
     """Triton makes it in /tmp whatever TMPDIR says, and only removes it when it ends in order."""
     before = environments()
     repository(tmp_path / "models", one=SLOW)
-    process, _ = run_script(tmp_path, "loading=('one',)")
+    process, _ = run_script(tmp_path, "loading one")
     made = eventually(lambda: environments() - before)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=15)
