@@ -37,9 +37,9 @@ class Waiting:
             ended = self.process.exit_code() is not None
             self.log.read()
             progress = self.log.progress(time.monotonic() - begun)
-            on_progress(progress)
             if ended or self.log.stuck or (self.log.failures and self._one_failure_ends_it()):
                 raise self._failure()
+            on_progress(progress)
             if self.api.ready(self.own.name):
                 return
             if progress.elapsed > self.settings.ready_timeout:

@@ -7,6 +7,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,18 @@ def test_a_free_port_that_is_lost_is_chosen_again(
     with thief, start(settings(repository(tmp_path, echo=ECHO))) as second:
         assert not second.grpc_url.endswith(f":{thief.getsockname()[1]}")
         assert echo(second, "again") == "again"
+
+
+def test_a_start_that_fails_is_not_told_as_a_new_one(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(ServerError, match="cut short") as failed:
+        start(settings(repository(tmp_path, bad=RAISES)), on_progress=lambda p: told.append(str(p)))
+    # Whether it was seen while it was loading is a matter of luck, but nothing comes after that.
+    assert [line for line, _ in groupby(told)] in (
+        ["starting Triton"],
+        ["starting Triton", "loading bad"],
+    )
+    Path(str(failed.value.mend).removeprefix("see ")).unlink()
 
 
 def test_a_model_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
