@@ -204,8 +204,11 @@ class IterativeDriver:
             late = any(now - flight.queued > self._patience for flight in going)
             if not going or (now - began >= burst and not late):
                 break
+        now = self._clock()
         for flight in flights:
-            self._tell(flight, self._clock(), pace)
+            # What was away while others' steps made its last tokens comes with none to make.
+            self._measure(flight, now)
+            self._tell(flight, now, pace)
 
     def _measure(self, flight: Flight, now: float) -> None:
         made = flight.tokens - flight.counted

@@ -132,6 +132,21 @@ def test_the_figures_are_those_of_what_happened() -> None:
     assert found["cache_tokens"] == 1000
 
 
+def test_tokens_made_while_a_request_waits_in_the_queue_are_counted() -> None:
+    triton = Scheduler()
+    away = triton.send("ab", max_tokens=4)
+    triton.run([away])
+    for _ in range(3):
+        triton.run([triton.send("c", max_tokens=1)])
+    # All its tokens were made in batches of others: it comes with nothing left to make.
+    triton.run([away])
+    assert away.text == "abab"
+    found = {name: family.metric.value for name, family in triton.driver.figures.items()}
+    assert found["output_tokens_total"] == 4 + 3
+    assert found["first_token_seconds_count"] == 1 + 3
+    assert found["token_seconds_count"] == 3
+
+
 def test_unloading_lets_go_of_everything_that_is_tritons() -> None:
     """Metrics that outlive the server's memory crash the process when it ends."""
     triton = Scheduler()
