@@ -166,3 +166,19 @@ def test_waiting_threads_spin_briefly_unless_asked_otherwise(
     monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert "GOMP_SPINCOUNT" not in embedded.environment(tmp_path, tmp_path, tmp_path)
+
+
+def test_memory_stays_with_the_process_unless_asked_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*os.environ]:
+        if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
+            monkeypatch.delenv(name)
+    usual = embedded.environment(tmp_path, tmp_path, tmp_path)
+    assert int(usual["MALLOC_TRIM_THRESHOLD_"]) > int(usual["MALLOC_MMAP_THRESHOLD_"]) > 0
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        with monkeypatch.context() as only:
+            only.setenv(name, "1")
+            asked = embedded.environment(tmp_path, tmp_path, tmp_path)
+        assert asked[name] == "1"
+        assert "MALLOC_MMAP_THRESHOLD_" not in asked

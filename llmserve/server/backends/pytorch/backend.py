@@ -10,6 +10,7 @@ from typing import Any
 
 from llmserve.server.backends.native.engine import Array
 from llmserve.server.backends.native.serving import Place, Serving
+from llmserve.server.backends.pytorch import onednn
 
 _MANIFEST = "llmserve.json"
 
@@ -29,6 +30,8 @@ class Graph:
             raise RuntimeError("this torch finds no GPU: build the model with --device cpu")
         self._optimized = _text(parameters, "DISABLE_OPTIMIZED_EXECUTION") != "true"
         self._module = self._torch.jit.load(str(path), map_location=self._device).eval()
+        if place.device is None:
+            onednn.use(self._module)
         self.name = f"torch {torch.__version__} ({self._device})"
         sequence = place.config.get("sequence_batching") or {}
         states = sequence.get("state") or []
