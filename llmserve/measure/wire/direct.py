@@ -15,6 +15,8 @@ import time
 from typing import Any, Protocol
 
 Ready = list[tuple[selectors.SelectorKey, int]]
+_UNSEEN = 4
+"""Turns that the loop may have for what it has to do itself before it looks what has come."""
 
 
 class Reads(Protocol):
@@ -40,6 +42,18 @@ class DirectSelector(selectors.SelectSelector):
         super().__init__()
         self._socket: socket.socket | None = None
         self._reads: Reads | None = None
+        self._waits: tuple[list[int], list[int]] | None = None
+        self._unseen = 0
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Wait for something else as well."""
+        self._waits = None
+        return super().register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Wait for it no more."""
+        self._waits = None
+        return super().unregister(fileobj)
 
     def read(self, number: int, reads: Reads) -> None:
         """Read a socket from now on, by a descriptor of its own."""
@@ -49,13 +63,13 @@ class DirectSelector(selectors.SelectSelector):
             before.resume()
         self._socket = socket.socket(fileno=os.dup(number))
         self._socket.setblocking(False)
-        self._reads = reads
+        self._reads, self._waits = reads, None
 
     def stop(self, reads: Reads | None) -> None:
         """Read no more, if it is that what is read for."""
         if self._socket is not None and reads is self._reads:
             self._socket.close()
-            self._socket = self._reads = None
+            self._socket = self._reads = self._waits = None
 
     def close(self) -> None:
         """Let go of all descriptors."""
@@ -66,10 +80,12 @@ class DirectSelector(selectors.SelectSelector):
         """Wait as any selector does, but for what has only to be noted."""
         if self._socket is None or self._reads is None:
             return super().select(timeout)
+        if timeout is not None and timeout <= 0 and self._unseen < _UNSEEN:
+            self._unseen += 1
+            return []
+        self._unseen = 0
         own = self._socket.fileno()
-        keys = self.get_map().values()
-        readers = [own, *(key.fd for key in keys if key.events & selectors.EVENT_READ)]
-        writers = [key.fd for key in keys if key.events & selectors.EVENT_WRITE]
+        readers, writers = self._waits = self._waits or self._all(own)
         left = timeout
         end = time.monotonic() + (timeout or 0.0)
         while True:
@@ -85,6 +101,13 @@ class DirectSelector(selectors.SelectSelector):
             else:
                 # The loop's own, or time is up; if there is something of ours, it comes next.
                 return super().select(0) if ready or writable else []
+
+    def _all(self, own: int) -> tuple[list[int], list[int]]:
+        """List what is waited for; it hardly ever changes."""
+        keys = list(self.get_map().values())
+        readers = [key.fd for key in keys if key.events & selectors.EVENT_READ]
+        writers = [key.fd for key in keys if key.events & selectors.EVENT_WRITE]
+        return [own, *readers], writers
 
     def _take(self, source: socket.socket, reads: Reads) -> bool:
         buffer: Any = reads.get_buffer(-1)

@@ -14,8 +14,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 WIDEST = 2**31 - 1
 """The largest window: we take what comes as fast as it comes."""
 CANCEL = struct.pack(">I", 8)
-_HEAD = struct.Struct(">HBBBI")
-_SIZE = _HEAD.size
+HEAD = struct.Struct(">HBBBI")
+_SIZE = HEAD.size
 
 
 class Frame(NamedTuple):
@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 def pack(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """Write a frame."""
     size = len(payload)
-    return _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+    return HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
 
 
 def pack_settings(settings: dict[int, int]) -> bytes:
@@ -53,16 +53,17 @@ class Splitter:
     """Cuts what comes from a connection into frames."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""
+        """What came of a frame that is not complete."""
 
     def feed(self, data: bytes) -> list[Frame]:
         """Give the frames that are complete now."""
-        if self._rest:
-            data = self._rest + data
+        if self.rest:
+            data = self.rest + data
         found = []
         at, size = 0, len(data)
         while size - at >= _SIZE:
-            high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
+            high, low, kind, flags, stream = HEAD.unpack_from(data, at)
             begin = at + _SIZE
             end = begin + (high << 8 | low)
             if end > size:
@@ -72,7 +73,7 @@ class Splitter:
                 payload = _unwrapped(kind, flags, payload)
             found.append(Frame(kind, flags, stream & WIDEST, payload))
             at = end
-        self._rest = data[at:]
+        self.rest = data[at:]
         return found
 
 

@@ -36,15 +36,12 @@ class PlainWire:
         loop = asyncio.get_running_loop()
         body = LENGTH.pack(0, len(request)) + request
         call = Call(arrivals, loop.create_future(), body, 0)
-        timer = None
         if timeout is not None:
-            timer = loop.call_later(timeout, call.end, "DEADLINE_EXCEEDED", "")
+            call.deadline = loop.time() + timeout
         try:
             connection.start(call, self._header(path))
             code, details = await call.ended
         finally:
-            if timer is not None:
-                timer.cancel()
             connection.cancel(call)
         if code != "OK":
             raise Broken(code, details)
