@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from llmserve.client.exchange import Exchange, open_exchange
 from llmserve.client.results import Piece
 from llmserve.errors import ClientError
 from llmserve.measure.job import Ask, Job
-from llmserve.measure.wire import Arrivals, Broken, Wire, path_of
+from llmserve.measure.wire import Arrivals, Broken, Cancel, Wire, begin, path_of
 
 ENDING_PATIENCE = 10.0
 
@@ -53,28 +54,36 @@ class Asker:
 
     async def ask(self, ask: Ask, scheduled: float) -> Asked:
         """Send a request and note what comes, and when."""
+        done: asyncio.Future[Asked] = asyncio.get_running_loop().create_future()
+        self.begin(ask, scheduled, done.set_result)
+        return await done
+
+    def begin(self, ask: Ask, scheduled: float, done: Callable[[Asked], None]) -> Cancel:
+        """Do the same without waiting for it; ``done`` hears of it unless it is cancelled."""
         asked = Asked(ask, scheduled)
-        try:
-            if self._job.model.exchange == "sequence":
-                await self._steps(asked)
-            else:
-                streams = self._job.model.exchange == "stream"
-                path, raw = self._stream if streams else self._infer, self._raw(ask)
-                asked.sent = time.monotonic()
-                await self.wire.call(path, raw, self._job.timeout, asked.arrivals)
-                asked.ended = asked.arrivals[-1][0] if asked.arrivals else time.monotonic()
-        except Broken as error:
-            asked.code, asked.details = error.code, error.details
-        except ClientError as error:
-            asked.failure = error
-        if asked.code or asked.failure:
-            asked.ended = time.monotonic()
-        return asked
+
+        def ended(code: str, details: str) -> None:
+            if code != "OK":
+                asked.code, asked.details = code, details
+            elif asked.arrivals:
+                asked.ended = asked.arrivals[-1][0]
+            if asked.code or asked.failure or not asked.ended:
+                asked.ended = time.monotonic()
+            done(asked)
+
+        asked.sent = time.monotonic()
+        if self._job.model.exchange == "sequence":
+            return begin(self._steps(asked), ended)
+        path = self._stream if self._job.model.exchange == "stream" else self._infer
+        return self.wire.begin(path, self._raw(ask), self._job.timeout, asked.arrivals, ended)
 
     async def _steps(self, asked: Asked) -> None:
         exchange = self._exchange(asked.ask)
         end = None if self._job.timeout is None else time.monotonic() + self._job.timeout
         asked.sent = time.monotonic()
+        # Until it has ended or was given up: only then it is known what there is to end.
+        left_over = asyncio.get_running_loop().create_future()
+        self._endings.add(left_over)
         try:
             while requests := exchange.next_round():
                 left = None if end is None else max(0.001, end - time.monotonic())
@@ -85,12 +94,16 @@ class Asker:
                     response = service_pb2.ModelInferResponse.FromString(answer)
                     asked.pieces += [(came, piece) for piece in exchange.take(response)]
                     asked.ended = came
+        except ClientError as error:
+            asked.failure = error
         finally:
             for request in exchange.endings():
                 # Not awaited: the state is freed behind the answer, and nobody waits for it.
                 end_of_it = asyncio.ensure_future(self._end(request.SerializeToString()))
                 self._endings.add(end_of_it)
                 end_of_it.add_done_callback(self._endings.discard)
+            self._endings.discard(left_over)
+            left_over.set_result(None)
 
     async def _end(self, raw: bytes) -> None:
         with suppress(Broken):
@@ -98,8 +111,9 @@ class Asker:
 
     async def finish(self) -> None:
         """Wait until the ends of sequences have arrived."""
-        if self._endings:
-            await asyncio.wait(self._endings, timeout=ENDING_PATIENCE)
+        end = time.monotonic() + ENDING_PATIENCE
+        while self._endings and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(self._endings, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     def _raw(self, ask: Ask) -> bytes:
         # A request that is repeated has a number of its own, and the same bytes.

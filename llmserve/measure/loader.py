@@ -23,7 +23,7 @@ from llmserve.measure.codec import decode, encode
 from llmserve.measure.job import Ask, Job
 from llmserve.measure.reading import failure_of, read
 from llmserve.measure.summary import percentile
-from llmserve.measure.wire import DirectSelector, open_wire
+from llmserve.measure.wire import Cancel, DirectSelector, open_wire
 
 LIBRARY = "LLMSERVE_BENCH_GRPC"
 """Set in the environment, it sends everything through gRPC's library."""
@@ -46,7 +46,10 @@ class Loader:
         self._asked: list[Asked] = []
         self._lags: list[float] = []
         self._next = 0
-        self._under_way: dict[int, float] = {}
+        self._under_way: dict[int, tuple[float, Cancel]] = {}
+        self._pauses = 0
+        self._until = float("inf")
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._gone: float | None = None
         self._given_up: str | None = None
         self._task: asyncio.Future[None] | None = None
@@ -102,23 +105,27 @@ class Loader:
         return self._job.duration + _DRAIN
 
     async def _load(self, start: float) -> None:
+        """Send everything; what is still under way when this ends or is cancelled is given up."""
         await asyncio.sleep(max(0.0, start - time.monotonic()))
-        if self._job.concurrency is None:
-            await self._at_their_times(start)
-        else:
-            end = None if self._job.duration is None else start + self._job.duration
-            places = [self._place(end) for _ in range(self._job.concurrency)]
-            await asyncio.gather(*places)
+        try:
+            if self._job.concurrency is None:
+                self._send_what_is_due(start)
+            else:
+                if self._job.duration is not None:
+                    self._until = start + self._job.duration
+                for _ in range(self._job.concurrency):
+                    self._ask_again()
+            self._look_whether_over()
+            await self._over
+        finally:
+            for _, cancel in self._under_way.values():
+                cancel()
 
-    async def _place(self, end: float | None) -> None:
+    def _ask_again(self) -> None:
         """Keep one request under way until there are no more, or the time is over."""
-        while (ask := self._take()) is not None:
-            now = time.monotonic()
-            if end is not None and now >= end:
-                return
-            await self._one(ask, now)
-            if self._gone is not None:
-                await asyncio.sleep(_PAUSE)
+        now = time.monotonic()
+        if now < self._until and (ask := self._take()) is not None:
+            self._send(ask, now)
 
     def _take(self) -> Ask | None:
         asks = self._job.asks
@@ -131,27 +138,49 @@ class Loader:
         again = asks[at]
         return Ask(again.index + turn * self._job.total, again.prompt, again.options)
 
-    async def _at_their_times(self, start: float) -> None:
-        tasks = set()
-        try:
-            for ask in self._job.asks:
-                due = start + (ask.at or 0.0)
-                if (wait := due - time.monotonic()) > 0:
-                    await asyncio.sleep(wait)
-                tasks.add(asyncio.ensure_future(self._one(ask, due)))
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+    def _send_what_is_due(self, start: float) -> None:
+        """Send what is due by now, and come back when the next is."""
+        asks = self._job.asks
+        while self._next < len(asks):
+            due = start + (asks[self._next].at or 0.0)
+            if due > time.monotonic():
+                asyncio.get_running_loop().call_at(due, self._send_what_is_due, start)
+                return
+            self._next += 1
+            self._send(asks[self._next - 1], due)
 
-    async def _one(self, ask: Ask, scheduled: float) -> None:
-        self._under_way[ask.index] = time.monotonic()
-        asked = await self._asker.ask(ask, scheduled)
-        del self._under_way[ask.index]
+    def _send(self, ask: Ask, scheduled: float) -> None:
+        now = time.monotonic()
+        self._under_way[ask.index] = now, self._asker.begin(ask, scheduled, self._note)
+
+    def _note(self, asked: Asked) -> None:
+        """Note an answer and go on, where it was read: no task has to wake up for it."""
+        del self._under_way[asked.ask.index]
         self._asked.append(asked)
-        self._look_whether_gone(asked)
-        if self._job.concurrency is None:
-            self._lags.append(asked.sent - scheduled)
+        try:
+            self._look_whether_gone(asked)
+            if self._job.concurrency is None:
+                self._lags.append(asked.sent - asked.scheduled)
+            elif self._gone is None:
+                self._ask_again()
+            else:
+                self._pauses += 1
+                asyncio.get_running_loop().call_later(_PAUSE, self._resume)
+            self._look_whether_over()
+        except Exception as error:
+            # It must not reach what reads the connection, which has nothing to do with it.
+            if not self._over.done():
+                self._over.set_exception(error)
+
+    def _resume(self) -> None:
+        self._pauses -= 1
+        self._ask_again()
+        self._look_whether_over()
+
+    def _look_whether_over(self) -> None:
+        unsent = self._job.concurrency is None and self._next < len(self._job.asks)
+        if not (self._under_way or self._pauses or unsent or self._over.done()):
+            self._over.set_result(None)
 
     def _look_whether_gone(self, asked: Asked) -> None:
         """Note since when there is no server, and end the load when that lasts."""
@@ -191,7 +220,7 @@ class Loader:
                 "cpu": cpu,
                 "busy": cpu / max(1e-9, ended - start),
                 "late": percentile(sorted(self._lags), 0.99) if self._lags else 0.0,
-                "cut": [sent - start for sent in self._under_way.values()],
+                "cut": [sent - start for sent, _ in self._under_way.values()],
                 "gone": None if self._gone is None else self._gone - start,
                 "given_up": self._given_up,
                 "wire": self._asker.wire.name,

@@ -16,12 +16,22 @@ from typing import Protocol
 from tritonclient.grpc import service_pb2
 
 from llmserve.client.channel import Endpoint
-from llmserve.measure.wire.call import Arrivals, Broken
+from llmserve.measure.wire.call import Arrivals, Broken, Cancel, Ended, begin
 from llmserve.measure.wire.direct import DirectSelector
 from llmserve.measure.wire.library import LibraryWire
 from llmserve.measure.wire.plain import PlainWire
 
-__all__ = ["Arrivals", "Broken", "DirectSelector", "Wire", "open_wire", "path_of"]
+__all__ = [
+    "Arrivals",
+    "Broken",
+    "Cancel",
+    "DirectSelector",
+    "Ended",
+    "Wire",
+    "begin",
+    "open_wire",
+    "path_of",
+]
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _PROBE_SECONDS = 5.0
@@ -39,6 +49,11 @@ class Wire(Protocol):
 
         :class:`Broken` where it does not end well; what came until then is in ``arrivals``.
         """
+
+    def begin(
+        self, path: str, request: bytes, timeout: float | None, arrivals: Arrivals, ended: Ended
+    ) -> Cancel:
+        """Do the same without waiting for it, at a fraction of the cost: ``ended`` is told."""
 
     async def close(self) -> None:
         """Let go of the connection; calls that are under way are cancelled."""

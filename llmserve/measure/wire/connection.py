@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import grpc
 
 from llmserve.measure.wire import frames, hpack
-from llmserve.measure.wire.call import Arrivals
+from llmserve.measure.wire.call import Arrivals, Ended
 from llmserve.measure.wire.direct import DirectSelector
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -36,13 +36,14 @@ GREETING = (
 
 @dataclass(eq=False)
 class Call:
-    """A call that is under way; ``ended`` gets its status."""
+    """A call that is under way; ``ended`` hears its status, unless it is cancelled before."""
 
     arrivals: Arrivals
-    ended: asyncio.Future[tuple[str, str]]
+    ended: Ended
     unsent: bytes
-    window: int
+    window: int = 0
     deadline: float = _NEVER
+    over: bool = False
     stream: int = 0
     partial: bytes = b""
     status: dict[str, str] = field(default_factory=dict)
@@ -70,9 +71,10 @@ class Call:
         self.partial = data[at:]
 
     def end(self, code: str, details: str) -> None:
-        """Note how it ended, once."""
-        if not self.ended.done():
-            self.ended.set_result((code, details))
+        """Tell how it ended, once."""
+        if not self.over:
+            self.over = True
+            self.ended(code, details)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -111,9 +113,11 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         self._let_go()
         reason = f"the connection was closed ({error})" if error else "the connection was closed"
-        for call in [*self._calls.values(), *(call for call, _ in self._waiting)]:
-            call.end("UNAVAILABLE", reason)
+        under_way = [*self._calls.values(), *(call for call, _ in self._waiting)]
         self._calls.clear()
+        self._waiting.clear()
+        for call in under_way:
+            call.end("UNAVAILABLE", reason)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say where to put what comes."""
@@ -208,16 +212,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end_what_is_late(self) -> None:
         self._timer = None
-        now, first = asyncio.get_running_loop().time(), _NEVER
+        now, first = time.monotonic(), _NEVER
+        late: list[Call] = []
         for call in [*self._calls.values(), *(call for call, _ in self._waiting)]:
-            if call.deadline <= now:
-                call.end("DEADLINE_EXCEEDED", "")
-            else:
+            if call.deadline > now:
                 first = min(first, call.deadline)
+            elif not call.over:
+                self.cancel(call)
+                late.append(call)
         self._watch(first)
+        for call in late:
+            call.ended("DEADLINE_EXCEEDED", "")
 
     def cancel(self, call: Call) -> None:
         """Tell the server that nobody waits for a call any more."""
+        call.over = True
         if self._calls.pop(call.stream, None) and not self.closed:
             self._write(frames.pack(frames.RST_STREAM, 0, call.stream, frames.CANCEL))
         self._blocked.pop(call.stream, None)
@@ -305,13 +314,13 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked.pop(call.stream, None)
         status = call.status.get("grpc-status", "")
         code = _CODES.get(int(status), "UNKNOWN") if status.isdigit() else "UNKNOWN"
-        call.end(code, unquote(call.status.get("grpc-message", "")))
         self._start_waiting()
+        call.end(code, unquote(call.status.get("grpc-message", "")))
 
     def _start_waiting(self) -> None:
         while self._waiting and len(self._calls) < self._most_calls and not self.closed:
             call, headers = self._waiting.popleft()
-            if not call.ended.done():
+            if not call.over:
                 self.start(call, headers)
 
     def _settle(self, settings: dict[int, int]) -> None:

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from llmserve.client.channel import Endpoint
-from llmserve.measure.wire.call import Arrivals, Broken
+from llmserve.measure.wire.call import Arrivals, Broken, Cancel, Ended, begin
 
 _END: Any = vars(grpc.aio)["EOF"]
 
@@ -40,6 +40,12 @@ class LibraryWire:
                 arrivals.append((time.monotonic(), message))
         except grpc.aio.AioRpcError as error:
             raise Broken(error.code().name, error.details() or "") from None
+
+    def begin(
+        self, path: str, request: bytes, timeout: float | None, arrivals: Arrivals, ended: Ended
+    ) -> Cancel:
+        """Do the same in a task of its own."""
+        return begin(self.call(path, request, timeout, arrivals), ended)
 
     async def close(self) -> None:
         """Let go of the connection."""

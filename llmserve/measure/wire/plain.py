@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 
 from llmserve.client.channel import Endpoint
 from llmserve.measure.wire import hpack
-from llmserve.measure.wire.call import Arrivals, Broken
+from llmserve.measure.wire.call import Arrivals, Broken, Cancel, Ended, begin
 from llmserve.measure.wire.connection import LENGTH, Call, Connection
 from llmserve.measure.wire.direct import DirectSelector
 
@@ -30,21 +32,35 @@ class PlainWire:
         self, path: str, request: bytes, timeout: float | None, arrivals: Arrivals
     ) -> None:
         """Send a request and take what comes."""
-        connection = self._connection
-        if connection is None or connection.closed:
-            connection = await self._open(timeout)
-        loop = asyncio.get_running_loop()
-        body = LENGTH.pack(0, len(request)) + request
-        call = Call(arrivals, loop.create_future(), body, 0)
-        if timeout is not None:
-            call.deadline = loop.time() + timeout
+        if self._connection is None or self._connection.closed:
+            await self._open(timeout)
+        told: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+
+        def ended(code: str, details: str) -> None:
+            if not told.done():
+                told.set_result((code, details))
+
+        cancel = self.begin(path, request, timeout, arrivals, ended)
         try:
-            connection.start(call, self._header(path))
-            code, details = await call.ended
-        finally:
-            connection.cancel(call)
+            code, details = await told
+        except asyncio.CancelledError:
+            cancel()
+            raise
         if code != "OK":
             raise Broken(code, details)
+
+    def begin(
+        self, path: str, request: bytes, timeout: float | None, arrivals: Arrivals, ended: Ended
+    ) -> Cancel:
+        """Send it on the spot; only where there is no connection yet a task has to wait for one."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            return begin(self.call(path, request, timeout, arrivals), ended)
+        call = Call(arrivals, ended, LENGTH.pack(0, len(request)) + request)
+        if timeout is not None:
+            call.deadline = time.monotonic() + timeout
+        connection.start(call, self._header(path))
+        return partial(connection.cancel, call)
 
     async def close(self) -> None:
         """Let go of the connection."""
