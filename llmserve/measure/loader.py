@@ -23,7 +23,7 @@ from llmserve.measure.codec import decode, encode
 from llmserve.measure.job import Ask, Job
 from llmserve.measure.reading import failure_of, read
 from llmserve.measure.summary import percentile
-from llmserve.measure.wire import Cancel, DirectSelector, open_wire
+from llmserve.measure.wire import Cancel, DirectLoop, open_wire
 
 LIBRARY = "LLMSERVE_BENCH_GRPC"
 """Set in the environment, it sends everything through gRPC's library."""
@@ -238,8 +238,7 @@ def _say(content: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _main(selector: DirectSelector) -> None:
-    loop = asyncio.get_running_loop()
+async def _main(loop: DirectLoop) -> None:
     orders = asyncio.StreamReader(limit=1 << 31)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     job = decode(Job, json.loads(await orders.readline()))
@@ -250,7 +249,7 @@ async def _main(selector: DirectSelector) -> None:
         root_certificates=place.root_certificates,
         headers=place.headers,
     )
-    wire = await open_wire(endpoint, plain=not os.environ.get(LIBRARY), selector=selector)
+    wire = await open_wire(endpoint, plain=not os.environ.get(LIBRARY), selector=loop.direct)
     try:
         await Loader(job, Asker(job, wire)).run(orders)
     except LLMServeError as error:
@@ -261,10 +260,9 @@ async def _main(selector: DirectSelector) -> None:
 
 def main() -> None:
     """Run one job on a loop whose timers are finer than the millisecond of epoll's."""
-    selector = DirectSelector()
-    loop = asyncio.SelectorEventLoop(selector)
+    loop = DirectLoop()
     try:
-        loop.run_until_complete(_main(selector))
+        loop.run_until_complete(_main(loop))
     finally:
         loop.close()
 

@@ -24,7 +24,7 @@ from llmserve.measure.runs import Load
 from llmserve.measure.wire import (
     Arrivals,
     Broken,
-    DirectSelector,
+    DirectLoop,
     Wire,
     frames,
     hpack,
@@ -36,13 +36,13 @@ from tests.unit.scripted_triton import Running, scripted
 
 
 def over(server: Running, work: Callable[[Wire], Coroutine[Any, Any, Any]], way: str) -> Any:
-    selector = DirectSelector()
+    loop = DirectLoop()
 
     async def main() -> Any:
         wire = await open_wire(
             Endpoint.make(server.url),
             plain=way != "grpc",
-            selector=selector if way == "direct" else None,
+            selector=loop.direct if way == "direct" else None,
         )
         assert wire.name == ("grpc" if way == "grpc" else "plain")
         try:
@@ -50,7 +50,6 @@ def over(server: Running, work: Callable[[Wire], Coroutine[Any, Any, Any]], way:
         finally:
             await wire.close()
 
-    loop = asyncio.SelectorEventLoop(selector)
     try:
         return loop.run_until_complete(main())
     finally:
@@ -260,12 +259,12 @@ def test_a_server_may_limit_how_much_is_under_way() -> None:
             splitter = frames.Splitter()
             await reader.readexactly(len(frames.PREFACE))
             while data := await reader.read(65536):
-                for frame in splitter.feed(data):
-                    if frame.kind == frames.HEADERS:
+                for kind, _, stream, _ in splitter.feed(data):
+                    if kind == frames.HEADERS:
                         under_way += 1
                         most = max(most, under_way)
                         loop = asyncio.get_running_loop()
-                        loop.call_later(0.02, answer, writer, frame.stream)
+                        loop.call_later(0.02, answer, writer, stream)
 
         listening = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]

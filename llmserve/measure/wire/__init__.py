@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from llmserve.client.channel import Endpoint
 from llmserve.measure.wire.call import Arrivals, Broken, Cancel, Ended, begin
-from llmserve.measure.wire.direct import DirectSelector
+from llmserve.measure.wire.direct import DirectLoop, DirectSelector
 from llmserve.measure.wire.library import LibraryWire
 from llmserve.measure.wire.plain import PlainWire
 
@@ -25,6 +25,7 @@ __all__ = [
     "Arrivals",
     "Broken",
     "Cancel",
+    "DirectLoop",
     "DirectSelector",
     "Ended",
     "Wire",

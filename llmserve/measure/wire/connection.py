@@ -128,28 +128,18 @@ class Connection(asyncio.BufferedProtocol):
         """Take what has come; it has come now."""
         self.take_in(nbytes)
 
-    def take_in(self, nbytes: int) -> bool:
-        """Take what has come; False if all of it were pieces, for which nobody has to be woken."""
+    def take_in(self, nbytes: int) -> None:
+        """Take what has come."""
         now = time.monotonic()
         at = self._note(nbytes, now)
         if at == nbytes:
-            return False
-        wakes = False
+            return
         try:
             for frame in self._splitter.feed(bytes(self._room[at:nbytes])):
-                kind, flags, stream, payload = frame
-                call = self._calls.get(stream)
-                if kind == frames.DATA and not flags and call is not None:
-                    self._refill(len(payload))
-                    call.take(now, payload)
-                else:
-                    wakes = True
-                    self._take(frame, now)
+                self._take(*frame, now)
         except Exception as error:
             self.connection_lost(error)
             self.close()
-            return True
-        return wakes
 
     def _note(self, nbytes: int, now: float) -> int:
         """Note messages that have a frame of their own, as nearly all that comes; say how far.
@@ -261,36 +251,36 @@ class Connection(asyncio.BufferedProtocol):
             self._blocked.pop(call.stream, None)
         self._write(b"".join(parts))
 
-    def _take(self, frame: frames.Frame, now: float) -> None:
-        call = self._calls.get(frame.stream)
-        if frame.kind == frames.DATA:
-            self._refill(len(frame.payload))
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes, now: float) -> None:
+        call = self._calls.get(stream)
+        if kind == frames.DATA:
+            self._refill(len(payload))
             if call is not None:
-                call.take(now, frame.payload)
-                if frame.flags & frames.END_STREAM:
+                call.take(now, payload)
+                if flags & frames.END_STREAM:
                     self._finish(call)
-        elif frame.kind in (frames.HEADERS, frames.CONTINUATION):
-            self._take_headers(frame)
-        elif frame.kind == frames.RST_STREAM and call is not None:
-            self._calls.pop(frame.stream)
+        elif kind in (frames.HEADERS, frames.CONTINUATION):
+            self._take_headers(kind, flags, stream, payload)
+        elif kind == frames.RST_STREAM and call is not None:
+            self._calls.pop(stream)
             call.end("UNAVAILABLE", "the server reset the stream")
-        elif frame.kind == frames.SETTINGS and not frame.flags & frames.ACK:
-            self._settle(frames.unpack_settings(frame.payload))
-        elif frame.kind == frames.PING and not frame.flags & frames.ACK:
-            self._write(frames.pack(frames.PING, frames.ACK, 0, frame.payload))
-        elif frame.kind == frames.WINDOW_UPDATE:
-            self._widen(frame, call)
-        elif frame.kind == frames.GOAWAY:
+        elif kind == frames.SETTINGS and not flags & frames.ACK:
+            self._settle(frames.unpack_settings(payload))
+        elif kind == frames.PING and not flags & frames.ACK:
+            self._write(frames.pack(frames.PING, frames.ACK, 0, payload))
+        elif kind == frames.WINDOW_UPDATE:
+            self._widen(int.from_bytes(payload, "big"), stream, call)
+        elif kind == frames.GOAWAY:
             # What is under way is finished; the next call opens another connection.
             self.closed = True
 
-    def _take_headers(self, frame: frames.Frame) -> None:
-        if frame.kind == frames.HEADERS:
-            self._headers = (frame.stream, frame.flags, frame.payload)
+    def _take_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == frames.HEADERS:
+            self._headers = (stream, flags, payload)
         elif self._headers is not None:
-            stream, flags, block = self._headers
-            self._headers = (stream, flags, block + frame.payload)
-        if self._headers is None or not frame.flags & frames.END_HEADERS:
+            stream, flags, block = self._headers[0], self._headers[1] | flags, self._headers[2]
+            self._headers = (stream, flags, block + payload)
+        if self._headers is None or not flags & frames.END_HEADERS:
             return
         stream, flags, block = self._headers
         self._headers = None
@@ -333,13 +323,13 @@ class Connection(asyncio.BufferedProtocol):
         self._write(frames.pack(frames.SETTINGS, frames.ACK, 0))
         self._unblock()
 
-    def _widen(self, frame: frames.Frame, call: Call | None) -> None:
-        more = int.from_bytes(frame.payload, "big")
-        if frame.stream == 0:
+    def _widen(self, more: int, stream: int, call: Call | None) -> None:
+        if stream == 0:
             self._window += more
         elif call is not None:
             call.window += more
-        self._unblock()
+        if self._blocked:
+            self._unblock()
 
     def _unblock(self) -> None:
         for call in list(self._blocked.values()):

@@ -1,17 +1,20 @@
-"""Reading a connection where the event loop waits, without a turn of the loop for each piece.
+"""Reading a connection where the event loop waits, without a turn of the loop for what comes.
 
-Most of what comes are pieces of answers that are only noted: nobody has to be woken for them.
-Read by the selector itself, such a piece costs the wait, the read and the note. The loop hears of
-all else: ends of answers, its own timers, other descriptors.
+Most of what comes is only noted, or answered with the next request on the spot. Read by the
+selector itself, it costs the wait, the read and the note. The loop has its turn where that has
+given it something to do, and for all else: its own timers, other descriptors.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import selectors
 import socket
 import time
+from collections.abc import Callable
+from contextvars import Context
 from typing import Any, Protocol
 
 Ready = list[tuple[selectors.SelectorKey, int]]
@@ -25,8 +28,8 @@ class Reads(Protocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say where to put what comes."""
 
-    def take_in(self, nbytes: int) -> bool:
-        """Take what has come; False if that was noted, and the loop has nothing to do."""
+    def take_in(self, nbytes: int) -> None:
+        """Take what has come."""
 
     def hang_up(self) -> None:
         """Hear that the other side has closed."""
@@ -35,11 +38,40 @@ class Reads(Protocol):
         """Read on through the loop, since another is read directly."""
 
 
+class DirectLoop(asyncio.SelectorEventLoop):
+    """An event loop whose selector reads one socket by itself."""
+
+    def __init__(self) -> None:
+        self.direct = DirectSelector()
+        super().__init__(self.direct)
+
+    # Python 3.10 cannot say that the arguments are those of the callback.
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Have something done with the next turn."""
+        self.direct.stirred = True
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Have something done at a time, which may be before the selector would come back."""
+        self.direct.stirred = True
+        return super().call_at(when, callback, *args, context=context)
+
+
 class DirectSelector(selectors.SelectSelector):
-    """Reads one socket by itself; its timers are finer than the millisecond of epoll's."""
+    """Waits, and reads one socket; its timers are finer than the millisecond of epoll's."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.stirred = False
+        """Whether the loop has got something to do since this was last looked at."""
         self._socket: socket.socket | None = None
         self._reads: Reads | None = None
         self._waits: tuple[list[int], list[int]] | None = None
@@ -94,7 +126,9 @@ class DirectSelector(selectors.SelectSelector):
             except InterruptedError:
                 return []
             if ready == [own] and not writable:
-                if self._take(self._socket, self._reads):
+                self.stirred = False
+                self._take(self._socket, self._reads)
+                if self.stirred or self._socket is None:
                     return []
                 if timeout is not None and (left := end - time.monotonic()) <= 0:
                     return []
@@ -109,16 +143,16 @@ class DirectSelector(selectors.SelectSelector):
         writers = [key.fd for key in keys if key.events & selectors.EVENT_WRITE]
         return [own, *readers], writers
 
-    def _take(self, source: socket.socket, reads: Reads) -> bool:
+    def _take(self, source: socket.socket, reads: Reads) -> None:
         buffer: Any = reads.get_buffer(-1)
         try:
             size = source.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
-            return False
+            return
         except OSError:
             size = 0
         if size:
-            return reads.take_in(size)
-        self.stop(reads)
-        reads.hang_up()
-        return True
+            reads.take_in(size)
+        else:
+            self.stop(reads)
+            reads.hang_up()

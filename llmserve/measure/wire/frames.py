@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
     0, 1, 3, 4, 6, 7, 8, 9,
@@ -18,13 +17,8 @@ HEAD = struct.Struct(">HBBBI")
 _SIZE = HEAD.size
 
 
-class Frame(NamedTuple):
-    """A frame, without its padding."""
-
-    kind: int
-    flags: int
-    stream: int
-    payload: bytes
+Frame = tuple[int, int, int, bytes]
+"""A frame, without its padding: kind, flags, stream and payload."""
 
 
 def pack(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -71,7 +65,7 @@ class Splitter:
             payload = data[begin:end]
             if flags & (PADDED | PRIORITY):
                 payload = _unwrapped(kind, flags, payload)
-            found.append(Frame(kind, flags, stream & WIDEST, payload))
+            found.append((kind, flags, stream & WIDEST, payload))
             at = end
         self.rest = data[at:]
         return found
