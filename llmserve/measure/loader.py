@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from llmserve.client.channel import Endpoint
@@ -107,15 +108,13 @@ class Loader:
     async def _load(self, start: float) -> None:
         """Send everything; what is still under way when this ends or is cancelled is given up."""
         await asyncio.sleep(max(0.0, start - time.monotonic()))
+        if self._job.duration is not None:
+            self._until = start + self._job.duration
         try:
             if self._job.concurrency is None:
-                self._send_what_is_due(start)
-            else:
-                if self._job.duration is not None:
-                    self._until = start + self._job.duration
-                for _ in range(self._job.concurrency):
-                    self._ask_again()
-            self._look_whether_over()
+                self._go_on(self._send_what_is_due, start)
+            for _ in range(self._job.concurrency or 0):
+                self._go_on(self._ask_again)
             await self._over
         finally:
             for _, cancel in self._under_way.values():
@@ -144,7 +143,7 @@ class Loader:
         while self._next < len(asks):
             due = start + (asks[self._next].at or 0.0)
             if due > time.monotonic():
-                asyncio.get_running_loop().call_at(due, self._send_what_is_due, start)
+                asyncio.get_running_loop().call_at(due, self._go_on, self._send_what_is_due, start)
                 return
             self._next += 1
             self._send(asks[self._next - 1], due)
@@ -157,30 +156,36 @@ class Loader:
         """Note an answer and go on, where it was read: no task has to wake up for it."""
         del self._under_way[asked.ask.index]
         self._asked.append(asked)
-        try:
-            self._look_whether_gone(asked)
-            if self._job.concurrency is None:
-                self._lags.append(asked.sent - asked.scheduled)
-            elif self._gone is None:
-                self._ask_again()
-            else:
-                self._pauses += 1
-                asyncio.get_running_loop().call_later(_PAUSE, self._resume)
-            self._look_whether_over()
-        except Exception as error:
-            # It must not reach what reads the connection, which has nothing to do with it.
-            if not self._over.done():
-                self._over.set_exception(error)
+        self._go_on(self._after, asked)
+
+    def _after(self, asked: Asked) -> None:
+        self._look_whether_gone(asked)
+        if self._job.concurrency is None:
+            self._lags.append(asked.sent - asked.scheduled)
+        elif self._gone is None:
+            self._ask_again()
+        else:
+            self._pauses += 1
+            asyncio.get_running_loop().call_later(_PAUSE, self._go_on, self._resume)
 
     def _resume(self) -> None:
         self._pauses -= 1
         self._ask_again()
-        self._look_whether_over()
 
-    def _look_whether_over(self) -> None:
-        unsent = self._job.concurrency is None and self._next < len(self._job.asks)
-        if not (self._under_way or self._pauses or unsent or self._over.done()):
-            self._over.set_result(None)
+    def _go_on(self, step: Callable[..., None], *args: Any) -> None:
+        """Take a step, and end the load with the last one.
+
+        What fails in it must not reach who called: what reads the connection has nothing to do
+        with it, and the loop would only log it.
+        """
+        try:
+            step(*args)
+            unsent = self._job.concurrency is None and self._next < len(self._job.asks)
+            if not (self._under_way or self._pauses or unsent or self._over.done()):
+                self._over.set_result(None)
+        except Exception as error:
+            if not self._over.done():
+                self._over.set_exception(error)
 
     def _look_whether_gone(self, asked: Asked) -> None:
         """Note since when there is no server, and end the load when that lasts."""

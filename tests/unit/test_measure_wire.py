@@ -6,7 +6,9 @@ import asyncio
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -141,6 +143,82 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone(server: Running, way: 
         return sum(len(one) for one in pieces[1:])
 
     assert over(server, work, way) == 15
+
+
+@ways("direct", "plain")
+def test_each_call_has_the_time_that_it_was_given(way: str) -> None:
+    with scripted(first=0.6) as running:
+
+        async def work(wire: Wire) -> list[str]:
+            async def ended(timeout: float | None) -> str:
+                began = time.monotonic()
+                try:
+                    await wire.call(path_of("ModelInfer"), request("whole"), timeout, [])
+                except Broken as error:
+                    assert time.monotonic() - began == pytest.approx(timeout, abs=0.1)
+                    return error.code
+                return "OK"
+
+            # Not in the order in which they end, and one that has no end.
+            patience = (None, 5.0, 0.3, 0.1, 0.2, 5.0)
+            return list(await asyncio.gather(*map(ended, patience)))
+
+        late = "DEADLINE_EXCEEDED"
+        assert over(running, work, way) == ["OK", "OK", late, late, late, "OK"]
+
+
+@ways()
+def test_who_does_not_wait_is_told_once_and_not_after_giving_up(server: Running, way: str) -> None:
+    async def work(wire: Wire) -> list[tuple[int, str]]:
+        told: list[tuple[int, str]] = []
+        last = asyncio.get_running_loop().create_future()
+        path, raw = path_of("ModelStreamInfer"), request("pieces")
+
+        def ended(at: int, code: str, details: str) -> None:
+            assert not details
+            told.append((at, code))
+            if len(told) < 3:
+                # The next from where the last was read, as a load generator does.
+                wire.begin(path, raw, 5.0, [], partial(ended, at + 10))
+            else:
+                # What a hearer gives the loop to do, the loop does at once.
+                asyncio.get_running_loop().call_soon(last.set_result, time.monotonic())
+
+        given_up = wire.begin(path, raw, 5.0, [], partial(ended, 1))
+        wire.begin(path, raw, 5.0, [], partial(ended, 2))
+        await asyncio.sleep(0.01)
+        given_up()
+        at = await asyncio.wait_for(last, 5.0)
+        assert time.monotonic() - at < 0.05
+        return told
+
+    assert over(server, work, way) == [(2, "OK"), (12, "OK"), (22, "OK")]
+
+
+@ways("direct", "plain")
+def test_begun_where_there_is_no_connection_it_is_told_as_well(way: str) -> None:
+    with scripted() as running:
+
+        async def work(wire: Wire) -> list[str]:
+            told: asyncio.Queue[str] = asyncio.Queue()
+
+            def ended(code: str, details: str) -> None:
+                told.put_nowait(f"{code} {details}")
+
+            async def one() -> str:
+                wire.begin(path_of("ModelInfer"), request("whole"), 1.0, [], ended)
+                return await asyncio.wait_for(told.get(), 5.0)
+
+            vars(wire)["_connection"].close()
+            found = [await one()]
+            running.process.kill()
+            running.process.wait()
+            return [*found, await one(), await one()]
+
+        anew, lost, gone = over(running, work, way)
+        assert anew == "OK "
+        assert lost.startswith("UNAVAILABLE")
+        assert gone.startswith("UNAVAILABLE failed to connect")
 
 
 @ways("direct", "plain")
