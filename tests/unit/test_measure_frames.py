@@ -24,6 +24,13 @@ def test_what_other_writers_use_is_passed_over() -> None:
         hpack.decode(b"\xbe")
 
 
+def test_headers_are_read_right_however_many_there_were() -> None:
+    reader = hpack.Reader()
+    for number in [*range(200), *range(200)]:
+        written = hpack.encode([("grpc-message", f"sorry {number}")])
+        assert reader.read(written) == {"grpc-message": f"sorry {number}"}
+
+
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 30))
 def test_frames_come_out_whole_however_they_arrive(payloads: list[bytes], step: int) -> None:
     data = b"".join(frames.pack(frames.DATA, 0, 2 * n + 1, p) for n, p in enumerate(payloads))

@@ -6,22 +6,18 @@ import asyncio
 import struct
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import grpc
 
 from llmserve.measure.wire import frames, hpack
-from llmserve.measure.wire.call import Arrivals, Ended
 from llmserve.measure.wire.direct import DirectSelector
+from llmserve.measure.wire.message import LENGTH, NEVER, Call
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-LENGTH = struct.Struct(">BI")
 _PIECE = struct.Struct(frames.HEAD.format + LENGTH.format[1:])
 _REFILL = 2**30
 _ROOM = 2**18
-_BLOCKS = 64
-_NEVER = float("inf")
 _SETTINGS = {
     # No table of headers to keep, no pushes, and as much at a time as there is.
     frames.HEADER_TABLE_SIZE: 0,
@@ -32,49 +28,6 @@ _SETTINGS = {
 GREETING = (
     frames.PREFACE + frames.pack_settings(_SETTINGS) + frames.pack_window(0, frames.WIDEST - 65535)
 )
-
-
-@dataclass(eq=False)
-class Call:
-    """A call that is under way; ``ended`` hears its status, unless it is cancelled before."""
-
-    arrivals: Arrivals
-    ended: Ended
-    unsent: bytes
-    window: int = 0
-    deadline: float = _NEVER
-    over: bool = False
-    stream: int = 0
-    partial: bytes = b""
-    status: dict[str, str] = field(default_factory=dict)
-
-    def take(self, now: float, data: bytes) -> None:
-        """Cut data into messages, which may span frames or share one."""
-        if not self.partial and len(data) >= LENGTH.size:
-            packed, length = LENGTH.unpack_from(data)
-            if length == len(data) - LENGTH.size and not packed:
-                # One message in one frame, as nearly all are.
-                self.arrivals.append((now, data[LENGTH.size :]))
-                return
-        if self.partial:
-            data = self.partial + data
-        at = 0
-        while len(data) - at >= LENGTH.size:
-            packed, length = LENGTH.unpack_from(data, at)
-            end = at + LENGTH.size + length
-            if end > len(data):
-                break
-            if packed:
-                raise hpack.UnreadableError("a compressed message, which was not asked for")
-            self.arrivals.append((now, data[at + LENGTH.size : end]))
-            at = end
-        self.partial = data[at:]
-
-    def end(self, code: str, details: str) -> None:
-        """Tell how it ended, once."""
-        if not self.over:
-            self.over = True
-            self.ended(code, details)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -99,7 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self._most_calls = frames.WIDEST
         self._taken = 0
         self._headers: tuple[int, int, bytes] | None = None
-        self._read: dict[bytes, dict[str, str]] = {}
+        self._reader = hpack.Reader()
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -197,12 +150,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if deadline < _NEVER:
+        if deadline < NEVER:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._end_what_is_late)
 
     def _end_what_is_late(self) -> None:
         self._timer = None
-        now, first = time.monotonic(), _NEVER
+        now, first = time.monotonic(), NEVER
         late: list[Call] = []
         for call in [*self._calls.values(), *(call for call, _ in self._waiting)]:
             if call.deadline > now:
@@ -286,18 +239,9 @@ class Connection(asyncio.BufferedProtocol):
         self._headers = None
         call = self._calls.get(stream)
         if call is not None:
-            call.status.update(self._decoded(block))
+            call.status.update(self._reader.read(block))
             if flags & frames.END_STREAM:
                 self._finish(call)
-
-    def _decoded(self, block: bytes) -> dict[str, str]:
-        """Read headers, which are the same for nearly all answers."""
-        found = self._read.get(block)
-        if found is None:
-            if len(self._read) >= _BLOCKS:
-                self._read.clear()
-            found = self._read[block] = hpack.decode(block)
-        return found
 
     def _finish(self, call: Call) -> None:
         self._calls.pop(call.stream, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _STATIC = 61
+_KNOWN = 64
 
 
 class UnreadableError(Exception):
@@ -42,6 +43,22 @@ def decode(block: bytes) -> dict[str, str]:
         if name is not None and value is not None:
             found[name] = value
     return found
+
+
+class Reader:
+    """Reads headers, which are the same for nearly all answers, once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, dict[str, str]] = {}
+
+    def read(self, block: bytes) -> dict[str, str]:
+        """Do as :func:`decode` does."""
+        found = self._known.get(block)
+        if found is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            found = self._known[block] = decode(block)
+        return found
 
 
 def _literal(name: str, value: str) -> bytes:

@@ -9,8 +9,9 @@ from functools import partial
 from llmserve.client.channel import Endpoint
 from llmserve.measure.wire import hpack
 from llmserve.measure.wire.call import Arrivals, Broken, Cancel, Ended, begin
-from llmserve.measure.wire.connection import LENGTH, Call, Connection
+from llmserve.measure.wire.connection import Connection
 from llmserve.measure.wire.direct import DirectSelector
+from llmserve.measure.wire.message import LENGTH, Call
 
 
 class PlainWire:
