@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llmserve.client.channel import Endpoint
@@ -50,7 +51,9 @@ class Loader:
         self._under_way: dict[int, tuple[float, Cancel]] = {}
         self._pauses = 0
         self._until = float("inf")
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._alarm: Any = loop.direct.alarm if isinstance(loop, DirectLoop) else loop.call_at
+        self._over: asyncio.Future[None] = loop.create_future()
         self._gone: float | None = None
         self._given_up: str | None = None
         self._task: asyncio.Future[None] | None = None
@@ -143,7 +146,7 @@ class Loader:
         while self._next < len(asks):
             due = start + (asks[self._next].at or 0.0)
             if due > time.monotonic():
-                asyncio.get_running_loop().call_at(due, self._go_on, self._send_what_is_due, start)
+                self._alarm(due, partial(self._go_on, self._send_what_is_due, start))
                 return
             self._next += 1
             self._send(asks[self._next - 1], due)

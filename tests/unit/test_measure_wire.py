@@ -273,6 +273,41 @@ def test_what_is_read_directly_leaves_the_loop_its_own(server: Running) -> None:
     assert ticks >= 5
 
 
+@ways("direct")
+def test_an_alarm_sounds_in_time_whatever_else_there_is(server: Running, way: str) -> None:
+    """Ten of them, each set by the one before, with and without a connection that is read."""
+
+    async def work(wire: Wire) -> tuple[list[float], int]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, DirectLoop)
+        late: list[float] = []
+        last = loop.create_future()
+
+        def sound(due: float) -> None:
+            late.append(time.monotonic() - due)
+            if len(late) == 5:
+                vars(wire)["_connection"].close()
+            if len(late) == 10:
+                last.set_result(None)
+            else:
+                loop.direct.alarm(due + 0.01, partial(sound, due + 0.01))
+
+        pieces: Arrivals = []
+        call = wire.call(path_of("ModelStreamInfer"), request("pieces"), 5.0, pieces)
+        reading = asyncio.ensure_future(call)
+        began = time.monotonic()
+        loop.direct.alarm(began, partial(sound, began))
+        await asyncio.wait_for(last, 5.0)
+        with pytest.raises(Broken):
+            await reading
+        return late, len(pieces)
+
+    late, pieces = over(server, work, way)
+    assert min(late) >= 0
+    assert sorted(late)[5] < 0.005
+    assert 0 < pieces < 5
+
+
 class Strange:
     """A server that greets, allows little and closes without a word, or talks of something else."""
 

@@ -1,8 +1,9 @@
 """Reading a connection where the event loop waits, without a turn of the loop for what comes.
 
 Most of what comes is only noted, or answered with the next request on the spot. Read by the
-selector itself, it costs the wait, the read and the note. The loop has its turn where that has
-given it something to do, and for all else: its own timers, other descriptors.
+selector itself, it costs the wait, the read and the note. What has to be sent at a time is sent
+from here as well. The loop has its turn where that has given it something to do, and for all else:
+its own timers, other descriptors.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 Ready = list[tuple[selectors.SelectorKey, int]]
+_NEVER = float("inf")
 _UNSEEN = 4
 """Turns that the loop may have for what it has to do itself before it looks what has come."""
 
@@ -76,6 +78,8 @@ class DirectSelector(selectors.SelectSelector):
         self._reads: Reads | None = None
         self._waits: tuple[list[int], list[int]] | None = None
         self._unseen = 0
+        self._due = _NEVER
+        self._sound: Callable[[], None]
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         """Wait for something else as well."""
@@ -108,33 +112,52 @@ class DirectSelector(selectors.SelectSelector):
         self.stop(self._reads)
         super().close()
 
+    def alarm(self, when: float, sound: Callable[[], None]) -> None:
+        """Have something done at a time where the loop waits; there is one alarm at a time."""
+        self._due, self._sound = when, sound
+
     def select(self, timeout: float | None = None) -> Ready:
-        """Wait as any selector does, but for what has only to be noted."""
-        if self._socket is None or self._reads is None:
-            return super().select(timeout)
+        """Wait as any selector does, but for what can be done on the spot."""
         if timeout is not None and timeout <= 0 and self._unseen < _UNSEEN:
             self._unseen += 1
             return []
         self._unseen = 0
-        own = self._socket.fileno()
-        readers, writers = self._waits = self._waits or self._all(own)
-        left = timeout
-        end = time.monotonic() + (timeout or 0.0)
+        self.stirred = False
+        now = time.monotonic()
+        end = _NEVER if timeout is None else now + timeout
+        while not self.stirred:
+            first = end if end < self._due else self._due
+            left = None if first == _NEVER else max(0.0, first - now)
+            if self._socket is None or self._reads is None:
+                ready = super().select(left)
+            else:
+                ready = self._read_on(self._socket, self._reads, left)
+            now = time.monotonic()
+            if now >= self._due:
+                self._due = _NEVER
+                self._sound()
+            if ready or now >= end:
+                return ready
+        return []
+
+    def _read_on(self, source: socket.socket, reads: Reads, left: float | None) -> Ready:
+        """Read what comes until there is something for the loop, or the time is over."""
+        own = [source.fileno()]
+        readers, writers = self._waits = self._waits or self._all(own[0])
+        end = _NEVER if left is None else time.monotonic() + left
         while True:
             try:
                 ready, writable, _ = select.select(readers, writers, (), left)
             except InterruptedError:
                 return []
-            if ready == [own] and not writable:
-                self.stirred = False
-                self._take(self._socket, self._reads)
-                if self.stirred or self._socket is None:
-                    return []
-                if timeout is not None and (left := end - time.monotonic()) <= 0:
-                    return []
-            else:
+            if ready != own or writable:
                 # The loop's own, or time is up; if there is something of ours, it comes next.
                 return super().select(0) if ready or writable else []
+            self._take(source, reads)
+            if self.stirred or self._socket is not source:
+                return []
+            if left is not None and (left := end - time.monotonic()) <= 0:
+                return []
 
     def _all(self, own: int) -> tuple[list[int], list[int]]:
         """List what is waited for; it hardly ever changes."""
