@@ -147,28 +147,32 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone(server: Running, way: 
 
 @ways("direct", "plain")
 def test_each_call_has_the_time_that_it_was_given(way: str) -> None:
-    with scripted(first=0.6) as running:
+    with scripted(first=2.0) as running:
 
-        async def work(wire: Wire) -> list[str]:
-            async def ended(timeout: float | None) -> str:
+        async def work(wire: Wire) -> list[tuple[float | None, str]]:
+            told: list[tuple[float | None, str]] = []
+
+            async def ended(timeout: float | None) -> None:
                 began = time.monotonic()
                 try:
                     await wire.call(path_of("ModelInfer"), request("whole"), timeout, [])
                 except Broken as error:
-                    assert time.monotonic() - began == pytest.approx(timeout, abs=0.1)
-                    return error.code
-                return "OK"
+                    assert (timeout or 0.0) <= time.monotonic() - began < 1.5
+                    told.append((timeout, error.code))
+                else:
+                    told.append((timeout, "OK"))
 
             # Not in the order in which they end, and one that has no end.
-            patience = (None, 5.0, 0.3, 0.1, 0.2, 5.0)
-            return list(await asyncio.gather(*map(ended, patience)))
+            await asyncio.gather(*map(ended, (None, 20.0, 0.6, 0.2, 0.4, 20.0)))
+            return told
 
-        late = "DEADLINE_EXCEEDED"
-        assert over(running, work, way) == ["OK", "OK", late, late, late, "OK"]
+        told = over(running, work, way)
+        assert told[:3] == [(seconds, "DEADLINE_EXCEEDED") for seconds in (0.2, 0.4, 0.6)]
+        assert [code for _, code in told[3:]] == ["OK"] * 3
 
 
 @ways()
-def test_who_does_not_wait_is_told_once_and_not_after_giving_up(server: Running, way: str) -> None:
+def test_who_does_not_wait_is_told_once_and_not_after_giving_up(way: str) -> None:
     async def work(wire: Wire) -> list[tuple[int, str]]:
         told: list[tuple[int, str]] = []
         last = asyncio.get_running_loop().create_future()
@@ -186,13 +190,15 @@ def test_who_does_not_wait_is_told_once_and_not_after_giving_up(server: Running,
 
         given_up = wire.begin(path, raw, 5.0, [], partial(ended, 1))
         wire.begin(path, raw, 5.0, [], partial(ended, 2))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         given_up()
         at = await asyncio.wait_for(last, 5.0)
-        assert time.monotonic() - at < 0.05
+        # Nothing else would wake it before a call's five seconds are over.
+        assert time.monotonic() - at < 2.0
         return told
 
-    assert over(server, work, way) == [(2, "OK"), (12, "OK"), (22, "OK")]
+    with scripted(first=0.4) as running:
+        assert over(running, work, way) == [(2, "OK"), (12, "OK"), (22, "OK")]
 
 
 @ways("direct", "plain")
@@ -274,10 +280,10 @@ def test_what_is_read_directly_leaves_the_loop_its_own(server: Running) -> None:
 
 
 @ways("direct")
-def test_an_alarm_sounds_in_time_whatever_else_there_is(server: Running, way: str) -> None:
+def test_an_alarm_sounds_in_time_whatever_else_there_is(way: str) -> None:
     """Ten of them, each set by the one before, with and without a connection that is read."""
 
-    async def work(wire: Wire) -> tuple[list[float], int]:
+    async def work(wire: Wire) -> list[float]:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, DirectLoop)
         late: list[float] = []
@@ -292,20 +298,20 @@ def test_an_alarm_sounds_in_time_whatever_else_there_is(server: Running, way: st
             else:
                 loop.direct.alarm(due + 0.01, partial(sound, due + 0.01))
 
-        pieces: Arrivals = []
-        call = wire.call(path_of("ModelStreamInfer"), request("pieces"), 5.0, pieces)
+        call = wire.call(path_of("ModelStreamInfer"), request("pieces"), 5.0, [])
         reading = asyncio.ensure_future(call)
         began = time.monotonic()
         loop.direct.alarm(began, partial(sound, began))
         await asyncio.wait_for(last, 5.0)
         with pytest.raises(Broken):
             await reading
-        return late, len(pieces)
+        return late
 
-    late, pieces = over(server, work, way)
+    with scripted(first=0.01, gap=10.0, tokens=(1, 1)) as running:
+        late = over(running, work, way)
     assert min(late) >= 0
-    assert sorted(late)[5] < 0.005
-    assert 0 < pieces < 5
+    # Nothing else would wake it when there is no connection any more.
+    assert sorted(late)[5] < 0.05
 
 
 class Strange:
