@@ -71,11 +71,12 @@ class Asker:
                 asked.ended = time.monotonic()
             done(asked)
 
-        asked.sent = time.monotonic()
         if self._job.model.exchange == "sequence":
             return begin(self._steps(asked), ended)
         path = self._stream if self._job.model.exchange == "stream" else self._infer
-        return self.wire.begin(path, self._raw(ask), self._job.timeout, asked.arrivals, ended)
+        raw = self._raw(ask)
+        asked.sent = time.monotonic()
+        return self.wire.begin(path, raw, self._job.timeout, asked.arrivals, ended)
 
     async def _steps(self, asked: Asked) -> None:
         exchange = self._exchange(asked.ask)

@@ -52,7 +52,9 @@ class Loader:
         self._pauses = 0
         self._until = float("inf")
         loop = asyncio.get_running_loop()
-        self._alarm: Any = loop.direct.alarm if isinstance(loop, DirectLoop) else loop.call_at
+        self._alarm: Callable[[float, Callable[[], None]], object] = (
+            loop.direct.alarm if isinstance(loop, DirectLoop) else loop.call_at
+        )
         self._over: asyncio.Future[None] = loop.create_future()
         self._gone: float | None = None
         self._given_up: str | None = None

@@ -16,7 +16,12 @@ import socket
 import time
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack
+
+    _Args = TypeVarTuple("_Args")
 
 Ready = list[tuple[selectors.SelectorKey, int]]
 _NEVER = float("inf")
@@ -47,19 +52,21 @@ class DirectLoop(asyncio.SelectorEventLoop):
         self.direct = DirectSelector()
         super().__init__(self.direct)
 
-    # Python 3.10 cannot say that the arguments are those of the callback.
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[_Args]], object],
+        *args: Unpack[_Args],
+        context: Context | None = None,
     ) -> asyncio.Handle:
         """Have something done with the next turn."""
         self.direct.stirred = True
         return super().call_soon(callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[Unpack[_Args]], object],
+        *args: Unpack[_Args],
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Have something done at a time, which may be before the selector would come back."""
