@@ -5,15 +5,15 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	"$$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
 	2>/dev/null && command -v "$$name" && break; done)
 BIN := .venv/bin
-READY := .venv/.ready
 SOURCES := llmserve cli/llmserve_cli plugins tests
+PACKAGES := constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml plugins/examples/*/pyproject.toml)
 
 # What somebody has set for themselves would leave out plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
 .PHONY: demo test lint format bench clean
 
-demo: $(READY)
+demo: .venv/.demo
 	@$(BIN)/llmserve demo
 
 # Two workers, each with a Triton of its own; more threads than that would stand in each other's way.
@@ -21,25 +21,32 @@ test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone"
 	@$(BIN)/pytest -m alone
 
-lint: $(READY)
+lint: .venv/.ready
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format puts that right"; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
 	@$(BIN)/mypy
 
-format: $(READY)
+format: .venv/.ready
 	@$(BIN)/ruff format --quiet $(SOURCES)
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)
 
-bench: $(READY)
-	@$(BIN)/python -m tests.bench
+bench: .venv/.ready
+	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
 	@$(BIN)/python plugins/iterative/bench/table.py
 	@$(BIN)/python plugins/gpt2/bench/table.py
 
-$(READY): requirements-dev.txt constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml plugins/examples/*/pyproject.toml)
+# What serves the demo model, and nothing more.
+.venv/.demo: requirements.txt $(PACKAGES)
 	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 here: install one, or name it with PYTHON=..."; exit 1; }
 	@echo "Setting up .venv with $$($(PYTHON) --version); the first time takes minutes"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet -r requirements.txt
+	@touch $@
+
+# What the tests need beside it.
+.venv/.ready: .venv/.demo requirements-dev.txt
+	@echo "Adding what the tests need"
 	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 

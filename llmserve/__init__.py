@@ -16,18 +16,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmserve.builder import BuildResult, BuildSpec, build
+    from llmserve.builder.build import BuildResult, BuildSpec, build
     from llmserve.client import connect, connect_async
     from llmserve.errors import LLMServeError
     from llmserve.hookspecs import hookimpl
 
-__version__ = "0.1.0"
+from llmserve.version import __version__
 
 _HOMES = {
-    "BuildResult": "llmserve.builder",
-    "BuildSpec": "llmserve.builder",
+    "BuildResult": "llmserve.builder.build",
+    "BuildSpec": "llmserve.builder.build",
     "LLMServeError": "llmserve.errors",
-    "build": "llmserve.builder",
+    "build": "llmserve.builder.build",
     "connect": "llmserve.client",
     "connect_async": "llmserve.client",
     "hookimpl": "llmserve.hookspecs",

@@ -46,8 +46,8 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             name="dynamic",
             summary="Requests that wait together run together, each with its own parameters",
             runtime="llmserve.runtime.batch:BatchDriver",
+            requires=(),
             prepare=_prepare_dynamic,
-            inputs=(contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS),
             options=(
                 Option(
                     "max_batch_size",
@@ -70,13 +70,30 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             name="static",
             summary="The next batch begins when the last request of this one is done",
             runtime="llmserve.runtime.batch:BatchDriver",
-            prepare=_prepare_static,
-            inputs=(contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS),
+            requires=(),
+            prepare=_prepare_streaming,
             options=(
                 Option(
                     "max_batch_size",
                     32,
                     "Most sequences under way at a time; others wait.",
+                    minimum=1,
+                    maximum=INT32_MAX,
+                ),
+            ),
+        ),
+        Batching(
+            name="continuous",
+            summary="A thread makes steps without pause; requests join between two of them",
+            runtime="llmserve.runtime.continuous:ContinuousDriver",
+            requires=(),
+            mode="step",
+            prepare=_prepare_streaming,
+            options=(
+                Option(
+                    "max_batch_size",
+                    32,
+                    "Most prompts in one request.",
                     minimum=1,
                     maximum=INT32_MAX,
                 ),
@@ -93,17 +110,19 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
             name="text",
             summary="text_output with its finish reason and token counts",
             runtime="llmserve.runtime.text_formatter:TextFormatter",
-            inputs=contract.TEXT_FORMAT_INPUTS,
-            outputs=(contract.TEXT_OUTPUT, contract.FINISH_REASON, *contract.USAGE),
+            requires=(),
         )
     ]
 
 
 def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve.sources.files import has_chat_template, tokenizer_files
-    from llmserve.sources.vocabulary import check_vocabulary
+    from llmserve.repository.source_files import (
+        check_vocabulary,
+        has_chat_template,
+        tokenizer_files,
+    )
 
-    check_vocabulary(context.source)
+    check_vocabulary(context.source, context.report)
     if context.options["chat"] and not has_chat_template(context.source):
         raise OptionError(
             f"{context.model} has no chat template", mend="leave out --chat, or use a chat model"
@@ -116,13 +135,11 @@ def _prepare_dynamic(context: BuildContext) -> Mapping[str, Any]:
         delay = int(context.options["queue_delay_us"])
         context.config.dynamic_batching.max_queue_delay_microseconds = delay
     if context.options["decoupled"]:
-        context.config.model_transaction_policy.decoupled = True
-        context.exchange = "stream"
+        context.streams()
     return {}
 
 
-def _prepare_static(context: BuildContext) -> Mapping[str, Any]:
-    context.config.model_transaction_policy.decoupled = True
-    context.exchange = "stream"
+def _prepare_streaming(context: BuildContext) -> Mapping[str, Any]:
+    context.streams()
     context.config.dynamic_batching.SetInParent()
     return {}

@@ -26,6 +26,12 @@ says what to do about it. The command line prints both and exits with
 
 from __future__ import annotations
 
+import os
+import sys
+
+TRACEBACK = "LLMSERVE_TRACEBACK"
+"""Set, it shows where in somebody's code an error was raised."""
+
 
 class LLMServeError(Exception):
     """The root of the tree.
@@ -116,3 +122,13 @@ class RequestCancelledError(ClientError):
     """The request was cancelled before it was complete."""
 
     exit_code = 130
+
+
+def reason(error: BaseException) -> str:
+    """Say in one line what went wrong in a plugin's code, which is not ours to mend."""
+    if isinstance(error, LLMServeError):
+        return str(error)
+    if os.environ.get(TRACEBACK):
+        sys.excepthook(type(error), error, error.__traceback__)
+    first = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from llmserve.errors import OptionError
-from llmserve.naming import near
+from llmserve.names import near
 
 Value = bool | int | float | str
 
@@ -32,6 +32,8 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Choices that had another name: the old one is still taken, and means the new one."""
 
     def parse(self, text: str) -> Value:
         """Read a value from the command line; refuse what is not of the option's type."""
@@ -52,6 +54,7 @@ class Option:
             value = float(value)
         if type(value) is not kind or not isinstance(value, (bool, int, float, str)):
             raise self._wrong(value)
+        value = dict[Value, Value](self.renamed).get(value, value)
         if self.choices and value not in self.choices:
             raise OptionError(
                 f"{self.name} cannot be {value!r}", mend=f"choose one of {', '.join(self.choices)}"
@@ -94,6 +97,21 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
             raise OptionError(f"--set gives {key} twice")
         pairs[key] = value
     return pairs
+
+
+def renamed_values(options: Iterable[Option], given: Mapping[str, object]) -> list[str]:
+    """Return a line for each value that was given by its old name.
+
+    >>> option = Option("layout", "own", "", choices=("own", "old"), renamed=(("past", "old"),))
+    >>> renamed_values([option], {"layout": "past"})
+    ['layout=past is called layout=old now']
+    """
+    return [
+        f"{option.name}={old} is called {option.name}={new} now"
+        for option in options
+        for old, new in option.renamed
+        if given.get(option.name) == old
+    ]
 
 
 def resolve(options: Iterable[Option], given: Mapping[str, object]) -> dict[str, Value]:

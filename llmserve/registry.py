@@ -10,25 +10,26 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pluggy
 
 from llmserve import hookspecs
-from llmserve.errors import PluginError
-from llmserve.naming import near
-from llmserve.plugins import BLOCKED, Plugin, find_plugins, reason
-from llmserve.roles import ROLES, Batching, Component, Formatter, Generator, Recipe, Tokenizer
+from llmserve.discovery import BLOCKED, Plugin, find_plugins
+from llmserve.errors import PluginError, reason
+from llmserve.names import near
+from llmserve.roles import ROLES, Backend, Component, Recipe
+from llmserve.runtime.contract import TYPES
 
-_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-C = TypeVar("C", bound="Component | Recipe")
+Registered: TypeAlias = "Component | Recipe | Backend"
+C = TypeVar("C", bound=Registered)
 
 
 @dataclass(frozen=True)
 class Entry:
     """A component, its role and the plugin that registered it."""
 
-    component: Component | Recipe
+    component: Registered
     role: str
     plugin: Plugin
 
@@ -36,8 +37,9 @@ class Entry:
 class Registry:
     """All plugins and what they registered.
 
-    >>> Registry.load().tokenizer("transformers").requires
-    ('transformers',)
+    >>> Registry.load().get(Recipe, "no such recipe")
+    Traceback (most recent call last):
+    llmserve.errors.PluginError: no plugin is called 'no such recipe': ...
     """
 
     def __init__(self, plugins: Iterable[Plugin]) -> None:
@@ -51,22 +53,6 @@ class Registry:
         """Find every installed plugin, but for those that the environment leaves out."""
         return cls(find_plugins())
 
-    def tokenizer(self, name: str) -> Tokenizer:
-        """Return the tokenizer of that name."""
-        return self.get(Tokenizer, name)
-
-    def generator(self, name: str) -> Generator:
-        """Return the generator of that name."""
-        return self.get(Generator, name)
-
-    def batching(self, name: str) -> Batching:
-        """Return the batching strategy of that name."""
-        return self.get(Batching, name)
-
-    def formatter(self, name: str) -> Formatter:
-        """Return the formatter of that name."""
-        return self.get(Formatter, name)
-
     def recipe(self, name: str) -> Recipe:
         """Return the recipe that ``--plugin`` names."""
         return self.get(Recipe, name)
@@ -75,12 +61,15 @@ class Registry:
         """Return every component of a role, in the order of discovery."""
         return [e.component for e in self.entries if isinstance(e.component, kind)]
 
-    def plugin_of(self, component: Component | Recipe) -> Plugin:
+    def plugin_of(self, component: Registered) -> Plugin:
         """Return the plugin that registered a component."""
         return next(entry.plugin for entry in self.entries if entry.component is component)
 
-    def get(self, kind: type[C], name: str) -> C:
-        """Return a component, or say which name was probably meant and what is broken."""
+    def get(self, kind: type[C], name: str, *, of: Recipe | None = None) -> C:
+        """Return a component, or say which name was probably meant and what is broken.
+
+        A part ``of`` a recipe that is not there is nobody's slip of the pen.
+        """
         same = [e for e in self.entries if type(e.component) is kind and e.component.name == name]
         if len(same) > 1:
             mend = f"uninstall one, or set {BLOCKED}={same[-1].plugin.selector}"
@@ -88,21 +77,17 @@ class Registry:
         if same and isinstance(component := same[0].component, kind):
             return component
         label = "plugin" if kind is Recipe else role_of(kind)
+        if of:
+            raise PluginError(
+                f"recipe {of.name!r} is made with the {label} {name!r}, which no plugin that can "
+                "be used brings",
+                mend="install the package that does; `llmserve plugins` says what is left out",
+            )
         for plugin in self.plugins:
             if plugin.problem and plugin.name == name:
                 raise PluginError(f"plugin {plugin} cannot be used: {plugin.problem}")
         names = {c.name for c in self.all(kind)}
         raise PluginError(f"no {label} is called {name!r}", mend=near(name, names))
-
-    def part(self, kind: type[C], name: str, *, of: Recipe) -> C:
-        """Return a component that a recipe is made of; its name is nobody's slip of the pen."""
-        if not any(component.name == name for component in self.all(kind)):
-            raise PluginError(
-                f"recipe {of.name!r} is made with the {role_of(kind)} {name!r}, which no plugin "
-                "that can be used brings",
-                mend="install the package that does; `llmserve plugins` says what is left out",
-            )
-        return self.get(kind, name)
 
     def problems(self) -> list[str]:
         """Say what is wrong with the installed plugins, a line each."""
@@ -126,15 +111,15 @@ class Registry:
         if owner := self._manager.get_name(plugin.module):
             return replace(plugin, problem=f"plugin {owner} has brought its module", module=None)
         try:
+            _refuse_misspelt(plugin.module)
             # Under no name of its own: two distributions may name their entry points alike.
             self._manager.register(plugin.module, str(plugin))
-            _refuse_misspelt(plugin)
+            self._manager.check_pending()
             self.entries += list(self._components(plugin))
         except (Exception, SystemExit) as error:
             if self._manager.is_registered(plugin.module):
                 self._manager.unregister(plugin.module)
-            told = str(error) if isinstance(error, PluginError) else reason(error)
-            return replace(plugin, problem=told, module=None)
+            return replace(plugin, problem=reason(error), module=None)
         return plugin
 
     def _components(self, plugin: Plugin) -> Iterator[Entry]:
@@ -145,10 +130,9 @@ class Registry:
                     continue
                 for component in implementation.function():
                     if type(component) is not kind:
-                        raise PluginError(
-                            f"{hook} returned a {type(component).__name__}, not a {kind.__name__}"
-                        )
-                    _refuse_requirements(component)
+                        kinds = f"a {type(component).__name__}, not a {kind.__name__}"
+                        raise PluginError(f"{hook} returned {kinds}")
+                    _refuse_unusable(role, component)
                     yield Entry(component, role, plugin)
 
 
@@ -162,23 +146,30 @@ def _clash(same: list[Entry]) -> str:
     return f"{same[0].role} {same[0].component.name!r} is registered by {owners}"
 
 
-def _refuse_requirements(component: Component | Recipe) -> None:
-    """What a component requires is looked up by name: a range would be found nowhere."""
-    for name in getattr(component, "requires", ()):
-        if not _DISTRIBUTION.fullmatch(name):
+def _refuse_unusable(role: str, component: Any) -> None:
+    """Refuse what would be found out only by a build, or by Triton."""
+    for name in getattr(component, "requires", None) or ():
+        # It is looked up by name: a range would be found nowhere.
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
             raise PluginError(
-                f"{component.name!r} requires {name!r}, which is no distribution's name",
+                f"{role} {component.name!r} requires {name!r}, which is no distribution's name",
                 mend="ranges and extras belong into the dependencies of its pyproject.toml",
+            )
+    for tensor in (*getattr(component, "inputs", ()), *getattr(component, "outputs", ())):
+        if tensor.data_type not in TYPES:
+            raise PluginError(
+                f"{role} {component.name!r} declares {tensor.name} with the type "
+                f"{tensor.data_type!r}",
+                mend=near(f"TYPE_{tensor.data_type.removeprefix('TYPE_')}", TYPES),
             )
 
 
-def _refuse_misspelt(plugin: Plugin) -> None:
-    """A hook that no specification has, or without its mark, would never be called."""
-    known = {name for name in dir(hookspecs) if name.startswith("llmserve_register_")}
-    for name, value in vars(plugin.module).items():
-        if not name.startswith("llmserve_") or not callable(value):
-            continue
-        if name not in known:
-            raise PluginError(f"there is no hook {name}", mend=near(name, known))
-        if not hasattr(value, f"{hookspecs.PROJECT}_impl"):
-            raise PluginError(f"{name} is not marked", mend="put @llmserve.hookimpl above it")
+def _refuse_misspelt(module: Any) -> None:
+    """Refuse a hook that no specification has, or without its mark: it would never be called."""
+    known = [name for name in dir(hookspecs) if name.startswith("llmserve_")]
+    for name, value in vars(module).items():
+        if name.startswith("llmserve_") and callable(value):
+            if name not in known:
+                raise PluginError(f"there is no hook {name}", mend=near(name, known))
+            if not hasattr(value, f"{hookspecs.PROJECT}_impl"):
+                raise PluginError(f"{name} is not marked", mend="put @llmserve.hookimpl above it")

@@ -39,6 +39,7 @@ def install(folder: Path) -> Mapping[str, str]:
             (papers / "entry_points.txt").write_text(entries, encoding="utf-8")
         else:
             home = tests if name.startswith("test_") else site
+            (home / name).parent.mkdir(exist_ok=True)
             (home / name).write_text(text, encoding="utf-8")
     (papers / "METADATA").write_text("Metadata-Version: 2.1\nName: llmserve-acme\nVersion: 0.1.0\n")
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])

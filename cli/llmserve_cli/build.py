@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve_cli.complete import component_names, recipe_names
-from llmserve_cli.flags import OWN_FLAGS, read_flags
+from llmserve.errors import ModelSourceError, OptionError, UsageError
+from llmserve_cli.completion import (
+    component_names,
+    known_sources,
+    model_sources,
+    option_keys,
+    recipe_names,
+)
+from llmserve_cli.interrupts import end_in_order, while_importing
 
 if TYPE_CHECKING:
-    from llmserve.builder import BuildResult
+    from llmserve.builder.plan import BuildResult
 
 
-@click.command(context_settings=OWN_FLAGS)
+class Build(click.Command):
+    """The command, which takes options of plugins as flags."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; a flag that is nearly one of ours is taken for a slip."""
+        given = [word.partition("=")[0] for word in args if word.startswith("--")]
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            missing = f"--{error.param.name}" if error.param else ""
+            for flag in get_close_matches(missing, given, cutoff=0.7):
+                raise click.NoSuchOption(flag, possibilities=[missing], ctx=ctx) from None
+            raise
+
+
+@click.command(
+    cls=Build, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
 @click.option(
     "--plugin",
     required=True,
     shell_complete=recipe_names,
-    help="A way of serving, see `llmserve plugins`.",
+    help="How to serve it; `llmserve plugins` lists them.",
 )
-@click.option("--model", required=True, help="A local folder, a model's id on the hub, or 'demo'.")
-@click.option("--name", help="Name under which Triton serves it; by default the model's own.")
+@click.option(
+    "--model",
+    required=True,
+    shell_complete=model_sources,
+    help="A local folder, an id on the Hugging Face hub, or 'demo'.",
+)
+@click.option("--name", help="Name to serve it under, by default the model's own.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -31,96 +62,130 @@ if TYPE_CHECKING:
     show_default=True,
     help="The model repository.",
 )
-@click.option("--tokenizer", shell_complete=component_names, help="Another tokenizer.")
-@click.option("--batching", shell_complete=component_names, help="Another batching strategy.")
-@click.option("--format", "formatter", shell_complete=component_names, help="Another formatter.")
-@click.option("--max-batch-size", type=int, help="Most prompts in a batch; 0 for no batches.")
+@click.option("--tokenizer", shell_complete=component_names, help="Use this tokenizer.")
+@click.option("--generator", shell_complete=component_names, help="Use this generator.")
+@click.option("--batching", shell_complete=component_names, help="Use this batching strategy.")
+@click.option("--formatter", "--format", shell_complete=component_names, help="Use this formatter.")
+@click.option("--max-batch-size", type=int, help="Largest batch; 0 for a model without batches.")
 @click.option("--dtype", help="Type of the weights in memory, such as float32 or bfloat16.")
 @click.option("--device", help="cpu, cuda, cuda:N, balanced or auto.")
-@click.option("--chat", is_flag=True, help="Put every prompt into the model's chat template.")
+@click.option("--chat", is_flag=True, help="Apply the model's chat template to every prompt.")
 @click.option(
     "--set",
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option of `llmserve plugins NAME`; --key VALUE is the same.",
+    shell_complete=option_keys,
+    help="An option of the plugin, see `llmserve plugins NAME`; --key VALUE is the same.",
 )
-@click.option("--force", is_flag=True, help="Replace a model that was edited or is not ours.")
+@click.option(
+    "--force", is_flag=True, help="Replace a model that was edited, or not built by llmserve."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+@click.option(
+    "--verbose", is_flag=True, help="Also print how to query it and run it in a container."
+)
 @click.pass_context
 def build(
     ctx: click.Context,
-    plugin: str,
-    model: str,
-    name: str | None,
-    output: Path,
-    tokenizer: str | None,
-    batching: str | None,
-    formatter: str | None,
+    /,
+    assignments: tuple[str, ...],
     max_batch_size: int | None,
     dtype: str | None,
     device: str | None,
     chat: bool,
-    assignments: tuple[str, ...],
-    force: bool,
     as_json: bool,
+    verbose: bool,
+    **spec_fields: Any,
 ) -> None:
-    """Build a model into a Triton model repository, with a client that fits it.
+    """Build a model into a Triton repository.
 
-    The folder of the model is printed; a failed build leaves the repository as it was.
+    It writes a client for the model as well, and prints the model's folder. A build that fails
+    leaves the repository as it was.
 
     \b
     llmserve build --plugin hf --model demo
-    llmserve build --plugin hf --model gpt2 --max-batch-size 16 --set decoupled=true
-    llmserve build --plugin trtllm --model ./llama --engine ./llama-engine
+    llmserve build --plugin hf --model gpt2 --max-batch-size 16 --dtype bfloat16
+    llmserve build --plugin hf --model ./my-model --name mine --output models
     """
-    from llmserve.builder import BuildSpec, build_spec
-    from llmserve.errors import OptionError
-    from llmserve.options import parse_assignments
-    from llmserve_cli.ending import end_in_order
-    from llmserve_cli.status import Status
+    with while_importing():
+        from llmserve.builder.build import BuildSpec, build_spec
+        from llmserve.options import parse_assignments
+        from llmserve_cli.status import Status
 
+    if spec_fields["name"] == "":
+        raise UsageError("--name is empty", mend="give a name, or leave it out")
     options: dict[str, object] = dict(parse_assignments(assignments))
     flags = {"max_batch_size": max_batch_size, "dtype": dtype, "device": device}
-    flags |= read_flags(ctx.args)
-    for key, value in [*flags.items(), ("chat", chat or None)]:
+    flags |= {"chat": chat or None, **read_flags(ctx.args)}
+    for key, value in flags.items():
         if value is not None:
             if key in options:
                 raise OptionError(f"{key} is given twice", mend="leave it out of --set")
             options[key] = value
-    spec = BuildSpec(
-        plugin=plugin,
-        model=model,
-        name=name,
-        output=output,
-        tokenizer=tokenizer,
-        batching=batching,
-        formatter=formatter,
-        options=options,
-        force=force,
-    )
+    spec = BuildSpec(**spec_fields, options=options)
     end_in_order(signal.SIGTERM)
     with Status(f"building {spec.model_name}") as status:
-        result = build_spec(spec, report=status.say)
+        try:
+            result = build_spec(spec, report=status.say)
+        except ModelSourceError as error:
+            raise _with_suggestion(error, spec.model) from None
     if as_json:
         click.echo((result.folder / "llmserve.json").read_text(encoding="utf-8"), nl=False)
     else:
         click.echo(result.folder)
-        _say_what_next(result)
+        _print_next(result, verbose)
 
 
-def _say_what_next(result: BuildResult) -> None:
+def read_flags(words: Sequence[str]) -> dict[str, str]:
+    """Read options of a plugin from what is left of a command line: the build knows which are.
+
+    >>> read_flags(["--engine", "./engine", "--build-engine", "--layout=engine"])
+    {'engine': './engine', 'build_engine': 'true', 'layout': 'engine'}
+    """
+    found: dict[str, str] = {}
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        flag, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not flag:
+            raise UsageError(f"{word!r} belongs to no option", mend="see llmserve build --help")
+        name = flag.replace("-", "_")
+        if not equals:
+            # A flag alone means that it is so.
+            alone = not waiting or waiting[0].startswith("--")
+            value = "true" if alone else waiting.pop(0)
+        if name in found:
+            raise OptionError(f"--{flag} is given twice")
+        found[name] = value
+    return found
+
+
+def _with_suggestion(error: ModelSourceError, model: str) -> ModelSourceError:
+    """Name the model that was probably meant, of those that are on this machine."""
+    names = known_sources()
+    meant = get_close_matches(model, names, n=1)
+    if model in names or not meant:
+        return error
+    return ModelSourceError(error.problem, mend=f"did you mean {meant[0]!r}?")
+
+
+def _print_next(result: BuildResult, verbose: bool) -> None:
     from shlex import quote
 
     repository = quote(str(result.repository))
     where = "" if repository == "model_repository" else f" {repository}"
-    lines = [
-        f"serve it:          llmserve serve{where}",
-        f"or in a container: {result.docker_build}",
-        f"                   {result.docker_run}",
-        f'ask it:            llmserve query {result.name} "..."',
-        f'                   python {quote(str(result.folder / "client.py"))} "..."',
-    ]
     if result.manifest.trust_remote_code:
-        lines.insert(0, "note: this model runs Python code that came with it, as you asked")
-    click.echo("\n".join(lines), err=True)
+        click.echo(
+            "note: trust_remote_code is on: this model runs Python code that came with it", err=True
+        )
+    click.echo(f"next: llmserve serve{where}", err=True)
+    if verbose:
+        lines = [
+            f'then: llmserve query {result.name} "Once upon a time"',
+            f'  or: python {quote(str(result.folder / "client.py"))} "Once upon a time"',
+            "in a container, in place of llmserve serve:",
+            f"      {result.docker_build}",
+            f"      {result.docker_run}",
+        ]
+        click.echo("\n".join(lines), err=True)

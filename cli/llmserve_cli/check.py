@@ -11,14 +11,14 @@ import click
 @click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
 @click.option("--json", "as_json", is_flag=True, help="Print the problems as a list of objects.")
 def check(repository: Path, as_json: bool) -> int:
-    """Find what would not load in a model repository, without a server.
+    """Find what would not load in a repository.
 
-    The exit code is 3 if something would not load.
+    No server is needed. The exit code is 3 if something would not load.
 
     \b
     llmserve check model_repository
     """
-    from llmserve.check import check_repository
+    from llmserve.repository.check import check_repository
 
     problems = check_repository(repository)
     if as_json:

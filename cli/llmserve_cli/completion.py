@@ -1,23 +1,85 @@
-"""``llmserve completion``."""
+"""``llmserve completion``, and what the shell completes."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that makes a shell complete llmserve's commands.
+    """Print the completion script of a shell.
 
     \b
     eval "$(llmserve completion bash)"
     """
-    from click.shell_completion import get_completion_class
-
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"no completion for {shell}")
     root = ctx.find_root().command
     click.echo(kind(root, {}, "llmserve", "_LLMSERVE_COMPLETE").source())
+
+
+def recipe_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete ``--plugin``."""
+    del ctx, param
+    return _registered("recipe", incomplete)
+
+
+def component_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete an option that has the name of a role."""
+    del ctx
+    return _registered(str(param.name), incomplete)
+
+
+def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete ``build --set`` with the options of the plugin that is named before it."""
+    from llmserve.builder.plan import known_options
+    from llmserve.registry import Registry
+
+    del param
+    registry = Registry.load()
+    recipe = registry.recipe(ctx.params["plugin"])
+    keys = (f"{option.name}=" for option in known_options(recipe, registry))
+    return sorted(key for key in keys if key.startswith(incomplete))
+
+
+def model_sources(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete ``build --model``: the demo model, those of the hub's cache, and folders."""
+    del ctx, param
+    known = [CompletionItem(name) for name in known_sources() if name.startswith(incomplete)]
+    return [*known, CompletionItem(incomplete, type="dir")]
+
+
+def known_sources() -> list[str]:
+    """Return the names of models that are on this machine."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    folders = cache.glob("models--*")
+    return ["demo", *sorted(f.name.removeprefix("models--").replace("--", "/") for f in folders)]
+
+
+def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a model of the repository."""
+    from llmserve.repository.manifest import parts_of
+
+    del param
+    repository = Path(ctx.params.get("repository") or "model_repository")
+    names = {path.parent.name for path in repository.glob("*/config.pbtxt")}
+    # What an ensemble is made of is there for the ensemble.
+    parts = {part for name in names for part in parts_of(repository, name)}
+    return sorted(name for name in names - parts if name.startswith(incomplete))
+
+
+def _registered(role: str, incomplete: str) -> list[str]:
+    from llmserve.registry import Registry
+
+    names = {entry.component.name for entry in Registry.load().entries if entry.role == role}
+    return sorted(name for name in names if name.startswith(incomplete))

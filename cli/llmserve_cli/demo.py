@@ -3,45 +3,65 @@
 from __future__ import annotations
 
 import signal
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING
 
 import click
 
+from llmserve_cli.interrupts import end_in_order, while_importing
+
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from llmserve.client import Client
 
 PROMPTS = ("Programming in C++ is like", "The capital of France is")
-RACE = ("Once upon a time", "A model server is")
-WAYS = {
+SIDE_BY_SIDE = ("Once upon a time", "A model server is")
+BATCHINGS = {
     "static": "Static batching: the second prompt waits until the first is done",
     "iterative": "Iterative batching: the second prompt joins while the first goes on",
 }
+REPLAY_SECONDS = 4.0
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A piece of an answer: when it came, which prompt it belongs to, what it says."""
+
+    at: float
+    lane: int
+    text: str
 
 
 @click.command()
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Longest answer.")
 def demo(max_tokens: int) -> None:
-    """Show the whole way: build the demo model, serve it, ask it, shut down.
+    """Build, serve and query a small model.
 
-    Two prompts then grow side by side, first in static batches, then in flight.
+    Two prompts then grow side by side, first in static batches, then in flight. Nothing is left
+    running and nothing is left on disk.
 
     \b
     llmserve demo
     """
-    import tempfile
-    from pathlib import Path
+    with while_importing():
+        import tempfile
+        from pathlib import Path
 
-    from llmserve import build, connect
-    from llmserve.server import ServerSettings, start
-    from llmserve_cli.ending import end_in_order
-    from llmserve_cli.race import run_race, show_race
-    from llmserve_cli.status import Status
+        from llmserve import build, connect
+        from llmserve.server import ServerSettings, start
+        from llmserve_cli.status import Status
 
     end_in_order(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="llmserve-demo-") as folder:
         repository = Path(folder) / "model_repository"
         with Status("building") as status:
-            for batching in WAYS:
+            for batching in BATCHINGS:
                 build("iterative", "demo", name=batching, output=repository, batching=batching)
                 _heading(f"$ llmserve build --plugin iterative --model demo --batching {batching}")
             settings = ServerSettings(repository, http_port=0, grpc_port=0, metrics_port=0)
@@ -51,10 +71,35 @@ def demo(max_tokens: int) -> None:
             click.echo(f"  {server.runtime} at {server.http_url}")
             for prompt in PROMPTS:
                 _stream(client, prompt, max_tokens)
-            for batching, title in WAYS.items():
+            for batching, title in BATCHINGS.items():
                 _heading(title)
-                show_race(RACE, run_race(client, batching, RACE, max_tokens))
+                _show(SIDE_BY_SIDE, stream_together(client, batching, SIDE_BY_SIDE, max_tokens))
     click.echo("\nThe server has stopped; nothing is left running.")
+
+
+def stream_together(
+    client: Client, model: str, prompts: Sequence[str], max_tokens: int
+) -> list[Arrival]:
+    """Send each prompt when the one before it has its first piece; return what came when."""
+    started = [Event() for _ in prompts]
+    arrivals: list[Arrival] = []
+    client.generate(model, prompts[0], max_tokens=1)
+    began = time.perf_counter()
+
+    def send(lane: int) -> None:
+        if lane:
+            started[lane - 1].wait(timeout=30)
+        try:
+            for piece in client.stream(model, prompts[lane], max_tokens=max_tokens):
+                arrivals.append(Arrival(time.perf_counter() - began, lane, piece.text))
+                started[lane].set()
+        finally:
+            started[lane].set()
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        for lane in [pool.submit(send, lane) for lane in range(len(prompts))]:
+            lane.result()
+    return sorted(arrivals, key=lambda piece: piece.at)
 
 
 def _stream(client: Client, prompt: str, max_tokens: int) -> None:
@@ -67,3 +112,48 @@ def _stream(client: Client, prompt: str, max_tokens: int) -> None:
 
 def _heading(text: str) -> None:
     click.echo("\n" + click.style(text, bold=True))
+
+
+def _show(prompts: Sequence[str], arrivals: Sequence[Arrival]) -> None:
+    """Show on a terminal how answers grew, slowly enough to be seen, and their times anywhere."""
+    if sys.stdout.isatty():
+        _replay(prompts, arrivals)
+    for lane, prompt in enumerate(prompts):
+        times = [piece.at for piece in arrivals if piece.lane == lane]
+        click.echo(
+            f"  {prompt!r}: first piece after {times[0]:.2f} s, done after {times[-1]:.2f} s"
+        )
+
+
+def _replay(prompts: Sequence[str], arrivals: Sequence[Arrival]) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    slower = max(1.0, REPLAY_SECONDS / arrivals[-1].at)
+    console = Console()
+    texts = [""] * len(prompts)
+    # As high as the whole from the beginning, so that the table does not jump.
+    room = max(1, console.width // len(prompts) - 6)
+    whole = [sum(len(p.text) for p in arrivals if p.lane == lane) for lane in range(len(prompts))]
+    height = max(len(p) + length for p, length in zip(prompts, whole, strict=True)) // room
+    with Live(console=console, refresh_per_second=30) as live:
+        began = time.perf_counter()
+        for piece in arrivals:
+            time.sleep(max(0.0, began + piece.at * slower - time.perf_counter()))
+            texts[piece.lane] += piece.text
+            live.update(_table(prompts, texts, slower, height))
+
+
+def _table(prompts: Sequence[str], texts: Sequence[str], slower: float, height: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, expand=True, caption=f"shown {slower:.0f} times slower")
+    cells = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        table.add_column(ratio=1)
+        cells.append(
+            Text.assemble((prompt, "bold"), (text, "green"), "\n" * (0 if text else height))
+        )
+    table.add_row(*cells)
+    return table

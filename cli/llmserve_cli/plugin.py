@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from llmserve_cli.usage import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def plugin() -> None:
     """Write a plugin of your own.
 
@@ -23,8 +25,8 @@ def plugin() -> None:
 @click.option(
     "--role",
     required=True,
-    type=click.Choice(["tokenizer", "generator", "batching", "formatter", "recipe"]),
-    help="What it brings; a recipe that uses it comes along.",
+    type=click.Choice(["tokenizer", "generator", "batching", "formatter", "recipe", "command"]),
+    help="What it provides; a recipe that uses it is written too.",
 )
 @click.option(
     "--output",
@@ -33,7 +35,7 @@ def plugin() -> None:
     help="Folder to put the package in, by default this one.",
 )
 def new(name: str, role: str, output: Path) -> None:
-    """Write a package that works as it stands: code, tests and papers.
+    """Write a package that works as it stands: code, tests and documentation.
 
     Its folder is printed: llmserve-NAME. Nothing is overwritten.
 
@@ -52,7 +54,9 @@ def new(name: str, role: str, output: Path) -> None:
     lines = [
         f"install it:        pip install -e {with_tests}",
         f"run its tests:     (cd {here} && pytest)",
-        f"build with it:     llmserve build --plugin {name} --model demo",
+        f"run it:            llmserve {name} --help"
+        if role == "command"
+        else f"build with it:     llmserve build --plugin {name} --model demo",
         f"what to change:    {quote(str(folder / 'README.md'))}",
     ]
     click.echo("\n".join(lines), err=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve_cli.complete import recipe_names
+from llmserve_cli.completion import recipe_names
+from llmserve_cli.terminal import print_table
 
 if TYPE_CHECKING:
     from llmserve.registry import Registry
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, shell_complete=recipe_names)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plugins(name: str | None, as_json: bool) -> None:
-    """List what plugins bring, or all that one can be told.
+    """List plugins, or the options of one.
 
-    Below stands where the code of each comes from; one that cannot be used is listed with the
-    reason. LLMSERVE_PLUGINS names the only ones to load, LLMSERVE_BLOCK_PLUGINS those to leave
-    out: by name, or as DISTRIBUTION:NAME.
+    The second table says where the code of each comes from. A plugin that cannot be used is
+    listed with the reason. LLMSERVE_PLUGINS names the only ones to load, LLMSERVE_BLOCK_PLUGINS
+    those to leave out: by name, or as DISTRIBUTION:NAME.
 
     \b
     llmserve plugins
@@ -44,11 +46,14 @@ def plugins(name: str | None, as_json: bool) -> None:
         rows += [
             [r["name"], r["role"], r["origin"], r["version"], r["summary"]] for r in _rows(registry)
         ]
-        _print_table(rows)
+        print_table(rows)
         click.echo()
         rows = [["PLUGIN", "FROM", "VERSION", "API", "ENTRY POINT", "PATH"]]
-        rows += [[_shown(value) for value in list(o.values())[:6]] for o in _origins(registry)]
-        _print_table(rows)
+        rows += [
+            ["-" if value is None else str(value) for value in list(origin.values())[:6]]
+            for origin in _origins(registry)
+        ]
+        print_table(rows)
         for problem in _problems(registry):
             click.echo(f"! {problem}")
 
@@ -86,13 +91,9 @@ def _origins(registry: Registry) -> list[dict[str, Any]]:
 
 
 def _problems(registry: Registry) -> list[str]:
-    from llmserve.plugins import unmatched
+    from llmserve.discovery import unmatched
 
     return [*registry.problems(), *unmatched(registry.plugins)]
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else str(value)
 
 
 def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
@@ -105,7 +106,8 @@ def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
 
         _print_json({"recipe": asdict(recipe), "options": [asdict(option) for option in options]})
         return
-    click.echo(f"{recipe.name}: {recipe.summary}\n")
+    width = min(92, shutil.get_terminal_size().columns)
+    click.echo(click.wrap_text(f"{recipe.name}: {recipe.summary}", width) + "\n")
     for role in ("tokenizer", "generator", "batching", "formatter"):
         click.echo(f"  {role:<10} {getattr(recipe, role)}")
     click.echo("\nOptions (--set KEY=VALUE):\n")
@@ -113,15 +115,7 @@ def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
         default = str(option.default)
         default = default.lower() if isinstance(option.default, bool) else default
         click.echo(f"  {option.name}={default}")
-        click.echo(click.wrap_text(option.help, 92, "      ", "      "))
-
-
-def _print_table(rows: list[list[str]]) -> None:
-    """Print columns; a library for tables would cost more time than all the rest."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*cells, row[-1]]))
+        click.echo(click.wrap_text(option.help, width, "      ", "      "))
 
 
 def _print_json(content: dict[str, Any]) -> None:

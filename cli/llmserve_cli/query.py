@@ -3,46 +3,73 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmserve.errors import (
+    LLMServeError,
+    OptionError,
+    RequestTimeoutError,
+    UnreachableError,
+    UsageError,
+)
+from llmserve_cli.completion import built_models
+from llmserve_cli.interrupts import while_importing
+from llmserve_cli.terminal import echo_answer
+
 if TYPE_CHECKING:
     from llmserve.client import Client, Completion, Piece
     from llmserve.client.results import Logprob
-    from llmserve.errors import LLMServeError
+    from llmserve_cli.prompts import Line
+
+SILENT_SECONDS = 20.0
+"""How often to check that the server still responds, while waiting for an answer."""
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=built_models)
 @click.argument("prompt", required=False)
 @click.option("--url", envvar="LLMSERVE_URL", help="gRPC address, by default 127.0.0.1:8001.")
 @click.option("--max-tokens", type=int, help="Longest answer.")
-@click.option("--stream/--no-stream", default=None, help="Print pieces as they come, if it can.")
+@click.option(
+    "--stream/--no-stream",
+    default=None,
+    help="Print the answer while it is generated, or at its end.",
+)
 @click.option("--temperature", type=float, help="0 is greedy.")
-@click.option("--top-k", type=int, help="Choose among this many tokens.")
-@click.option("--top-p", type=float, help="Choose among the likeliest that reach this.")
+@click.option("--top-k", type=int, help="Sample from this many tokens.")
+@click.option(
+    "--top-p", type=float, help="Sample from the likeliest tokens up to this probability."
+)
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
-@click.option("--stop", multiple=True, help="A word that ends the answer; repeat for several.")
+@click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
 @click.option(
     "--logprobs",
     type=click.IntRange(0, 20),
-    help="With --json: log-probabilities of the tokens and of so many others at each place.",
+    help="With --json: log-probabilities, and those of the N likeliest tokens at each position.",
 )
-@click.option("--chat", is_flag=True, help="Send the prompt as a user's message.")
-@click.option("--timeout", type=float, help="Seconds for everything.")
-@click.option("--queue-timeout", type=float, help="Seconds to wait for a turn, if it takes that.")
+@click.option("--chat", is_flag=True, help="Send the prompt as a chat message.")
+@click.option("--timeout", type=float, help="Seconds for the whole request.")
+@click.option(
+    "--queue-timeout", type=float, help="Seconds to wait in the queue, where the model allows it."
+)
 @click.option(
     "--file",
     "prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One prompt a line; one answer a line, empty if refused.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="A prompt per line (- reads standard input); prints an answer per line.",
 )
 @click.option(
-    "--concurrency", type=click.IntRange(1), default=8, help="Requests at a time (--file)."
+    "--concurrency",
+    type=click.IntRange(1),
+    default=8,
+    help="Requests at the same time, with --file.",
 )
 @click.option(
     "--set",
@@ -56,83 +83,102 @@ def query(
     model: str,
     prompt: str | None,
     url: str | None,
-    max_tokens: int | None,
     stream: bool | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
     stop: tuple[str, ...],
-    logprobs: int | None,
     chat: bool,
     timeout: float | None,
-    queue_timeout: float | None,
     prompts: Path | None,
     concurrency: int,
     assignments: tuple[str, ...],
     as_json: bool,
+    **options: Any,
 ) -> int:
-    """Ask a model and print its answer; the prompt can come from standard input (-).
+    """Ask a served model and print its answer.
+
+    The prompt can come from standard input (-).
 
     \b
     llmserve query demo "Programming in C++ is like"
     llmserve query demo --file prompts.txt --max-tokens 32 --json
     llmserve query demo "Once upon a time" --set repetition_penalty=1.2
     """
-    from llmserve.client import connect
-
     if stream and (as_json or prompts):
-        raise click.UsageError(
-            f"{'--json' if as_json else '--file'} gives whole answers: leave out --stream"
-        )
-    if logprobs is not None and not as_json:
-        raise click.UsageError("--logprobs needs --json")
+        flag = "--json" if as_json else "--file"
+        raise UsageError(f"{flag} gives whole answers", mend="leave out --stream")
+    if options["logprobs"] is not None and not as_json:
+        raise UsageError("--logprobs needs --json")
     if prompts and prompt is not None:
-        raise click.UsageError("give a prompt or --file, not both")
-
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "stop_words": list(stop) or None,
-        "logprobs": logprobs,
-        "queue_timeout": queue_timeout,
-    }
+        raise UsageError("a prompt and --file", mend="give one of them, not both")
+    options = {"stop_words": list(stop) or None, **options}
     options |= _assigned(assignments, {k for k, value in options.items() if value is not None})
-    with connect(url, timeout=timeout) as client:
+    with while_importing():
+        from llmserve.client import connect
+        from llmserve_cli.prompts import answer_lines, read_lines, read_prompt
+
+        # Sends nothing yet, but imports gRPC and numpy.
+        connection = connect(url, timeout=timeout)
+
+    def ask(text: str) -> Completion:
+        answer: Completion = client.generate(model, **_content(text, chat), **options)
+        return answer
+
+    def show(line: Line, answer: Completion | LLMServeError) -> None:
+        # A line for each, whatever came of it, so that prompts and answers stay side by side.
+        if not isinstance(answer, Exception):
+            _print_answer(answer, as_json, one_line=True)
+        elif as_json:
+            _print_json({"error": str(answer), "line": line.number})
+        else:
+            click.echo()
+
+    with connection as client, _watched(client):
         if prompts:
-            return _answer_file(client, model, prompts, options, chat, concurrency, as_json)
-        text = _read_prompt(prompt)
+            return answer_lines(client, read_lines(prompts), ask, concurrency, show)
+        text = read_prompt(prompt, model)
         if as_json or stream is False:
-            answer = client.generate(model, **_asked(text, chat), **options)
-            _print_json(_told(answer)) if as_json else click.echo(answer.text)
+            _print_answer(ask(text), as_json)
             return 0
         if stream and client.model(model).exchange == "unary":
-            raise click.UsageError(
-                f"{model} answers in one piece: leave out --stream, or build it with "
-                "--set decoupled=true"
+            raise UsageError(
+                f"{model} answers in one piece",
+                mend="leave out --stream, or build it with --set decoupled=true",
             )
-        _print_pieces(client.stream(model, **_asked(text, chat), **options))
+        _print_pieces(client.stream(model, **_content(text, chat), **options))
         return 0
 
 
-def _read_prompt(prompt: str | None) -> str:
-    if prompt not in (None, "-"):
-        return str(prompt)
-    if prompt is None and sys.stdin.isatty():
-        raise click.UsageError("give a prompt, or - to read it from standard input")
+@contextmanager
+def _watched(client: Client) -> Iterator[None]:
+    """Give up when the server stops responding; an open connection is no proof that it works."""
+    done, silent = Event(), Event()
+
+    def watch() -> None:
+        while not done.wait(SILENT_SECONDS):
+            try:
+                client.index()
+            except (UnreachableError, ValueError):
+                return  # The request fails with the same, or has ended and its channel is closed.
+            except RequestTimeoutError:
+                silent.set()
+                client.close()
+            except LLMServeError:
+                pass  # A refusal is an answer too.
+
+    Thread(target=watch, daemon=True).start()
     try:
-        # Not as the locale has it: what is no text must not travel as something else.
-        return sys.stdin.buffer.read().decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise click.UsageError("standard input is not UTF-8 text") from None
+        yield
+    except LLMServeError:
+        if silent.is_set():
+            raise UnreachableError(
+                "the server no longer answers", mend="look at its log, or start it again"
+            ) from None
+        raise
+    finally:
+        done.set()
 
 
 def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
     """Read ``--set``; what has an argument of its own is given by that."""
-    from llmserve.errors import OptionError
     from llmserve.options import parse_assignments
 
     options = parse_assignments(assignments)
@@ -155,8 +201,22 @@ def _value(text: str) -> bool | int | float | str:
     return value if isinstance(value, (bool, int, float)) else text
 
 
-def _asked(text: str, chat: bool) -> dict[str, Any]:
+def _content(text: str, chat: bool) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+
+
+def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) -> None:
+    if as_json:
+        _print_json(_fields(answer))
+    else:
+        echo_answer(" ".join(answer.text.split()) if one_line else answer.text)
+
+
+def _print_pieces(pieces: Iterable[Piece]) -> None:
+    for piece in pieces:
+        echo_answer(piece.text, nl=False)
+        sys.stdout.flush()
+    click.echo()
 
 
 def _print_json(content: dict[str, Any]) -> None:
@@ -165,51 +225,16 @@ def _print_json(content: dict[str, Any]) -> None:
     click.echo(json.dumps(content, ensure_ascii=False))
 
 
-def _print_pieces(pieces: Iterator[Piece]) -> None:
-    for piece in pieces:
-        click.echo(piece.text, nl=False)
-        sys.stdout.flush()
-    click.echo()
-
-
-def _answer_file(
-    client: Client,
-    model: str,
-    path: Path,
-    options: dict[str, Any],
-    chat: bool,
-    concurrency: int,
-    as_json: bool,
-) -> int:
-    from llmserve_cli.promptfile import Line, answer_lines, read_lines
-
-    def ask(text: str) -> Completion:
-        answer: Completion = client.generate(model, **_asked(text, chat), **options)
-        return answer
-
-    def show(line: Line, answer: Completion | LLMServeError) -> None:
-        # One line for each prompt, whatever came of it, so that they stay side by side.
-        if isinstance(answer, Exception):
-            refused = {"error": str(answer), "line": line.number}
-            _print_json(refused) if as_json else click.echo()
-        elif as_json:
-            _print_json(_told(answer))
-        else:
-            click.echo(" ".join(answer.text.split()))
-
-    return answer_lines(client, read_lines(path), ask, concurrency, show)
-
-
-def _told(answer: Completion) -> dict[str, Any]:
-    """Return an answer's fields; what was not asked for or is not told is left out."""
-    told = asdict(answer)
+def _fields(answer: Completion) -> dict[str, Any]:
+    """Return an answer's fields, without those that hold nothing."""
+    fields = asdict(answer)
     if not answer.extra:
-        del told["extra"]
+        del fields["extra"]
     if answer.logprobs is None:
-        del told["logprobs"]
+        del fields["logprobs"]
     else:
-        told["logprobs"] = [_entry(one) for one in answer.logprobs]
-    return told
+        fields["logprobs"] = [_entry(one) for one in answer.logprobs]
+    return fields
 
 
 def _entry(one: Logprob) -> dict[str, Any]:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from llmserve_cli.completion import built_models
+
 if TYPE_CHECKING:
+    from llmserve.errors import LLMServeError
     from llmserve.server import Runtime, Server, ServerSettings
 
 
@@ -25,7 +28,20 @@ if TYPE_CHECKING:
 @click.option("--http-port", type=int, default=8000, show_default=True, help="0 for a free one.")
 @click.option("--grpc-port", type=int, default=8001, show_default=True, help="0 for a free one.")
 @click.option("--metrics-port", type=int, default=8002, show_default=True, help="0 for a free one.")
-@click.option("--model", "models", multiple=True, help="Load only this; repeat for several.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    shell_complete=built_models,
+    help="Load only this; repeat for several.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds that requests in flight have when it is stopped.",
+)
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where Triton's log goes.")
 def serve(
     repository: Path,
@@ -35,20 +51,24 @@ def serve(
     grpc_port: int,
     metrics_port: int,
     models: tuple[str, ...],
+    grace: float,
     log_file: Path | None,
 ) -> None:
-    """Serve a model repository with a real Triton until Ctrl-C.
+    """Serve a model repository with Triton.
+
+    It runs until Ctrl-C. A second Ctrl-C ends it at once.
 
     \b
     llmserve serve
     llmserve serve model_repository --model demo --http-port 9000
     """
     from llmserve.errors import ServerError
-    from llmserve.manifest import parts_of, references
+    from llmserve.repository.manifest import parts_of, references
     from llmserve.server import ServerSettings, start
-    from llmserve_cli.ending import end_in_order
+    from llmserve_cli.interrupts import end_in_order
     from llmserve_cli.status import Status
 
+    wanted = [part for name in models for part in (*parts_of(repository, name), name)]
     settings = ServerSettings(
         repository=repository,
         runtime=cast("Runtime", runtime),
@@ -56,18 +76,18 @@ def serve(
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
-        models=tuple(m for name in models for m in (*parts_of(repository, name), name)),
+        models=tuple(dict.fromkeys(wanted)),
+        grace=grace,
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
-    settings = _in_its_image(settings)
-    _check_environment(settings)
+    settings = _checked(settings)
     # A service manager's signal, and Ctrl-C in a background job too, end the server.
     end_in_order(signal.SIGTERM, signal.SIGINT)
     with Status("starting Triton") as status:
         server = start(settings, on_progress=lambda p: status.say(str(p)))
     with server:
-        click.echo(_described(server), err=True)
+        click.echo(_summary(server), err=True)
         try:
             code = server.wait()
         except KeyboardInterrupt:
@@ -78,22 +98,38 @@ def serve(
         )
 
 
-def _runs_in(settings: ServerSettings, runtime: str) -> bool:
-    """Say whether this is how it will be served; without a repository it will not at all."""
-    from llmserve.server import first_available
+def _checked(settings: ServerSettings) -> ServerSettings:
+    """Complete the settings, and tell all that would keep the server from starting, at once."""
+    from dataclasses import replace
 
-    if not settings.repository.is_dir():
-        return False
-    return (first_available() if settings.runtime == "auto" else settings.runtime) == runtime
+    from llmserve.errors import LLMServeError
+    from llmserve.server import find_problems, first_available, port_problems
+
+    problems: list[LLMServeError] = []
+    if settings.runtime == "auto":
+        try:
+            settings = replace(settings, runtime=first_available())
+        except LLMServeError as error:
+            problems.append(error)
+    problems += find_problems(settings)
+    if settings.repository.is_dir():
+        settings = _in_its_image(settings)
+        problems += _problems_of_models(settings)
+    problems += port_problems(settings)
+    for problem in problems[1:]:
+        click.echo(f"llmserve: {problem}", err=True)
+    if problems:
+        raise problems[0]
+    return settings
 
 
 def _in_its_image(settings: ServerSettings) -> ServerSettings:
     """Choose the container's image, and leave out what needs another."""
-    if not _runs_in(settings, "docker"):
+    if settings.runtime != "docker":
         return settings
     from dataclasses import replace
 
-    from llmserve.builder.dockerfile import served_by
+    from llmserve.repository.dockerfile import served_by
 
     image, models = served_by(settings.repository, settings.models)
     if models != settings.models:
@@ -101,26 +137,28 @@ def _in_its_image(settings: ServerSettings) -> ServerSettings:
     return replace(settings, image=image, models=models)
 
 
-def _check_environment(settings: ServerSettings) -> None:
-    """Refuse what an embedded server would fail over: it runs in this environment."""
-    from llmserve.check import check_environment
+def _problems_of_models(settings: ServerSettings) -> list[LLMServeError]:
+    """Return what keeps models from loading; what is only worth knowing is printed."""
     from llmserve.errors import ConfigError
+    from llmserve.repository.check import check_repository
 
-    if not _runs_in(settings, "embedded"):
-        return
-    problems = check_environment(settings.repository, settings.models)
-    missing = [problem for problem in problems if problem.fatal]
-    for problem in [*(p for p in problems if not p.fatal), *missing[1:]]:
-        click.echo(f"llmserve: {'' if problem.fatal else 'note: '}{problem}", err=True)
-    if missing:
-        raise ConfigError(str(missing[0]))
+    problems = check_repository(
+        settings.repository,
+        models=settings.models,
+        quick=True,
+        served_here=settings.runtime == "embedded",
+    )
+    for problem in problems:
+        if not problem.fatal:
+            click.echo(f"llmserve: note: {problem}", err=True)
+    return [ConfigError(str(problem)) for problem in problems if problem.fatal]
 
 
-def _described(server: Server) -> str:
-    from llmserve_cli.standins import stand_ins
-
+def _summary(server: Server) -> str:
     models = sorted(name for name, state in server.models().items() if state == "READY")
-    instead = stand_ins(server.metrics_url)
+    by_original: dict[str, list[str]] = {}
+    for model, original in sorted(server.stand_ins().items()):
+        by_original.setdefault(original, []).append(model)
     return "\n".join(
         [
             f"{server.runtime}, log in {server.log_file}",
@@ -128,7 +166,10 @@ def _described(server: Server) -> str:
             f"  grpc     {server.grpc_url}",
             f"  metrics  {server.metrics_url}",
             f"  models   {', '.join(models)}",
-            *(f"  {line}" for line in instead),
+            *(
+                f"  stand-in for {original}, in Python: {', '.join(names)}"
+                for original, names in by_original.items()
+            ),
             "Ctrl-C stops it.",
         ]
     )

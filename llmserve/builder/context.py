@@ -7,12 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmserve.modelconfig import ModelConfig
 from llmserve.options import Value
-from llmserve.sources import WEIGHTS, ModelSource, resolve
-from llmserve.sources.code import check_code
-from llmserve.sources.intact import check_intact
+from llmserve.repository.source import WEIGHTS, ModelSource, SourceKind, resolve
+from llmserve.repository.source_files import check_code, check_intact, check_links
+
+if TYPE_CHECKING:
+    # Plugins import this module to annotate their functions; protobuf is for those who build.
+    from llmserve.repository.config import ModelConfig
+
+
+MODEL_PY = "from llmserve.runtime.model import TritonPythonModel as TritonPythonModel\n"
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,9 @@ class BuildContext:
     """One model under construction.
 
     ``folder`` is its version folder, ``config`` its configuration so far, ``exchange`` how a
-    client will talk to it, ``report`` a place to say what takes long, ``weights`` the patterns
-    of files that the generator takes for a model. ``container`` is what serves it, None for
-    NVIDIA's plain one; of an ensemble's models the ensemble says it.
+    client will talk to it, ``report`` a place to say what takes long, ``weights`` and
+    ``source_kind`` what the generator takes for a model. ``container`` is what serves it, None
+    for NVIDIA's plain one; of an ensemble's models the ensemble says it.
     """
 
     name: str
@@ -50,6 +56,7 @@ class BuildContext:
     report: Callable[[str], None]
     exchange: str = "unary"
     weights: Sequence[str] = (WEIGHTS,)
+    source_kind: SourceKind = "huggingface"
     container: Container | None = None
 
     @cached_property
@@ -60,6 +67,7 @@ class BuildContext:
             revision=str(self.options["revision"]),
             pickle=bool(self.options["pickle"]),
             weights=self.weights,
+            kind=self.source_kind,
             report=self.report,
         )
 
@@ -70,6 +78,17 @@ class BuildContext:
         # The same model is looked for once.
         other.__dict__["source"] = self.source
         return other
+
+    def streams(self) -> None:
+        """Let the model send a request's answer in pieces: as a decoupled model, to which clients
+        talk over gRPC streams and ``/generate_stream``."""
+        self.config.model_transaction_policy.decoupled = True
+        self.exchange = "stream"
+
+    def write_entry(self) -> None:
+        """Write the one line that makes Triton's Python backend run our runtime."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "model.py").write_text(MODEL_PY, encoding="utf-8")
 
     @property
     def copies_weights(self) -> bool:
@@ -82,13 +101,15 @@ class BuildContext:
     ) -> dict[str, Value]:
         """Put the source's files where the runtime finds them, and say where that is.
 
-        A file that is cut short or is not what it is called is refused. ``copy`` is for a runtime
+        A file that is cut short, is not what it is called or is a link that leads out of the
+        model is refused. ``copy`` is for a runtime
         that opens small files by itself and knows nothing of the hub: they are copied whatever
         the build says of weights, and the settings then have a ``path`` in the repository.
-        Returns the settings ``llmserve.runtime.located`` reads: a folder within
+        Returns the settings ``llmserve.runtime.location`` reads: a folder within
         the repository, or the hub's id and commit, or a path outside.
         """
         files = list(files)
+        check_links(files, self.source.path)
         check_intact(files)
         settings: dict[str, Value] = {}
         if self.options["trust_remote_code"]:

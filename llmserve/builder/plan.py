@@ -2,20 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
 
-from llmserve.builder.common import REQUEST_OPTIONS, SOURCE_OPTIONS
-from llmserve.builder.spec import BuildSpec
-from llmserve.errors import IncompatibleError, PluginError
-from llmserve.options import Option, Value, resolve
+from llmserve.builder.context import BuildContext
+from llmserve.discovery import Plugin, dependencies, normal
+from llmserve.errors import (
+    TRACEBACK,
+    IncompatibleError,
+    LLMServeError,
+    OptionError,
+    PluginError,
+    reason,
+)
+from llmserve.names import check_model_name, model_name_from
+from llmserve.options import INT32_MAX, Option, Value, renamed_values, resolve
 from llmserve.registry import Registry
+from llmserve.repository.manifest import Manifest
+from llmserve.repository.runtimes import problem_with
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
 from llmserve.runtime.contract import MESSAGES, SAMPLING, TEXT_FORMAT_INPUTS, TEXT_INPUT, Tensor
 from llmserve.runtime.params import READERS
 
+SOURCE_OPTIONS = (
+    Option("revision", "", "Branch, tag or commit of a model on the hub."),
+    Option(
+        "weights",
+        "auto",
+        "copy puts the model's files into the repository, reference leaves them where they are; "
+        "auto copies local folders and leaves the hub's in its cache.",
+        choices=("auto", "copy", "reference"),
+    ),
+    Option("trust_remote_code", False, "Run Python code that comes with the model."),
+    Option("pickle", False, "Load pickled weights, which can run code."),
+)
+
+REQUEST_OPTIONS = (
+    Option(
+        "max_tokens",
+        64,
+        "Longest answer of a request that does not say.",
+        minimum=1,
+        maximum=INT32_MAX,
+    ),
+    Option("stream", False, "Send pieces to a request that does not say."),
+    Option("chat", False, "Treat text_input as a user's message in the model's chat template."),
+    Option("echo", False, "Begin the answer with the prompt, as Triton's tutorial does."),
+)
+
+
+DEFAULT_OUTPUT = Path("model_repository")
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """One model to build: a recipe, a model, and what departs from the recipe's defaults."""
+
+    plugin: str
+    model: str
+    name: str | None = None
+    output: Path = DEFAULT_OUTPUT
+    tokenizer: str | None = None
+    generator: str | None = None
+    batching: str | None = None
+    formatter: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    force: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """The name under which Triton serves the model."""
+        return check_model_name(self.name or model_name_from(self.model))
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A model that was built: where it lies and what its manifest says."""
+
+    name: str
+    repository: Path
+    manifest: Manifest
+    dockerfile: Path
+    docker_build: str
+    docker_run: str
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder in the repository."""
+        return self.repository / self.name
+
+
+_NEEDED_TO_IMPORT = ("pluggy",)
+
+
+def check_runtimes(plan: Plan) -> None:
+    """Refuse a component whose runtime class lies in no module: Triton would find out last."""
+    for role, component in plan.components():
+        if problem := problem_with(component.runtime):
+            raise PluginError(
+                f"{plan.whose(role)} cannot be run: {problem}",
+                mend="install the plugin again, or tell its author",
+            )
+
+
+def needed_packages(plan: Plan) -> dict[str, str]:
+    """Return the packages of the plan with the versions that are installed here.
+
+    Whatever a component says it requires, the distribution it comes from is among them.
+    """
+    found = {}
+    for name in sorted({normal(name) for name in ("llmserve", *plan.needed)}):
+        try:
+            # A local build's suffix, such as +cpu, is no version that an index has.
+            found[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            raise PluginError(
+                f"{name} is needed by --plugin {plan.recipe.name} and not installed",
+                mend=f"pip install {name}",
+            ) from None
+    return found
+
+
+def with_own_needs(packages: Mapping[str, str]) -> dict[str, str]:
+    """Add what llmserve cannot be imported without, for where dependencies are not installed."""
+    return {**packages, **{name: version(name) for name in _NEEDED_TO_IMPORT}}
+
+
 C = TypeVar("C", bound=Component)
+PARTS = ("tokenizer", "generator", "batching", "formatter")
 CONTRACT = frozenset(READERS) | {
     tensor.name for tensor in (TEXT_INPUT, MESSAGES, *SAMPLING, *TEXT_FORMAT_INPUTS)
 }
@@ -27,40 +146,68 @@ class Plan:
     """Everything that is decided before the first file is written."""
 
     recipe: Recipe
-    origin: str
-    origins: frozenset[str]
-    """The distributions that the recipe and every chosen component come from."""
+    plugins: Mapping[str, Plugin]
+    """Who brought the recipe and every component, by role."""
+    needed: frozenset[str]
+    """The distributions that the recipe and every chosen component come from and require."""
     tokenizer: Tokenizer
     generator: Generator
     batching: Batching
     formatter: Formatter
     options: Mapping[str, Value]
+    notices: Sequence[str] = ()
+    """What whoever builds should know of the options that were given."""
+
+    def prepare(self, role: str, context: BuildContext) -> dict[str, Any]:
+        """Let a component write what its runtime class needs, and return its settings."""
+        component: Component = getattr(self, role)
+        if component.prepare is None:
+            return {}
+        with self.errors_of(role, "prepare"):
+            settings = component.prepare(context)
+            if not isinstance(settings, Mapping):
+                raise TypeError(f"it returned {settings!r} instead of a mapping")
+            json.dumps(dict(settings), allow_nan=False)
+            return dict(settings)
+
+    @contextmanager
+    def errors_of(self, role: str, function: str) -> Iterator[None]:
+        """Name whose code it was that failed, unless it said so itself."""
+        try:
+            yield
+        except LLMServeError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{function} of {self.whose(role)} failed: {reason(error)}",
+                mend=f"tell its author; {TRACEBACK}=1 shows where",
+            ) from error
+
+    def whose(self, role: str) -> str:
+        """Say which component fills a role and which plugin it comes from, for an error."""
+        return f"{role} {getattr(self, role).name!r} of plugin {self.plugins[role]}"
 
     def components(self) -> Iterator[tuple[str, Component]]:
         """Go through the four roles in the order in which a request meets them."""
-        yield "tokenizer", self.tokenizer
-        yield "generator", self.generator
-        yield "batching", self.batching
-        yield "formatter", self.formatter
+        return ((role, getattr(self, role)) for role in PARTS)
 
     @property
     def extras(self) -> frozenset[str]:
-        """The wishes that are nobody's but this generator's and this formatter's."""
+        """The inputs that are nobody's but this generator's and this formatter's."""
         return _own(self.generator) | _own(self.formatter)
 
     @property
-    def ungranted(self) -> frozenset[str]:
-        """The formatter's wishes where the generator cannot be constrained: they are refused."""
-        granted = self.generator.constrains
-        return frozenset() if granted else _own(self.formatter) - _own(self.generator)
-
-    @property
     def inputs(self) -> list[Tensor]:
-        """The model's inputs: the text, and what each component reads beside it."""
+        """The model's inputs: the text, and what each component reads beside it.
+
+        Where the generator cannot be constrained, the formatter's inputs for that are left out,
+        and requests with them are refused.
+        """
+        left_out = _own(self.formatter) - _own(self.generator)
         tensors = {TEXT_INPUT.name: TEXT_INPUT}
         for role, component in self.components():
             for tensor in component.inputs:
-                if tensor.name in self.ungranted:
+                if tensor.name in left_out and not self.generator.constrains:
                     continue
                 if tensors.setdefault(tensor.name, tensor) != tensor:
                     raise IncompatibleError(
@@ -68,7 +215,7 @@ class Plan:
                         "another component does"
                     )
         # Where messages can take its place, the text need not be sent.
-        if "messages" in tensors:
+        if MESSAGES.name in tensors:
             tensors[TEXT_INPUT.name] = replace(TEXT_INPUT, optional=True)
         return list(tensors.values())
 
@@ -80,23 +227,35 @@ def _own(component: Component) -> frozenset[str]:
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     """Choose the components, resolve every option and refuse what cannot work together."""
     recipe = registry.recipe(spec.plugin)
-    generator = registry.part(Generator, recipe.generator, of=recipe)
+    generator = _chosen(registry, Generator, spec.generator, recipe.generator, recipe)
     batching = _chosen(registry, Batching, spec.batching, recipe.batching, recipe)
     _check_mode(generator, batching, registry)
     tokenizer = _chosen(registry, Tokenizer, spec.tokenizer, recipe.tokenizer, recipe)
     formatter = _chosen(registry, Formatter, spec.formatter, recipe.formatter, recipe)
     components = (tokenizer, generator, batching, formatter)
-    options = _options(recipe, components)
+    chosen = spec.tokenizer, spec.generator, spec.batching, spec.formatter
+    options = _options(recipe, components, as_it_stands=not any(chosen))
+    owners = [registry.plugin_of(part) for part in (recipe, *components)]
+    plugins = dict(zip(("recipe", *PARTS), owners, strict=True))
     return Plan(
         recipe,
-        registry.plugin_of(recipe).origin,
-        frozenset(registry.plugin_of(part).origin for part in (recipe, *components)),
+        plugins,
+        frozenset(_needed(components, plugins.values())),
         tokenizer,
         generator,
         batching,
         formatter,
         resolve(options, spec.options),
+        renamed_values(options, spec.options),
     )
+
+
+def _needed(components: Iterable[Component], plugins: Iterable[Plugin]) -> Iterator[str]:
+    for component, plugin in zip((None, *components), plugins, strict=True):
+        yield plugin.origin
+        if component:
+            given = component.requires
+            yield from dependencies(plugin.origin) if given is None else given
 
 
 def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
@@ -104,20 +263,25 @@ def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
     return _options(
         recipe,
         (
-            registry.part(Tokenizer, recipe.tokenizer, of=recipe),
-            registry.part(Generator, recipe.generator, of=recipe),
-            registry.part(Batching, recipe.batching, of=recipe),
-            registry.part(Formatter, recipe.formatter, of=recipe),
+            registry.get(Tokenizer, recipe.tokenizer, of=recipe),
+            registry.get(Generator, recipe.generator, of=recipe),
+            registry.get(Batching, recipe.batching, of=recipe),
+            registry.get(Formatter, recipe.formatter, of=recipe),
         ),
     )
 
 
 def _chosen(registry: Registry, kind: type[C], asked: str | None, own: str, recipe: Recipe) -> C:
-    return registry.get(kind, asked) if asked else registry.part(kind, own, of=recipe)
+    return registry.get(kind, asked) if asked else registry.get(kind, own, of=recipe)
 
 
-def _options(recipe: Recipe, components: tuple[Component, ...]) -> list[Option]:
-    """All options, each with the default that the recipe gives it."""
+def _options(
+    recipe: Recipe, components: tuple[Component, ...], *, as_it_stands: bool = True
+) -> list[Option]:
+    """All options, each with the default that the recipe gives it.
+
+    Where a part was replaced, the recipe may have a default for an option that is gone with it.
+    """
     options = {option.name: option for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS)}
     for component in components:
         for option in component.options:
@@ -128,8 +292,13 @@ def _options(recipe: Recipe, components: tuple[Component, ...]) -> list[Option]:
                 )
     for name, value in recipe.defaults.items():
         if name not in options:
+            if not as_it_stands:
+                continue
             raise PluginError(f"recipe {recipe.name!r} has a default for no option: {name}")
-        options[name] = replace(options[name], default=options[name].check(value))
+        try:
+            options[name] = replace(options[name], default=options[name].check(value))
+        except OptionError as error:
+            raise PluginError(f"recipe {recipe.name!r} has a wrong default: {error}") from None
     return list(options.values())
 
 

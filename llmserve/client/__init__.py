@@ -59,8 +59,8 @@ def connect(
     PEM file that TLS trusts in place of the system's, ``headers`` go with every call, and
     ``timeout`` is in seconds, for every request that names none of its own.
     """
-    from llmserve.client.channel import Endpoint
     from llmserve.client.sync import Client
+    from llmserve.client.url import Endpoint
 
     endpoint = Endpoint.make(url, tls=tls, root_certificates=root_certificates, headers=headers)
     return Client(endpoint, timeout=timeout)
@@ -81,7 +81,7 @@ def connect_async(
     ...         return (await client.generate("demo", "Programming in C++ is like")).text
     """
     from llmserve.client.aio import AsyncClient
-    from llmserve.client.channel import Endpoint
+    from llmserve.client.url import Endpoint
 
     endpoint = Endpoint.make(url, tls=tls, root_certificates=root_certificates, headers=headers)
     return AsyncClient(endpoint, timeout=timeout)

@@ -1,40 +1,140 @@
-"""The client for asyncio: the verbs of :mod:`llmserve.client.sync`, awaited."""
+"""The client for asyncio. What it does is written here once: the blocking client runs the same."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, overload
 
 import grpc
 import grpc.aio
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from llmserve.client.channel import Endpoint
-from llmserve.client.connection import Connection
-from llmserve.client.deadline import CLOSING_WAIT, ENDING_PATIENCE, ENDING_WAIT, PATIENCE, Deadline
 from llmserve.client.exchange import Exchange, Steps, open_exchange
-from llmserve.client.failures import translate, unknown_model
+from llmserve.client.failures import (
+    Where,
+    cut_off,
+    from_rpc,
+    http_address,
+    may_be_http,
+    speaks_http,
+    translate,
+    unknown_model,
+)
+from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
-from llmserve.client.options import check_options
-from llmserve.client.results import Completion, Piece, gather
-from llmserve.client.wire import is_last, read_response
+from llmserve.client.results import Completion, Piece, Prompt, gather
+from llmserve.client.url import Endpoint
 from llmserve.errors import (
     ClientError,
     ModelNotReadyError,
     RequestTimeoutError,
     UnreachableError,
+    UsageError,
 )
 
+QUICK_SECONDS = 10.0
+"""For what a server answers at once, where no timeout is given."""
+END_SECONDS = 60.0
+"""How long the end of a sequence may wait on the server, behind the step that it follows."""
+END_GRACE = 0.25
+"""How long to wait for it here, so that it is on its way and a deadline still means something."""
+CLOSE_SECONDS = 5.0
+"""How long closing a client waits for such ends."""
 
-class AsyncClient(Connection):
+
+class Deadline:
+    """The time that a request has, over all of its messages; None means that there is no end.
+
+    >>> Deadline(None).left() is None
+    True
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        if seconds is not None and not seconds > 0:
+            raise UsageError(f"a timeout of {seconds} cannot be meant", mend="give seconds above 0")
+        self.seconds = seconds
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """Return how many seconds are left, 0 when it is over."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+
+class AsyncChannel:
+    """A channel of gRPC's asyncio; it is opened at the first call, by the loop that runs then."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._grpc: Any = None
+        self._stub: Any = None
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def unary(self, method: str, request: Any, seconds: float | None) -> Any:
+        return self._method(method)(request, timeout=seconds, metadata=self._endpoint.metadata)
+
+    def stream(self, requests: list[Any], seconds: float | None) -> Any:
+        return self.unary("ModelStreamInfer", iter(requests), seconds)
+
+    async def result(self, call: Any) -> Any:
+        return await call
+
+    async def read(self, stream: Any) -> Any:
+        """Wait for the next message of a stream; None at its end."""
+        message = await stream.read()
+        return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
+
+    async def settle(self, calls: list[Any], seconds: float) -> None:
+        """Wait until calls are done, however they end, and no longer than this."""
+        # Tasks of their own, so that cancelling this one does not cancel the calls.
+        tasks = [asyncio.ensure_future(_end_of(call)) for call in calls]
+        for task in tasks:
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that blocks."""
+        return await asyncio.to_thread(function, *arguments)
+
+    async def close(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.close()
+
+    def _method(self, name: str) -> Any:
+        if self._stub is None:
+            self._grpc = self._endpoint.open(grpc.aio)
+            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
+        return getattr(self._stub, name)
+
+
+async def _end_of(call: Any) -> None:
+    with suppress(grpc.RpcError):
+        await call
+
+
+class AsyncClient:
     """A Triton and its models for one event loop; cancelling a task cancels its request."""
 
-    def __init__(self, endpoint: Endpoint, *, timeout: float | None = None) -> None:
-        # The channel is opened at the first call: it belongs to the loop that runs then.
-        super().__init__(grpc.aio, endpoint, timeout)
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout: float | None = None,
+        channel: AsyncChannel | None = None,
+    ) -> None:
+        self._address = endpoint.address
+        self._channel = channel or AsyncChannel(endpoint)
+        self._timeout = timeout
+        self._infos: dict[str, ModelInfo] = {}
+        self._closed = False
+        # Exchanges that are under way, and ends of sequences that have not arrived yet.
+        self._live: set[Exchange | Steps] = set()
+        self._ends: list[Any] = []
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -52,25 +152,16 @@ class AsyncClient(Connection):
         for exchange in list(self._live):
             await self._finish(exchange)
         self._closed = True
-        if self._endings:
-            await asyncio.wait(self._endings, timeout=CLOSING_WAIT)
-        if self._channel is not None:
-            await self._channel.close()
+        await self._channel.settle(self._ends, CLOSE_SECONDS)
+        await self._channel.close()
 
     async def server_ready(self) -> bool:
         """Say whether a server answers and is ready."""
-        try:
-            return bool((await self._ask("ServerReady", service_pb2.ServerReadyRequest())).ready)
-        except (UnreachableError, RequestTimeoutError):
-            return False
+        return await self._is_ready("ServerReady", service_pb2.ServerReadyRequest())
 
     async def model_ready(self, name: str) -> bool:
         """Say whether a server answers and has the model loaded."""
-        request = service_pb2.ModelReadyRequest(name=name)
-        try:
-            return bool((await self._ask("ModelReady", request)).ready)
-        except (UnreachableError, RequestTimeoutError):
-            return False
+        return await self._is_ready("ModelReady", service_pb2.ModelReadyRequest(name=name))
 
     async def index(self) -> list[ModelState]:
         """List every model in the server's repository with its state."""
@@ -81,7 +172,7 @@ class AsyncClient(Connection):
         return ready_names(await self.index())
 
     async def model(self, name: str) -> ModelInfo:
-        """Say how a model wants to be asked; read once, then remembered."""
+        """Say how a model takes requests; read once, then remembered."""
         return await self._info(name, self._deadline(None))
 
     @overload
@@ -102,23 +193,18 @@ class AsyncClient(Connection):
     async def generate(
         self,
         model: str,
-        prompt: str | list[str] | tuple[str, ...] = "",
+        prompt: Prompt = "",
         *,
         timeout: float | None = None,
         **options: Any,
     ) -> Completion | list[Completion]:
         """Answer a prompt, or each of several; see :meth:`llmserve.client.Client.generate`."""
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        deadline = self._deadline(timeout)
-        exchange = open_exchange(await self._info(model, deadline), prompts, options, pieces=False)
-        pieces = [piece async for piece in self._run(exchange, deadline)]
-        answers = gather(pieces, len(prompts))
-        return answers[0] if isinstance(prompt, str) else answers
+        return await self._generate(model, prompt, timeout, options)
 
     async def stream(
         self,
         model: str,
-        prompt: str | list[str] | tuple[str, ...] = "",
+        prompt: Prompt = "",
         *,
         timeout: float | None = None,
         **options: Any,
@@ -127,12 +213,11 @@ class AsyncClient(Connection):
 
         Leaving the loop early cancels the request; ``contextlib.aclosing`` makes sure of when.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        deadline = self._deadline(timeout)
-        exchange = open_exchange(await self._info(model, deadline), prompts, options, pieces=True)
-        async with aclosing(self._run(exchange, deadline, only_news=True)) as pieces:
+        exchange, deadline = await self._open(model, prompt, timeout, options, pieces=True)
+        async with aclosing(self._pieces(exchange, deadline)) as pieces:
             async for piece in pieces:
-                yield piece
+                if piece.is_news:
+                    yield piece
 
     @asynccontextmanager
     async def sequence(
@@ -147,11 +232,29 @@ class AsyncClient(Connection):
         finally:
             await self._finish(steps)
 
+    async def _generate(
+        self, model: str, prompt: Prompt, timeout: float | None, options: dict[str, Any]
+    ) -> Completion | list[Completion]:
+        exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
+        pieces = [piece async for piece in self._pieces(exchange, deadline)]
+        if isinstance(prompt, str):
+            return gather(pieces, 1)[0]
+        return gather(pieces, len(prompt))
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._timeout if timeout is None else timeout)
+
+    async def _is_ready(self, method: str, request: Any) -> bool:
+        try:
+            return bool((await self._ask(method, request)).ready)
+        except (UnreachableError, RequestTimeoutError):
+            return False
+
     async def _ask(self, method: str, request: Any, deadline: Deadline | None = None) -> Any:
         deadline = deadline or self._deadline(None)
-        seconds = PATIENCE if deadline.seconds is None else deadline.left()
-        async with self._telling(getattr(request, "name", None), deadline):
-            return await self._call(method, request, seconds)
+        seconds = QUICK_SECONDS if deadline.seconds is None else deadline.left()
+        async with self._explained(getattr(request, "name", None), deadline):
+            return await self._channel.result(self._call(method, request, seconds))
 
     async def _info(self, name: str, deadline: Deadline) -> ModelInfo:
         if name not in self._infos:
@@ -160,19 +263,24 @@ class AsyncClient(Connection):
             self._infos[name] = read_config(answer.config)
         return self._infos[name]
 
-    async def _run(
-        self, exchange: Exchange, deadline: Deadline, *, only_news: bool = False
-    ) -> AsyncGenerator[Piece, None]:
-        answer = self._stream if exchange.info.exchange == "stream" else self._unary
+    async def _open(
+        self, model: str, prompt: Prompt, timeout: float | None, options: Any, *, pieces: bool
+    ) -> tuple[Exchange, Deadline]:
+        deadline = self._deadline(timeout)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        info = await self._info(model, deadline)
+        return open_exchange(info, prompts, options, pieces=pieces), deadline
+
+    async def _pieces(self, exchange: Exchange, deadline: Deadline) -> AsyncGenerator[Piece, None]:
+        answers = self._stream if exchange.info.exchange == "stream" else self._unary
         self._live.add(exchange)
         try:
-            async with self._telling(exchange.info.name, deadline):
+            async with self._explained(exchange.info.name, deadline):
                 while requests := exchange.next_round():
-                    async with aclosing(answer(requests, deadline)) as responses:
+                    async with aclosing(answers(requests, deadline)) as responses:
                         async for response in responses:
                             for piece in exchange.take(response):
-                                if piece.is_news or not only_news:
-                                    yield piece
+                                yield piece
         finally:
             await self._finish(exchange)
 
@@ -180,59 +288,79 @@ class AsyncClient(Connection):
         calls = [self._call("ModelInfer", request, deadline.left()) for request in requests]
         try:
             for call in calls:
-                yield await call
+                yield await self._channel.result(call)
         finally:
             for call in calls:
                 call.cancel()
 
     async def _stream(self, requests: list[Any], deadline: Deadline) -> AsyncGenerator[Any, None]:
+        where = self._where(requests[0].model_name, deadline)
+        unanswered = {request.id for request in requests}
         # One stream carries all requests; closing our side lets the server end it when done.
-        call = self._call("ModelStreamInfer", iter(requests), deadline.left())
+        call = self._open_channel().stream(requests, deadline.left())
         try:
-            async for message in call:
+            while message := await self._channel.read(call):
+                if is_last(message):
+                    unanswered.discard(message.infer_response.id)
                 if message.error_message:
-                    if len(requests) == 1 and is_last(message):
+                    while len(requests) == 1 and is_last(message):
                         # Cancelling what has just ended can make Triton 2.51 lose a request.
-                        async for _ in call:
-                            pass
-                    model = requests[0].model_name
-                    raise translate("", message.error_message, self._where(model, deadline))
+                        if await self._channel.read(call) is None:
+                            break
+                    raise translate("", message.error_message, where)
                 yield message.infer_response
+            if unanswered:
+                raise cut_off(where)
         finally:
             call.cancel()
 
+    def _open_channel(self) -> AsyncChannel:
+        if self._closed:
+            raise UsageError("this client is closed", mend="call connect() again")
+        return self._channel
+
     def _call(self, method: str, request: Any, seconds: float | None) -> Any:
-        call = self._method(method)
-        return call(request, timeout=seconds, metadata=self._endpoint.metadata)
+        return self._open_channel().unary(method, request, seconds)
 
     async def _finish(self, exchange: Exchange | Steps) -> None:
-        """Free a model's state; what was asked has been answered or has failed already."""
+        """Free a model's state; what was sent has been answered or has failed already."""
         self._live.discard(exchange)
-        if not self._closed and (requests := exchange.endings()):
-            calls = [self._call("ModelInfer", end, ENDING_PATIENCE) for end in requests]
-            # Tasks of their own, so that cancelling this one cannot keep the ends back.
-            ends = [asyncio.ensure_future(_arrival(call)) for call in calls]
-            for end in ends:
-                self._endings.add(end)
-                end.add_done_callback(self._endings.discard)
-            await asyncio.wait(ends, timeout=ENDING_WAIT)
+        if not self._closed:
+            requests = exchange.end_requests()
+            ends = [self._call("ModelInfer", request, END_SECONDS) for request in requests]
+            self._ends = [end for end in self._ends if not end.done()] + ends
+            await self._channel.settle(ends, END_GRACE)
+
+    def _where(self, model: str | None, deadline: Deadline) -> Where:
+        return Where(str(self._address), model, deadline.seconds)
 
     @asynccontextmanager
-    async def _telling(self, model: str | None, deadline: Deadline) -> AsyncIterator[None]:
+    async def _explained(self, model: str | None, deadline: Deadline) -> AsyncIterator[None]:
         """Raise what goes wrong as an error of llmserve that names the mend."""
         try:
             yield
-        except (grpc.RpcError, ClientError) as error:
-            failure = self._failure(error, model, deadline)
-            if model and isinstance(failure, ModelNotReadyError):
-                with suppress(ClientError):
-                    failure = unknown_model(model, await self.index())
-            raise failure from None
+        except (grpc.RpcError, grpc.FutureCancelledError, ClientError) as error:
+            if model:
+                # It may have been built anew.
+                self._infos.pop(model, None)
+            raise await self._explain(error, self._where(model, deadline)) from None
 
+    async def _explain(self, error: Exception, where: Where) -> ClientError:
+        failure = error if isinstance(error, ClientError) else from_rpc(error, where)
+        if where.model and isinstance(failure, ModelNotReadyError):
+            with suppress(ClientError):
+                return unknown_model(where.model, await self._states())
+        host, port = self._address.host, self._address.port
+        if may_be_http(error) and await self._channel.run(speaks_http, host, port):
+            return http_address(where)
+        return failure
 
-async def _arrival(call: Any) -> None:
-    with suppress(grpc.RpcError):
-        await call
+    async def _states(self) -> list[ModelState]:
+        with suppress(ClientError):
+            return await self.index()
+        # `llmserve serve --model` keeps the index to itself.
+        answer = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest())
+        return [ModelState(each.name, each.version, "READY", "") for each in answer.model_stats]
 
 
 class AsyncSequence:
@@ -246,11 +374,7 @@ class AsyncSequence:
     async def send(self, text: str = "", **options: Any) -> Piece:
         """Take a step: the first starts the sequence, each gives the next piece."""
         request = self._steps.step(text, check_options(options))
-        async with (
-            self._client._telling(self._steps.info.name, self._deadline),
-            aclosing(self._client._unary([request], self._deadline)) as responses,
-        ):
-            async for response in responses:
-                for piece in read_response(response, 1):
-                    return piece
-        return Piece("")
+        call = self._client._call("ModelInfer", request, self._deadline.left())
+        async with self._client._explained(self._steps.info.name, self._deadline):
+            pieces = read_response(await self._client._channel.result(call), 1)
+        return pieces[0] if pieces else Piece("")

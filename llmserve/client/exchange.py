@@ -1,7 +1,7 @@
 """What to send next and what came back: the part that sync and asyncio share.
 
 An exchange is a loop of rounds. Each round is a list of requests that may run at the same
-time; their responses go to :meth:`Exchange.take`. No more rounds means that all is said.
+time; their responses go to :meth:`Exchange.take`. Without a further round it is complete.
 """
 
 from __future__ import annotations
@@ -9,48 +9,37 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
+from llmserve.client.messages import Value, build_request, check_options, read_response
 from llmserve.client.model import ModelInfo
-from llmserve.client.options import Value, check_options
 from llmserve.client.results import Piece
-from llmserve.client.wire import build_request, read_response
 from llmserve.errors import ClientError
-
-
-class Exchange(Protocol):
-    """One call of ``generate`` or ``stream``, however the model wants it."""
-
-    info: ModelInfo
-
-    def next_round(self) -> list[Any]:
-        """Give the requests to send now, none when the exchange is complete."""
-
-    def take(self, response: Any) -> list[Piece]:
-        """Read a response to one of them."""
-
-    def endings(self) -> list[Any]:
-        """Give what must still be sent, whatever happened."""
 
 
 def open_exchange(
     info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Any], *, pieces: bool
-) -> Exchange:
+) -> AtOnce | Stepwise:
     """Choose the exchange; ``pieces`` asks a model that can stream for single pieces."""
     checked = check_options(options)
     if info.exchange == "sequence":
         return Stepwise(info, prompts, checked, pieces=pieces)
-    asked = info.inputs.get("stream")
-    if info.exchange == "stream" and (info.made_by_llmserve or asked):
+    declared = info.inputs.get("stream")
+    if info.exchange == "stream" and (info.made_by_llmserve or declared):
         checked["stream"] = pieces
-    elif asked and not asked.optional and not info.made_by_llmserve:
+    elif declared and not declared.optional and not info.made_by_llmserve:
         checked["stream"] = False
     if not info.made_by_llmserve:
-        # TensorRT-LLM counts only for who asks.
-        for name in ("return_num_input_tokens", "return_num_output_tokens"):
+        # TensorRT-LLM counts tokens only on request.
+        for name in ASK_FOR_COUNTS:
             if name in info.inputs:
                 checked.setdefault(name, True)
     return AtOnce(info, prompts, checked)
+
+
+ASK_FOR_COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
+FINAL_RESPONSE = "triton_enable_empty_final_response"
+"""Asks Triton to say when an answer is complete, with an empty response if need be."""
 
 
 class AtOnce:
@@ -60,26 +49,33 @@ class AtOnce:
         self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value]
     ) -> None:
         self.info = info
-        self._counts: dict[str, int] = {}
+        self._rows: dict[str, tuple[int, int]] = {}
         self._finished: set[int] = set()
         self._round: list[Any] = []
         size = info.rows or max(1, len(prompts))
         for first in range(0, len(prompts), size):
             rows = prompts[first : first + size]
-            self._counts[str(first)] = len(rows)
-            self._round.append(build_request(info, rows, options, request_id=str(first)))
+            # Some backends take an id as the request's own among those of all clients, and as a
+            # number: TensorRT-LLM 0.5.0 refuses one that is under way.
+            number = str(secrets.randbits(63) or 1)
+            self._rows[number] = first, len(rows)
+            request = build_request(info, rows, options, request_id=number)
+            if info.exchange == "stream":
+                # So that an answer that was cut off is not taken for a short one.
+                request.parameters[FINAL_RESPONSE].bool_param = True
+            self._round.append(request)
 
     def next_round(self) -> list[Any]:
-        """Give all requests, once."""
+        """Return the requests to send now, none when the exchange is complete."""
         waiting, self._round = self._round, []
         return waiting
 
     def take(self, response: Any) -> list[Piece]:
-        """Read a response; its id is the index of its first row."""
-        count = self._counts.get(response.id)
-        if count is None:
+        """Read a response; its id says which rows it is of."""
+        if response.id not in self._rows:
             raise ClientError("the server answered a request that was not sent")
-        pieces = _moved(read_response(response, count), int(response.id))
+        first, count = self._rows[response.id]
+        pieces = _moved(read_response(response, count), first)
         return [piece for piece in pieces if self._is_wanted(piece)]
 
     def _is_wanted(self, piece: Piece) -> bool:
@@ -90,13 +86,13 @@ class AtOnce:
             self._finished.add(piece.index)
         return True
 
-    def endings(self) -> list[Any]:
-        """Give nothing: these models keep no state between requests."""
+    def end_requests(self) -> list[Any]:
+        """Return what must still be sent, whatever happened: here nothing keeps a state."""
         return []
 
 
 STEP_TOKENS = "step_tokens"
-"""How many tokens one request of a sequence asks for, where a model lets that be said."""
+"""How many tokens one request of a sequence generates, for models that have this option."""
 _WHOLE, _PIECE = 1 << 20, 4
 """As many as the model gives at a time, and few enough to see them come."""
 
@@ -121,12 +117,12 @@ class Steps:
         self._started = True
         return request
 
-    def endings(self) -> list[Any]:
+    def end_requests(self) -> list[Any]:
         """Build the request that frees the model's state, once and if there is any."""
         if not self._started or self._ended:
             return []
         self._ended = True
-        # Where it can be said, the end asks for no token that nobody would read.
+        # The end needs no further token.
         options: dict[str, Value] = {STEP_TOKENS: 0} if STEP_TOKENS in self.info.inputs else {}
         controls: dict[str, Value] = {"sequence_id": self._correlation, "sequence_end": True}
         return [self._request("", options, controls)]
@@ -158,7 +154,6 @@ class Stepwise:
         self._is_first = True
 
     def next_round(self) -> list[Any]:
-        """Give the next step of every sequence that goes on."""
         if self._is_first:
             self._is_first = False
             return [
@@ -168,18 +163,20 @@ class Stepwise:
         return [self._steps[index].step("", self._each) for index in sorted(self._open)]
 
     def take(self, response: Any) -> list[Piece]:
-        """Read a step's response and note what is complete."""
         index = int(response.id)
         pieces = _moved(read_response(response, 1), index)
-        # A model that never says why it ends would be asked for ever.
-        silent = "finish_reason" not in self.info.outputs
-        if silent or any(piece.finish_reason for piece in pieces):
+        # Without a reason to stop, the loop would never end.
+        says_no_end = "finish_reason" not in self.info.outputs
+        if says_no_end or any(piece.finish_reason for piece in pieces):
             self._open.discard(index)
         return pieces
 
-    def endings(self) -> list[Any]:
-        """Give the end of every sequence that was started."""
-        return [end for steps in self._steps for end in steps.endings()]
+    def end_requests(self) -> list[Any]:
+        return [end for steps in self._steps for end in steps.end_requests()]
+
+
+Exchange = AtOnce | Stepwise
+"""One call of ``generate`` or ``stream``, as the model wants it."""
 
 
 def _moved(pieces: list[Piece], first: int) -> list[Piece]:

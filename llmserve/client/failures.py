@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ _TRACE_AFTER = re.compile(r"\n\s*At:\n.*", re.S)
 _TRACE_BEFORE = re.compile(r"Traceback \(most recent call last\):.*\n(?=\S)", re.S)
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
 _NEVER_CAME = re.compile(r"failed to connect|errors resolving|resolution failed|handshake", re.I)
+_NOT_GRPC = re.compile(r"Socket closed|HTTP/2|SETTINGS|http1|GOAWAY", re.I)
 _UNKNOWN_MODEL = re.compile(r"(\[[^\]]*\]\s*)?Request for unknown model")
 _LONGEST = 600
 
@@ -64,11 +66,19 @@ def from_rpc(error: Any, where: Where) -> ClientError:
     return translate(error.code().name, error.details() or "", where)
 
 
+def cut_off(where: Where) -> ClientError:
+    """Say that a stream has ended before the answer was complete."""
+    return UnreachableError(
+        f"{where.url} ended the stream of {where.model!r} before the answer was complete",
+        mend="look at the server's log; it may have stopped",
+    )
+
+
 def translate(code: str, details: str, where: Where) -> ClientError:
-    """Turn a gRPC status, by its name, into an error; a stream's message has no code: ``""``."""
+    """Turn a gRPC status, by its name, into an error; messages of a stream have none: ``""``."""
     if _UNKNOWN_MODEL.match(details):
         return ModelNotReadyError(
-            f"the server does not have {where.model!r}", mend="check the name; it lists no models"
+            f"the server does not have {where.model!r}", mend="check the name"
         )
     if "maximum queue size" in details:
         return RequestRejectedError(
@@ -114,12 +124,38 @@ def _unreachable(details: str, where: Where) -> UnreachableError:
         )
     return UnreachableError(
         f"no Triton answers at {where.url}",
-        mend="start one with `llmserve serve`, or name it with --url",
+        mend="start one with `llmserve serve`, name another with --url, or wait if it is still "
+        "loading its models",
+    )
+
+
+def may_be_http(error: Any) -> bool:
+    """Say whether gRPC has met something that speaks another protocol."""
+    details = getattr(error, "details", str)() or ""
+    return bool(_NEVER_CAME.search(details) and _NOT_GRPC.search(details))
+
+
+def speaks_http(host: str, port: int) -> bool:
+    """Ask a port whether it speaks HTTP/1, as Triton's port for HTTP does."""
+    try:
+        with socket.create_connection((host.strip("[]"), port), timeout=2) as connection:
+            connection.sendall(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+            return connection.recv(5) == b"HTTP/"
+    except OSError:
+        return False
+
+
+def http_address(where: Where) -> UnreachableError:
+    """Say that the port is the wrong one of a server's."""
+    host = where.url.rpartition(":")[0]
+    return UnreachableError(
+        f"{where.url} speaks HTTP, not gRPC",
+        mend=f"name Triton's gRPC port instead (usually 8001), as in --url {host}:8001",
     )
 
 
 def unknown_model(name: str, states: Sequence[ModelState]) -> ModelNotReadyError:
-    """Say why a model cannot be asked, and which ones can."""
+    """Say why a model is not available, and which ones are."""
     for state in states:
         if state.name == name and state.state != "READY":
             reason = f": {one_line(state.reason)}" if state.reason else ""

@@ -11,7 +11,7 @@ Exchange = Literal["unary", "stream", "sequence"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output; ``datatype`` is the wire's name: ``BYTES``, ``INT32``, ``BOOL``."""
+    """An input or output; ``datatype`` is the protocol's name: ``BYTES``, ``INT32``, ``BOOL``."""
 
     name: str
     datatype: str
@@ -36,6 +36,7 @@ class ModelInfo:
     ``rows`` is how many prompts fit into one request, None when the model sets no limit.
     ``made_by_llmserve`` holds the version that built it, None for other models.
     ``queue_timeout`` says whether a request can have less time in the queue than others.
+    ``parts`` are the models that it is made of, which take no requests of their own.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelInfo:
     outputs: Mapping[str, Tensor]
     made_by_llmserve: str | None = None
     queue_timeout: bool = False
+    parts: tuple[str, ...] = ()
 
 
 def read_index(answer: Any) -> list[ModelState]:
@@ -56,7 +58,7 @@ def read_index(answer: Any) -> list[ModelState]:
 
 
 def ready_names(states: Iterable[ModelState]) -> list[str]:
-    """List what can be asked."""
+    """List the names of models that are ready."""
     return sorted({state.name for state in states if state.state == "READY"})
 
 
@@ -81,6 +83,7 @@ def read_config(config: Any) -> ModelInfo:
         outputs={entry.name: tensor(entry, False) for entry in config.output},
         made_by_llmserve=version or ("unknown" if named else None),
         queue_timeout=_queue_timeout(config),
+        parts=tuple((_parameter(config, "llmserve.parts") or "").split()),
     )
 
 

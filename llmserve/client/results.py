@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+Prompt = str | list[str] | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Completion:
     """A whole answer.
 
     ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"``; it and the counts are
-    None where the model does not say. ``extra`` has what a formatter tells beside these: every
+    None where the model does not say. ``extra`` has what a formatter adds: every
     other output with one value for each prompt, by its name. ``logprobs`` has an entry for each
     token of the answer, where they were asked for.
     """
@@ -65,33 +67,19 @@ def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
     'Hello you'
     """
     texts: list[list[str]] = [[] for _ in range(count)]
-    last = [Piece("") for _ in range(count)]
+    answers = [Completion("") for _ in range(count)]
     for piece in pieces:
-        before = last[piece.index]
         texts[piece.index].append(piece.text)
-        last[piece.index] = Piece(
-            "",
-            piece.index,
-            piece.finish_reason or before.finish_reason,
-            before.input_tokens if piece.input_tokens is None else piece.input_tokens,
-            before.output_tokens if piece.output_tokens is None else piece.output_tokens,
-            piece.extra or before.extra,
-            _joined(before.logprobs, piece.logprobs),
+        so_far = answers[piece.index]
+        counts = (piece.input_tokens, piece.output_tokens)
+        answers[piece.index] = replace(
+            so_far,
+            finish_reason=piece.finish_reason or so_far.finish_reason,
+            input_tokens=so_far.input_tokens if counts[0] is None else counts[0],
+            output_tokens=so_far.output_tokens if counts[1] is None else counts[1],
+            extra=piece.extra or so_far.extra,
+            logprobs=(so_far.logprobs or ()) + piece.logprobs
+            if piece.logprobs is not None
+            else so_far.logprobs,
         )
-    return [
-        Completion(
-            "".join(parts),
-            end.finish_reason,
-            end.input_tokens,
-            end.output_tokens,
-            end.extra,
-            end.logprobs,
-        )
-        for parts, end in zip(texts, last, strict=True)
-    ]
-
-
-def _joined(
-    before: tuple[Logprob, ...] | None, new: tuple[Logprob, ...] | None
-) -> tuple[Logprob, ...] | None:
-    return before if new is None else (before or ()) + new
+    return [replace(answer, text="".join(t)) for t, answer in zip(texts, answers, strict=True)]

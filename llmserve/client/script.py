@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import struct
 import sys
@@ -56,7 +57,11 @@ def default_model() -> str:
     """Read the model's name from llmserve.json beside this file, else take the folder's."""
     folder = Path(__file__).resolve().parent
     manifest = folder / "llmserve.json"
-    return str(json.loads(manifest.read_text())["name"]) if manifest.is_file() else folder.name
+    return (
+        str(json.loads(manifest.read_text(encoding="utf-8"))["name"])
+        if manifest.is_file()
+        else folder.name
+    )
 
 
 def generate(prompt: str, **options: Any) -> Answer:
@@ -94,11 +99,16 @@ def stream(
             exchange = _exchange(config)
             if exchange == "stream":
                 request = _request(config, prompt, {**options, "stream": pieces})
+                request.parameters["triton_enable_empty_final_response"].bool_param = True
+                complete = False
                 # Handing over all requests closes our side, so the stream ends with the answer.
                 for message in stub.ModelStreamInfer(iter([request]), timeout=left()):
                     if message.error_message:
                         raise RequestError(f"refused: {_line(message.error_message)}", REJECTED)
                     yield from _read(message.infer_response)
+                    complete = message.infer_response.parameters["triton_final_response"].bool_param
+                if not complete:
+                    raise RequestError(f"{url} ended the stream too early", UNREACHABLE)
             elif exchange == "sequence":
                 yield from _steps(stub, config, prompt, options, left, pieces)
             else:
@@ -179,10 +189,15 @@ def _channel(url: str) -> Any:
     scheme, _, address = url.rpartition("://")
     if scheme not in ("", "grpc", "grpcs") or ":" not in address:
         raise RequestError(f"{url}: name Triton's gRPC port (usually 8001) as host:port", USAGE)
-    limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        # Notices a server that is gone; Triton allows no more than a question every five minutes.
+        ("grpc.keepalive_time_ms", 330_000),
+    ]
     if scheme == "grpcs":
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=limits)
-    return grpc.insecure_channel(address, options=limits)
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=options)
+    return grpc.insecure_channel(address, options=options)
 
 
 def _explain(error: Any, model: str, url: str) -> RequestError:
@@ -194,7 +209,11 @@ def _explain(error: Any, model: str, url: str) -> RequestError:
     if details.startswith("Request for unknown model"):
         return RequestError(f"the server at {url} has no model {model!r} that is ready", NOT_READY)
     if code == grpc.StatusCode.UNAVAILABLE and "queue" not in details:
-        return RequestError(f"no Triton answers at {url}: name it with --url", UNREACHABLE)
+        return RequestError(
+            f"no Triton answers at {url}: name its gRPC port (usually 8001) with --url, or wait if "
+            "it is still loading",
+            UNREACHABLE,
+        )
     return RequestError(f"refused: {details}", REJECTED)
 
 
@@ -203,7 +222,14 @@ def _line(message: str) -> str:
     return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
 
 
-def _arguments() -> argparse.Namespace:
+def _printable(text: str) -> str:
+    """Show what would move a terminal's cursor, or worse, as the characters it is made of."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Ask a model that Triton serves.")
     parser.add_argument("prompt", nargs="?", default="-", help="the prompt; - reads stdin")
     parser.add_argument("--url", default=URL, help="gRPC address (default: %(default)s)")
@@ -216,20 +242,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     parser.add_argument("--timeout", type=float, help="seconds, over everything")
-    return parser.parse_args()
+    return parser
 
 
 def main() -> int:
     """Run the command line; return its exit code."""
-    options = vars(_arguments())
+    options = vars(_parser().parse_args())
     prompt, as_json = options.pop("prompt"), options.pop("json")
     pieces = options.pop("stream") and not as_json
     try:
         if prompt == "-":
             prompt = sys.stdin.read().removesuffix("\n")
         for answer in stream(prompt, **options) if pieces else [generate(prompt, **options)]:
-            told = {k: v for k, v in answer._asdict().items() if k != "logprobs" or v is not None}
-            sys.stdout.write(json.dumps(told) if as_json else answer.text)
+            fields = answer._asdict()
+            if answer.logprobs is None:
+                del fields["logprobs"]
+            sys.stdout.write(json.dumps(fields) if as_json else _printable(answer.text))
             sys.stdout.flush()
         sys.stdout.write("\n")
     except RequestError as error:

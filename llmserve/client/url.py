@@ -1,14 +1,30 @@
-"""Where the server is: the forms that a URL can take."""
+"""Where the server is, and what it takes to talk to it."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from llmserve.errors import UsageError
 
 DEFAULT_URL = "127.0.0.1:8001"
+
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    # The server has limits of its own; a second one here would only hide them.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Notices a server that is gone without closing the connection. Triton closes connections that
+    # are pinged more often than every five minutes.
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+# A proxy set for the web cannot reach this machine's own loopback.
+_DIRECT = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
 
 _URL = re.compile(
     r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
@@ -19,8 +35,6 @@ _URL = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port for gRPC, and whether to speak TLS to it."""
-
     host: str
     port: int
     tls: bool = False
@@ -59,3 +73,45 @@ def parse_url(url: str | None = None, *, tls: bool = False) -> Address:
     if not 0 < port < 65536:
         raise UsageError(f"{port} is no port", mend="Triton's gRPC port is usually 8001")
     return Address(host, port, tls or scheme == "grpcs")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address with certificates and headers."""
+
+    address: Address
+    certificates: bytes | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def make(
+        cls,
+        url: str | None,
+        *,
+        tls: bool = False,
+        root_certificates: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Endpoint:
+        """Read the arguments of ``connect``."""
+        address = parse_url(url, tls=tls or root_certificates is not None)
+        certificates = None
+        if root_certificates is not None:
+            try:
+                certificates = Path(root_certificates).read_bytes()
+            except OSError as error:
+                raise UsageError(
+                    f"cannot read {root_certificates}: {error.strerror}",
+                    mend="root_certificates is a PEM file",
+                ) from None
+        metadata = tuple((key.lower(), value) for key, value in (headers or {}).items())
+        return cls(address, certificates, metadata)
+
+    def open(self, api: Any) -> Any:
+        """Make a channel with ``api``, which is ``grpc`` or ``grpc.aio``."""
+        options = _DIRECT if self.address.host in _LOOPBACK else _OPTIONS
+        if not self.address.tls:
+            return api.insecure_channel(str(self.address), options=options)
+        import grpc
+
+        credentials = grpc.ssl_channel_credentials(root_certificates=self.certificates)
+        return api.secure_channel(str(self.address), credentials, options=options)

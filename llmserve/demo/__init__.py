@@ -1,7 +1,7 @@
 """The demo model: a very small GPT-2 that the package brings along.
 
-Its text comes from a grammar in this package and its training is one command
-(see ``RECIPE.md``); nothing has to be downloaded to serve a first answer.
+Nothing has to be downloaded to serve a first answer. How it was trained is in the project's
+repository, in ``tests/demo_trainer``.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ def demo_model_path() -> Path:
     if missing:
         raise ModelSourceError(
             f"the demo model lacks {', '.join(missing)}",
-            mend="install llmserve again, or train it with python -m llmserve.demo.train",
+            mend="install llmserve again",
         )
     return folder

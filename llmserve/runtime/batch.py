@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmserve.runtime.errors import panics_as_errors
 from llmserve.runtime.job import Job
 from llmserve.runtime.protocols import Parts
 
@@ -21,11 +22,9 @@ class BatchDriver:
         del settings, folder
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts."""
         self._parts = parts
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Answer every request of a batch; the answers leave through their responders."""
         jobs = []
         for raw in requests:
             job = Job(raw, self._parts)
@@ -44,7 +43,8 @@ class BatchDriver:
     def _generate(self, jobs: list[Job]) -> None:
         generations = [g for job in jobs for g in job.generations]
         try:
-            self._parts.generator.generate(generations, self._parts.tokenizer)
+            with panics_as_errors():
+                self._parts.generator.generate(generations, self._parts.tokenizer)
         except Exception as error:
             self._isolate(jobs, error)
         for job in jobs:

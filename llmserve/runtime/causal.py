@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmserve.runtime.located import located
+from llmserve.runtime.location import located
+
+if TYPE_CHECKING:
+    import torch
+
+LOG = logging.getLogger(__name__)
+
+# Any of these instructions computes in the type; without them each number is converted to
+# float32 and back.
+_NATIVE = {
+    "bfloat16": ("avx512_bf16", "amx_bf16"),
+    "float16": ("avx512_fp16", "amx_fp16"),
+}
 
 
 def load(settings: Mapping[str, Any], folder: Path) -> Any:
@@ -18,19 +31,44 @@ def load(settings: Mapping[str, Any], folder: Path) -> Any:
     device = settings["device"]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype: Any = settings["dtype"]
-    if dtype == "auto":
-        # Half precision is slow on most CPUs and never exact; a GPU takes what the model has.
-        dtype = torch.float32 if device == "cpu" else "auto"
-    else:
-        dtype = getattr(torch, dtype)
     return AutoModelForCausalLM.from_pretrained(
         where,
-        dtype=dtype,
+        dtype=_dtype(settings["dtype"], device, where, options),
         device_map="balanced" if device == "balanced" else {"": device},
         use_safetensors=None if settings.get("pickle") else True,
         **options,
     ).eval()
+
+
+def _dtype(asked: str, device: str, where: str, options: Mapping[str, Any]) -> torch.dtype | str:
+    """Return the type of the weights, chosen on the machine that serves."""
+    import torch
+    from transformers import AutoConfig
+
+    if asked == "auto":
+        if device != "cpu":
+            return "auto"
+        own = AutoConfig.from_pretrained(where, **options).get_text_config().dtype
+        # A checkpoint in float32 keeps its precision.
+        half = own in (torch.bfloat16, torch.float16)
+        return torch.bfloat16 if half and _computes_in("bfloat16") else torch.float32
+    if device == "cpu" and asked in _NATIVE and not _computes_in(asked):
+        LOG.warning(
+            "%s was asked for, and this processor has no instructions for it: expect about a "
+            "tenth of the speed of float32. Build with --dtype auto or --dtype float32.",
+            asked,
+        )
+    dtype: torch.dtype = getattr(torch, asked)
+    return dtype
+
+
+def _computes_in(dtype: str) -> bool:
+    """Whether this processor has instructions for a 16-bit type."""
+    import torch
+
+    # Earlier versions of torch cannot tell, and float32 is right everywhere.
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in _NATIVE[dtype])
 
 
 def context_length(model: Any) -> int | None:

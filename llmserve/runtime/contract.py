@@ -8,8 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MANIFEST = "llmserve.json"
+"""The file in a model's folder that says what the model was made from, and how to run it."""
+
 SCHEMA = 1
-"""The form of the manifest, which the runtime reads as well; a change of it raises this."""
+"""The form of that file; a change that older runtimes cannot read raises this."""
+
+
+_BITS = (8, 16, 32, 64)
+TYPES = (
+    "TYPE_BOOL",
+    "TYPE_STRING",
+    *(f"TYPE_FP{bits}" for bits in _BITS[1:]),
+    *(f"TYPE_INT{bits}" for bits in _BITS),
+    *(f"TYPE_UINT{bits}" for bits in _BITS),
+)
+"""What a tensor's elements can be, as ``config.pbtxt`` writes it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ LOGPROBS_OUTPUTS = (
     Tensor("output_log_probs", "TYPE_FP32", dims=(-1, -1)),
     Tensor("cum_log_probs", "TYPE_FP32"),
 )
-"""What comes out for who asks, and for nobody else: a response may leave outputs out.
+"""What only requests that ask for it get: a response may leave outputs out.
 
 ``logprobs`` is JSON with an entry per token. The other two are as TensorRT-LLM has them.
 """
@@ -77,5 +91,13 @@ TEXT_FORMAT_INPUTS = (
     Tensor("return_num_output_tokens", "TYPE_BOOL"),
 )
 
+TEXT_FORMAT_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, *USAGE)
+
 ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}
 """Second names of the same thing: TensorRT-LLM has renamed some over its versions."""
+
+STAND_IN_METRIC = "llmserve_stand_in"
+"""A gauge of 1, on the server's metrics, for each model that a stand-in answers.
+
+Its labels are ``model`` and ``instead_of``.
+"""

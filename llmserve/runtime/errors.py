@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RequestError(Exception):
     """A request that cannot be served: one line, for the user who sent it.
@@ -15,3 +18,17 @@ def failure_line(error: Exception) -> str:
     """Return what a client is told of a failure that is not its own: its kind and first line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"the model failed: {type(error).__name__}: {first}"
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Let what other people's code raises beside ``Exception`` fail one request, not the process.
+
+    A panic in Rust, as in the library tokenizers, arrives as a ``BaseException``.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy.typing as npt
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.logprobs import Logprob, logprob_of
 from llmserve.runtime.params import Params
 from llmserve.runtime.text import IncrementalDecoder, StopScanner
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from llmserve.runtime.protocols import Constraint
+Constraint = Callable[[npt.NDArray[Any]], None]
+"""What one answer is held to: in a row of scores, it makes minus infinity of all that must not
+come next. What was chosen so far is in ``token_ids`` of the generation that it was made for."""
 
 STOP = "stop"
 LENGTH = "length"
@@ -48,34 +49,33 @@ class Generation:
         self.eos_ids = eos_ids
         self.token_ids: list[int] = []
         self.logprobs: list[Logprob] = []
+        self.total_logprob = 0.0
         self.finish_reason: str | None = None
         self.on_text: Callable[[], None] | None = None
-        self.untold = True
+        self.taken = False
         self.constraint: Constraint | None = None
-        self._asked = 0
+        self._constrained_at = 0
         self._is_cancelled = is_cancelled
         self._decoder = IncrementalDecoder(decode, prompt_ids)
         self._scanner = StopScanner(params.stop_words)
-        self._pieces: list[str] = []
+        self._text = ""
         self._undecoded: list[int] = []
         self._taken = 0
-        self._told_logprobs = 0
+        self._taken_logprobs = 0
 
     @property
     def done(self) -> bool:
-        """Whether no more tokens are wanted."""
         return self.finish_reason is not None
 
     @property
     def text(self) -> str:
         """The text so far."""
         self._decode()
-        return "".join(self._pieces)
+        return self._text
 
     @property
     def wants_logits(self) -> bool:
-        """Whether log-probabilities were asked for."""
-        return self.params.alternatives is not None
+        return self.params.logprobs_count is not None
 
     @property
     def plain(self) -> bool:
@@ -89,7 +89,7 @@ class Generation:
         self.constraint(scores)
         if scores.max() == -math.inf:
             raise RequestError("nothing may come next: no token of this model fits what was asked")
-        self._asked = len(self.token_ids) + 1
+        self._constrained_at = len(self.token_ids) + 1
 
     def push(self, token_id: int, logits: npt.NDArray[Any] | None = None) -> None:
         """Take the next token. After the end, tokens of a batch that goes on are ignored.
@@ -101,11 +101,12 @@ class Generation:
         if self._is_cancelled():
             self.cancel()
             return
-        if self.constraint is not None and self._asked <= len(self.token_ids):
+        if self.constraint is not None and self._constrained_at <= len(self.token_ids):
             raise RuntimeError("the generator chose a token and did not ask what may come next")
         self.token_ids.append(token_id)
-        if logits is not None and self.params.alternatives is not None:
-            self.logprobs.append(logprob_of(logits, token_id, self.params.alternatives))
+        if logits is not None and self.params.logprobs_count is not None:
+            self.logprobs.append(logprob_of(logits, token_id, self.params.logprobs_count))
+            self.total_logprob += self.logprobs[-1].value
         early = len(self.token_ids) < self.params.min_tokens
         if token_id in self.eos_ids and not self.params.ignore_eos and not early:
             self._finish(STOP)
@@ -126,7 +127,6 @@ class Generation:
             self._finish(STOP)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
         if not self.done:
             self._finish(CANCELLED)
 
@@ -134,20 +134,20 @@ class Generation:
     def has_news(self) -> bool:
         """Whether there is text that :meth:`take` has not returned."""
         self._decode()
-        return self._taken < len(self._pieces)
+        return self._taken < len(self._text)
 
     def take_logprobs(self) -> list[Logprob]:
         """Return the log-probabilities of the tokens that came since the last time."""
-        new = self.logprobs[self._told_logprobs :]
-        self._told_logprobs = len(self.logprobs)
+        new = self.logprobs[self._taken_logprobs :]
+        self._taken_logprobs = len(self.logprobs)
         return new
 
     def take(self) -> str:
         """Return the text that came since the last time."""
         self._decode()
-        piece = "".join(self._pieces[self._taken :])
-        self._taken = len(self._pieces)
-        self.untold = False
+        piece = self._text[self._taken :]
+        self._taken = len(self._text)
+        self.taken = True
         return piece
 
     def _decode(self, *, early: bool = False) -> None:
@@ -159,16 +159,18 @@ class Generation:
         new, self._undecoded = self._undecoded, []
         if new:
             piece = self._decoder.push(*new)
-            self._tell(piece if early else self._scanner.push(piece))
+            self._append(piece if early else self._scanner.push(piece))
 
     def _finish(self, reason: str) -> None:
         self._decode()
         rest = self._scanner.push(self._decoder.flush())
-        self._tell(rest if self._scanner.hit else rest + self._scanner.flush())
+        self._append(rest if self._scanner.hit else rest + self._scanner.flush())
         self.finish_reason = STOP if self._scanner.hit else reason
         if self.on_text:
             self.on_text()
 
-    def _tell(self, text: str) -> None:
-        if text:
-            self._pieces.append(text)
+    def _append(self, piece: str) -> None:
+        # Python appends in place to a string that nobody else holds; otherwise it copies it all.
+        text, self._text = self._text, ""
+        text += piece
+        self._text = text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.located import located
+from llmserve.runtime.location import located
 
 
 class TransformersTokenizer:
@@ -22,7 +22,6 @@ class TransformersTokenizer:
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a text."""
         ids = self._tokenizer.encode(text, add_special_tokens=special)
         return [int(i) for i in ids]
 

@@ -7,7 +7,7 @@ from typing import Any
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Parts
-from llmserve.runtime.request import Prompt, read_prompts, room_for
+from llmserve.runtime.request import Prompt, answer_limit, read_prompts
 from llmserve.runtime.responder import Responder
 
 
@@ -15,14 +15,14 @@ class Job:
     """A request from its arrival to its last response.
 
     An ``eager`` job sends what is new as soon as a generator pushes it; the driver of another
-    calls :meth:`tell` when it is time.
+    calls :meth:`send` when it is time.
     """
 
     def __init__(self, raw: Any, parts: Parts, *, eager: bool = True) -> None:
         self.responder = Responder(raw, parts)
         self._parts = parts
         self._eager = eager
-        self._told = False
+        self._sent = False
         self.generations: list[Generation] = []
 
     def admit(self, raw: Any) -> None:
@@ -39,20 +39,19 @@ class Job:
         self.streams = wanted and self._parts.decoupled
 
     def restart(self) -> None:
-        """Begin all answers anew."""
         self.generations = [self._generation(prompt) for prompt in self._prompts]
 
     @property
     def can_restart(self) -> bool:
         """Whether nothing of the answer has left yet."""
-        return not self._told
+        return not self._sent
 
     def _generation(self, prompt: Prompt) -> Generation:
         parts = self._parts
-        room = room_for(prompt, parts.generator.context_length, parts.defaults["max_tokens"])
-        if prompt.params.min_tokens > room:
+        limit = answer_limit(prompt, parts.generator.context_length, parts.defaults["max_tokens"])
+        if prompt.params.min_tokens > limit:
             raise RequestError(
-                f"min_tokens {prompt.params.min_tokens} is over max_tokens {room}: lower it"
+                f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
             )
         eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
         if prompt.params.end_id is not None and prompt.params.end_id >= 0:
@@ -60,7 +59,7 @@ class Job:
         generation = Generation(
             prompt.ids,
             prompt.params,
-            max_tokens=room,
+            max_tokens=limit,
             eos_ids=eos,
             decode=parts.tokenizer.decode,
             prompt=prompt.text,
@@ -70,16 +69,15 @@ class Job:
         if constrain := getattr(parts.formatter, "constrain", None):
             generation.constraint = constrain(generation, parts.tokenizer)
         if self._eager:
-            generation.on_text = self.tell
+            generation.on_text = self.send
         return generation
 
     @property
     def done(self) -> bool:
-        """Whether every answer is complete."""
         return all(generation.done for generation in self.generations)
 
-    def tell(self) -> None:
-        """Send what is new, if the request wants pieces or everything is complete."""
+    def send(self) -> None:
+        """Send what is new, if the request wants a stream or everything is complete."""
         if self.streams or self.done:
-            self._told = True
+            self._sent = True
             self.responder.send(self.generations, whole=not self.streams)

@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.contract import SCHEMA
+from llmserve.runtime.contract import MANIFEST, SCHEMA
+from llmserve.runtime.outputs import declared_outputs
 from llmserve.runtime.protocols import Driver, Parts
-
-MANIFEST = "llmserve.json"
+from llmserve.runtime.utf8 import reachable, use_utf8
 
 
 class TritonPythonModel:
@@ -22,7 +22,9 @@ class TritonPythonModel:
         """Make the parts that the manifest names; Triton calls this once."""
         import triton_python_backend_utils as pb_utils
 
-        home = Path(args["model_repository"])
+        # Before anything is read or imported that opens files.
+        use_utf8()
+        home = reachable(args["model_repository"])
         folder = home / args["model_version"]
         manifest = json.loads((home / MANIFEST).read_text(encoding="utf-8"))
         if manifest.get("schema") != SCHEMA:
@@ -51,6 +53,7 @@ class TritonPythonModel:
                 decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled")),
                 defaults=contract["defaults"],
                 pb_utils=pb_utils,
+                outputs=declared_outputs(manifest),
             )
         )
         # What was loaded stays. Python would look through it again and again, all requests
@@ -59,11 +62,9 @@ class TritonPythonModel:
         gc.freeze()
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any] | None:
-        """Answer requests; Triton calls this for every batch."""
         return self._driver.execute(requests)
 
     def finalize(self) -> None:
-        """Let go of everything; Triton calls this once."""
         driver = getattr(self, "_driver", None)
         if driver is not None:
             driver.finalize()
@@ -90,7 +91,7 @@ class _Settings(dict[str, Any]):
 
 
 class BuiltByAnotherVersion(KeyError):
-    """A model's papers lack what the installed parts need; Triton shows the name of this."""
+    """A model's manifest lacks what the installed parts need; Triton shows the name of this."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,22 +43,25 @@ class Params:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def heat(self) -> float:
+    def effective_temperature(self) -> float:
         """The temperature in force: 0 means greedy."""
         if self.temperature is not None:
             return self.temperature
         return 1.0 if self.top_k > 1 or self.top_p < 1 or self.min_p > 0 else 0.0
 
     @property
-    def alternatives(self) -> int | None:
-        """How many tokens' log-probabilities to tell beside the chosen one's; None: none."""
+    def logprobs_count(self) -> int | None:
+        """How many tokens' log-probabilities to give beside the chosen one's.
+
+        None where no log-probabilities were asked for.
+        """
         return 0 if self.logprobs is None and self.return_log_probs else self.logprobs
 
     @property
     def plain(self) -> bool:
         """Whether the likeliest token is the answer, with nothing to add or forbid."""
         return (
-            (self.heat == 0 or self.top_k == 1)
+            (self.effective_temperature == 0 or self.top_k == 1)
             and self.min_tokens == 0
             and self.repetition_penalty == 1
             and self.presence_penalty == 0
@@ -69,6 +73,8 @@ class Params:
 # Every word is looked for after every token, beside the other requests of a batch.
 _MOST_WORDS = 64
 _LONGEST_WORD = 256
+# No name longer than this is a misspelling of one of ours, and to compare takes time.
+_LONGEST_NAME = 32
 
 Read = Callable[[str, Any], Any]
 
@@ -84,8 +90,8 @@ def _whole(low: int, high: int) -> Read:
             if number is not None:
                 if low <= number <= high:
                     return number
-                raise RequestError(f"{name} must be from {low} to {high}, not {number}")
-        raise RequestError(f"{name} takes a whole number, not {value!r}")
+                raise RequestError(f"{name} must be from {low} to {high}, not {_short(number)}")
+        raise RequestError(f"{name} takes a whole number, not {_short(value)}")
 
     return read
 
@@ -94,10 +100,12 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Read:
     def read(name: str, value: Any) -> float:
         try:
             number = float(value) if not isinstance(value, bool) else math.nan
+        except OverflowError:
+            number = math.inf if value > 0 else -math.inf
         except (TypeError, ValueError):
             number = math.nan
         if math.isnan(number):
-            raise RequestError(f"{name} takes a number, not {value!r}")
+            raise RequestError(f"{name} takes a number, not {_short(value)}")
         if not low <= number <= high or (open_low and number == low):
             above = "above" if open_low else "from"
             raise RequestError(f"{name} must be {above} {low:g} to {high:g}, not {number:g}")
@@ -109,7 +117,7 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Read:
 def _truth(name: str, value: Any) -> bool:
     if value in (True, False, "true", "false"):
         return value in (True, "true")
-    raise RequestError(f"{name} takes true or false, not {value!r}")
+    raise RequestError(f"{name} takes true or false, not {_short(value)}")
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
@@ -118,12 +126,12 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
         if value.startswith("["):
             try:
                 value = json.loads(value)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):
                 value = [value]
         else:
             value = [value]
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise RequestError(f"{name} takes a list of words, not {value!r}")
+        raise RequestError(f"{name} takes a list of words, not {_short(value)}")
     if len(value) > _MOST_WORDS or any(len(word) > _LONGEST_WORD for word in value):
         raise RequestError(
             f"{name} takes at most {_MOST_WORDS} words of {_LONGEST_WORD} characters"
@@ -139,6 +147,14 @@ def check_text(name: str, text: str) -> str:
         raise RequestError(f"{name} is not UTF-8: half a character at {error.start}") from None
     return text
 
+
+def _short(value: object) -> str:
+    """Return a value as an error quotes it, with the middle of a long one left out."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 _INT32 = 2**31 - 1
 
@@ -168,7 +184,7 @@ def read_params(values: Mapping[str, Any], *, extras: frozenset[str] = frozenset
     """Read what was asked for; ``extras`` are names that a plugin's generator reads itself.
 
     A name that nobody knows is left alone, for Triton's tools send their own, unless it is so
-    near to one of ours that it was surely meant.
+    close to one of ours that it is surely a misspelling.
     """
     known: dict[str, Any] = {}
     extra: dict[str, Any] = {}
@@ -177,6 +193,8 @@ def read_params(values: Mapping[str, Any], *, extras: frozenset[str] = frozenset
             known[name] = READERS[name](name, value)
         elif name in extras:
             extra[name] = value
-        elif close := difflib.get_close_matches(name, READERS, n=1, cutoff=0.8):
+        elif len(name) <= _LONGEST_NAME and (
+            close := difflib.get_close_matches(name, READERS, n=1, cutoff=0.8)
+        ):
             raise RequestError(f"no parameter {name!r}: did you mean {close[0]!r}?")
     return Params(**known, extra=extra)

@@ -6,14 +6,15 @@ that its component's ``prepare`` returned at build time and the version folder o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.generation import Generation
+from llmserve.runtime.contract import Tensor
+from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.logprobs import Logprob
 
 
@@ -122,18 +123,13 @@ class Formatter(Protocol):
         """Return each output tensor; the first dimension is that of the answers."""
 
 
-Constraint = Callable[[npt.NDArray[Any]], None]
-"""What one answer is held to: it makes minus infinity, in a row of scores, of all that must not
-come next. What was chosen so far stands in ``token_ids`` of the generation it was made for."""
-
-
 class ConstrainingFormatter(Formatter, Protocol):
     """A formatter that can also hold answers to a form, where a request asks for that."""
 
     def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
         """Return what an answer is held to, None if it is free; called before its first token.
 
-        A wish that cannot be granted is refused with a ``RequestError``.
+        What cannot be had is refused with a ``RequestError``.
         """
 
 
@@ -168,6 +164,8 @@ class Parts:
     decoupled: bool
     defaults: Mapping[str, Any]
     pb_utils: Any
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the formatter may return, by name; empty where that is not known."""
 
 
 def strings(values: Sequence[str]) -> npt.NDArray[Any]:

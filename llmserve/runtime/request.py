@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from llmserve.runtime.contract import ALIASES
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts
 
@@ -25,13 +26,22 @@ class Prompt:
     params: Params
 
 
-def read_prompts(raw: Any, parts: Parts, *, empty: bool = False) -> list[Prompt]:
+@panics_as_errors()
+def read_prompts(
+    raw: Any,
+    parts: Parts,
+    *,
+    empty: bool = False,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> list[Prompt]:
     """Read every prompt of a request, or refuse the request with what is wrong in it.
 
     Where ``empty`` is allowed, as in the later steps of a sequence, such a prompt has no ids.
+    ``renamed`` leads from a model's own names of tensors to those of the contract.
     """
-    # Control tensors of a sequence batcher come along and are nobody's wish.
-    tensors = {t.name(): t.as_numpy() for t in raw.inputs() if t.name() in parts.inputs}
+    # Control tensors of a sequence batcher come along; no user sent them.
+    named = ((renamed.get(tensor.name(), tensor.name()), tensor) for tensor in raw.inputs())
+    tensors = {name: tensor.as_numpy() for name, tensor in named if name in parts.inputs}
     shared = _parameters(raw, parts)
     texts, chats = tensors.pop("text_input", None), tensors.pop("messages", None)
     chat = shared.pop("messages", None)
@@ -48,36 +58,36 @@ def read_prompts(raw: Any, parts: Parts, *, empty: bool = False) -> list[Prompt]
             values[ALIASES.get(name, name)] = _of_row(name, tensor, row, count, parts.batched)
         params = read_params(values, extras=parts.extras)
         text = "" if texts is None else _text(texts.reshape(-1)[row], "text_input")
-        talk = chat if chats is None else _text(chats.reshape(-1)[row], "messages")
-        if empty and not text and not talk:
+        messages = chat if chats is None else _text(chats.reshape(-1)[row], "messages")
+        if empty and not text and not messages:
             prompts.append(Prompt("", [], params))
         else:
-            prompts.append(_prompt(text, talk, params, parts))
+            prompts.append(_prompt(text, messages, params, parts))
     return prompts
 
 
-def room_for(prompt: Prompt, context_length: int | None, default: int) -> int:
+def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> int:
     """Return how many tokens the answer may have; refuse what the context cannot hold."""
     wanted, used = prompt.params.max_tokens, len(prompt.ids)
     if context_length is None:
         return wanted or default
-    room = context_length - used
-    if room < 1:
+    limit = context_length - used
+    if limit < 1:
         raise RequestError(
             f"the prompt has {used} tokens and the model's context {context_length}: shorten the "
             f"prompt to at most {context_length - 1} tokens"
         )
-    if wanted is not None and wanted > room:
+    if wanted is not None and wanted > limit:
         raise RequestError(
             f"max_tokens {wanted} and the prompt's {used} tokens are over the model's context of "
-            f"{context_length}: ask for at most {room}"
+            f"{context_length}: ask for at most {limit}"
         )
-    return wanted if wanted is not None else min(default, room)
+    return wanted if wanted is not None else min(default, limit)
 
 
-def _prompt(text: str, talk: Any, params: Params, parts: Parts) -> Prompt:
-    if talk:
-        ids = parts.tokenizer.encode_chat(_messages(talk))
+def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
+    if messages:
+        ids = parts.tokenizer.encode_chat(_messages(messages))
     elif not text:
         raise RequestError("text_input is empty: send at least one character")
     elif parts.defaults.get("chat"):
@@ -90,7 +100,11 @@ def _prompt(text: str, talk: Any, params: Params, parts: Parts) -> Prompt:
 
 
 def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
-    given: Mapping[str, Any] = json.loads(raw.parameters() or "{}")
+    try:
+        given: Mapping[str, Any] = json.loads(raw.parameters() or "{}")
+    except (ValueError, RecursionError) as error:
+        # Python refuses whole numbers of thousands of digits, and what is not UTF-8.
+        raise RequestError(f"the parameters cannot be read: {error}") from None
     values: dict[str, Any] = {}
     for name, value in given.items():
         ours = ALIASES.get(name, name)
@@ -125,10 +139,10 @@ def _text(value: Any, name: str) -> str:
         ) from None
 
 
-def _messages(talk: Any) -> list[dict[str, str]]:
+def _messages(given: Any) -> list[dict[str, str]]:
     try:
-        messages = json.loads(talk) if isinstance(talk, str) else talk
-    except (json.JSONDecodeError, RecursionError) as error:
+        messages = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"messages is not JSON: {error}") from None
     fits = isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)

@@ -10,9 +10,11 @@ from typing import Any
 from llmserve.runtime.errors import RequestError, failure_line
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.logprobs import Logprob
+from llmserve.runtime.outputs import format_answers
 from llmserve.runtime.protocols import Answer, Parts
 
-_RECENT = 0.02
+# Asking whether the client is there takes Triton 0.06 ms: an answer holds for so many seconds.
+_CANCELLED_HOLDS = 0.02
 
 
 class Responder:
@@ -23,9 +25,9 @@ class Responder:
         self.closed = False
         self.gone = False
         """Whether the client is known to have left."""
-        self.recent = _RECENT
-        """How old Triton's word that the client is there may be, in seconds."""
-        self._asked = 0.0
+        self.recent = _CANCELLED_HOLDS
+        """For how many seconds Triton's answer that the client is there is taken to hold."""
+        self._checked = 0.0
         self.attach(raw)
 
     def attach(self, raw: Any) -> None:
@@ -39,18 +41,13 @@ class Responder:
 
     @property
     def attached(self) -> bool:
-        """Whether responses can be sent now."""
         return self._raw is not None
 
     def cancelled(self, *, now: bool = False) -> bool:
-        """Whether the client is gone or asked to stop, as far as is known.
-
-        Asking takes Triton 0.06 ms, so a row that asks for every token gets a recent answer,
-        unless it wants to know of ``now``.
-        """
+        """Whether the client is gone or asked to stop: lately, or ``now``."""
         moment = time.monotonic()
-        if self._raw is not None and (now or moment - self._asked >= self.recent):
-            self._asked = moment
+        if self._raw is not None and (now or moment - self._checked >= self.recent):
+            self._checked = moment
             self.gone = bool(self._raw.is_cancelled())
         return self.gone
 
@@ -61,7 +58,7 @@ class Responder:
             return
         answers = [self._answer(generation, whole) for generation in generations]
         pb = self._parts.pb_utils
-        tensors = self._parts.formatter.format(answers)
+        tensors = format_answers(answers, self._parts)
         if self._parts.batched:
             tensors = {name: values[:, None] for name, values in tensors.items()}
         outputs = [pb.Tensor(name, values) for name, values in tensors.items()]
@@ -71,7 +68,8 @@ class Responder:
         """Send an error: the request's own fault, unless it is ``internal``."""
         pb = self._parts.pb_utils
         code = pb.TritonError.INTERNAL if internal else pb.TritonError.INVALID_ARG
-        error = pb.TritonError(message, code)
+        # What is told may quote the request, and that may hold half a character.
+        error = pb.TritonError(message.encode(errors="replace").decode(), code)
         self._send(pb.InferenceResponse(output_tensors=[], error=error), True)
 
     def fail(self, error: Exception) -> None:
@@ -102,7 +100,7 @@ class Responder:
     def _answer(self, generation: Generation, whole: bool) -> Answer:
         exclude = generation.params.exclude_input_in_output
         echo = bool(self._parts.defaults.get("echo")) if exclude is None else not exclude
-        first = whole or generation.untold
+        first = whole or not generation.taken
         wanted = generation.wants_logits
         logprobs = generation.take_logprobs() if wanted else None
         return Answer(
@@ -115,5 +113,5 @@ class Responder:
             so_far=generation.text,
             logprobs=logprobs,
             texts=self._texts(logprobs or ()),
-            total_logprob=sum(one.value for one in generation.logprobs),
+            total_logprob=generation.total_logprob,
         )

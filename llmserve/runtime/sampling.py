@@ -18,9 +18,9 @@ from llmserve.runtime.protocols import Tokenizer
 
 Row = npt.NDArray[Any]
 
-# Below this the likeliest token is all that is left of a distribution.
-_COLD = 1e-5
-# A nucleus is looked for among so many of the likeliest before all are put in order.
+# Below this temperature the likeliest token is all that is left of a distribution.
+_GREEDY_BELOW = 1e-5
+# The tokens that make up top_p are looked for among so many of the likeliest before all are sorted.
 _FEW = 512
 
 
@@ -45,7 +45,6 @@ class Sampler:
         self._random.random(len(generation.token_ids))
 
     def choose(self, logits: Row) -> int:
-        """Return the next token's id."""
         # In double precision no penalty and no temperature makes a score overflow.
         scores = logits.astype(np.float64)
         self._penalise(scores)
@@ -53,9 +52,10 @@ class Sampler:
         self._generation.constrain(scores)
         params = self._params
         number = self._random.random()
-        if params.heat < _COLD or params.top_k == 1:
+        temperature = params.effective_temperature
+        if temperature < _GREEDY_BELOW or params.top_k == 1:
             return int(scores.argmax())
-        return _draw((scores - scores.max()) / params.heat, params, number)
+        return _draw((scores - scores.max()) / temperature, params, number)
 
     def _penalise(self, scores: Row) -> None:
         params, generation = self._params, self._generation

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from llmserve.runtime.errors import RequestError, failure_line
+from llmserve.runtime.errors import RequestError, failure_line, panics_as_errors
 from llmserve.runtime.protocols import Parts
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -25,16 +25,17 @@ def respond(requests: Sequence[Any], answer: Callable[[Any], Tensors], parts: Pa
 
 
 def tensors_of(raw: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return a request's input tensors by name."""
     return {tensor.name(): tensor.as_numpy() for tensor in raw.inputs()}
 
 
 def _response(raw: Any, answer: Callable[[Any], Tensors], parts: Parts) -> Any:
     pb = parts.pb_utils
     try:
-        tensors = answer(raw)
+        with panics_as_errors():
+            tensors = answer(raw)
     except RequestError as error:
-        refusal = pb.TritonError(str(error), pb.TritonError.INVALID_ARG)
+        message = str(error).encode(errors="replace").decode()
+        refusal = pb.TritonError(message, pb.TritonError.INVALID_ARG)
         return pb.InferenceResponse(output_tensors=[], error=refusal)
     except Exception as error:
         return pb.InferenceResponse(output_tensors=[], error=failure(error, parts))

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmserve import __version__
 from llmserve.api import API
 from llmserve.errors import OutputError
 from llmserve.scaffold.names import Names, check_free
+from llmserve.version import __version__
 
 SOURCES = Path(__file__).parent
 REQUIRES = {
@@ -19,9 +19,12 @@ REQUIRES = {
     "batching": ("llmserve-hf",),
     "formatter": ("llmserve-hf", "numpy>=1.24"),
     "recipe": ("llmserve-hf",),
+    "command": ("click>=8.1",),
 }
 """What the package of each role needs beside llmserve."""
-ROLES = tuple(REQUIRES)
+KINDS = tuple(REQUIRES)
+ROLES = KINDS[:-1]
+"""What comes with a recipe, which can be built and served."""
 
 
 def new_package(name: str, role: str, output: Path = Path()) -> Path:
@@ -50,15 +53,25 @@ def new_package(name: str, role: str, output: Path = Path()) -> Path:
 def _files(names: Names, role: str) -> Iterator[tuple[str, str]]:
     """Go through every file of a new package, with its path in it."""
     home, common = SOURCES / role, SOURCES / "package"
-    yield "README.md", names.replaced(_read(home / "README.md") + _read(common / "README.md"), role)
+    yield "README.md", names.replaced(_read(home / "README.md") + _develop(role), role)
     yield "pyproject.toml", _project(names, role)
     yield ".gitignore", _read(common / "gitignore")
     yield f"{names.package}/py.typed", ""
     for path in sorted(home.glob("*.py")):
         yield f"{names.package}/{path.name}", _module(path, names, role)
-    for path in sorted([*home.glob("tests/*.py"), *common.glob("tests/*.py")]):
+    conformance = common.glob("tests/*.py") if role in ROLES else ()
+    for path in sorted([*home.glob("tests/*.py"), *conformance]):
         name = path.name.replace("scaffold", names.slug)
         yield f"tests/{name}", _module(path, names, role)
+
+
+def _develop(role: str) -> str:
+    text = _read(SOURCES / "package" / "README.md")
+    if role in ROLES:
+        return text
+    text = text.replace("the unit tests, then a real Triton held to what every recipe promises", "")
+    text = re.sub(r"(?m)^    llmserve (build|serve|query).*\n", "", text)
+    return re.sub(r"(?m) +#? *$", "", text)
 
 
 def _project(names: Names, role: str) -> str:
@@ -68,7 +81,7 @@ def _project(names: Names, role: str) -> str:
     needed += [f"{name}{fitting}" if name == "llmserve-hf" else name for name in REQUIRES[role]]
     lines = "".join(f'    "{requirement}",\n' for requirement in needed)
     text = re.sub(r"(?m)^(dependencies = \[\n)(?: .*\n)*", lambda found: found[1] + lines, text)
-    text = text.replace("llmserve.api1", f"llmserve.api{API}")
+    text = text.replace("llmserve.api2", f"llmserve.api{API}")
     kind = "batching strategy" if role == "batching" else role
     return text.replace(f"plugin {names.name}", f"plugin {names.name}: a {kind}", 1)
 

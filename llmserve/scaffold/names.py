@@ -76,8 +76,7 @@ def check_free(names: Names, role: str) -> None:
     """Refuse a name that something installed has: one of both would be switched off."""
     from importlib.util import find_spec
 
-    from llmserve.installed import entry_points, normal
-    from llmserve.plugins import GROUP
+    from llmserve.discovery import normal
     from llmserve.registry import Registry
 
     registry = Registry.load()
@@ -87,7 +86,7 @@ def check_free(names: Names, role: str) -> None:
     for entry in registry.entries:
         if entry.component.name == names.name and entry.role in ("recipe", role):
             raise _taken(names, f"{entry.plugin} has a {entry.role} of that name")
-    announced = {normal(point.distribution) for point in entry_points(GROUP, below=True)}
+    announced = {normal(plugin.origin) for plugin in registry.plugins}
     if names.distribution in announced or find_spec(names.package) is not None:
         raise _taken(names, f"{names.distribution} is installed here")
 

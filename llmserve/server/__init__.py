@@ -9,10 +9,18 @@ http://127.0.0.1:8000
 
 from __future__ import annotations
 
-from llmserve.server.handle import Server
-from llmserve.server.progress import Progress
-from llmserve.server.runtimes import first_available
-from llmserve.server.settings import Runtime, ServerSettings
-from llmserve.server.startup import start
+from llmserve.server.log import Progress
+from llmserve.server.server import Server
+from llmserve.server.settings import Runtime, ServerSettings, port_problems
+from llmserve.server.startup import find_problems, first_available, start
 
-__all__ = ["Progress", "Runtime", "Server", "ServerSettings", "first_available", "start"]
+__all__ = [
+    "Progress",
+    "Runtime",
+    "Server",
+    "ServerSettings",
+    "find_problems",
+    "first_available",
+    "port_problems",
+    "start",
+]

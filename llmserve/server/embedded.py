@@ -6,21 +6,31 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmserve.errors import ServerError
-from llmserve.server import inherit
-from llmserve.server.launch import Launch, Own, inherited_environment, triton_args
+from llmserve.server import stub_site
+from llmserve.server.launch import (
+    Instance,
+    Launch,
+    inherited_environment,
+    link_models,
+    triton_args,
+)
 from llmserve.server.settings import ServerSettings
 
-STAND_INS = Path(__file__).with_name("backends")
-"""Backends written in Python under the names of those that the wheel does not bring."""
+if TYPE_CHECKING:
+    from llmserve.roles import Backend
+
 _LIBRARY = "libtriton_python.so"
+BUNDLED = "nvidia_pytriton.libs"
 _MEND = "pip install 'llmserve[embedded]' on Python 3.10 to 3.12, or use --runtime docker"
 
 
-def find() -> Path:
+def find_embedded() -> Path:
     """Return the folder of the installed server, or raise with what is missing.
 
     Nothing of ``pytriton`` is imported: that takes a second and starts things of its own.
@@ -43,8 +53,8 @@ def find() -> Path:
     return home
 
 
-def compose(home: Path, scratch: Path) -> tuple[Path, Path]:
-    """Lay out the backends and libpython in ``scratch``; return both folders.
+def lay_out(home: Path, scratch: Path, added: Sequence[Backend]) -> tuple[Path, Path]:
+    """Lay out the backends and libraries in ``scratch``; return both folders.
 
     The Python backend looks for its stub beside itself, and the wheel keeps one stub for each
     Python version elsewhere.
@@ -58,13 +68,15 @@ def compose(home: Path, scratch: Path) -> tuple[Path, Path]:
     # A backend written in Python runs this library, and Triton refuses one that a link leads
     # out of the folder of backends. It is small.
     shutil.copyfile(bundled / _LIBRARY, python / _LIBRARY)
-    for model in STAND_INS.glob("*/model.py"):
-        (python.parent / model.parent.name).symlink_to(model.parent)
+    for backend in added:
+        (python.parent / backend.name).symlink_to(backend.folder)
     library = _libpython()
     libraries = scratch / "lib"
     libraries.mkdir()
     # A link of its own, so that nothing else beside libpython is put before the system's.
     (libraries / library.name).symlink_to(library)
+    # By a link of the scratch folder's, since a colon or semicolon in a path would end it.
+    (libraries / BUNDLED).symlink_to(home.parent.parent / BUNDLED)
     return python.parent, libraries
 
 
@@ -90,19 +102,18 @@ def _libpython() -> Path:
     )
 
 
-def prepare(settings: ServerSettings, own: Own) -> Launch:
-    """Return how to start it, with the backends laid out in its scratch folder."""
-    home = find()
-    backends, libraries = compose(home, own.scratch)
-    repository = str(settings.repository.resolve())
+def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
+    """Start it with the backends laid out in its scratch folder."""
+    home = find_embedded()
+    backends, libraries = lay_out(home, instance.scratch, settings.backends or ())
     return Launch(
         argv=(
             str(home / "bin" / "tritonserver"),
             f"--backend-directory={backends}",
-            f"--model-repository={repository}",
-            *triton_args(settings, own),
+            f"--model-repository={link_models(settings, instance.scratch)}",
+            *triton_args(settings, instance),
         ),
-        env=environment(home, libraries, inherit.write(own.scratch / "python")),
+        env=environment(libraries, stub_site.write(instance.scratch / "python")),
         kind="embedded",
     )
 
@@ -113,11 +124,10 @@ _SPINS = "1000"
 _KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 
 
-def environment(home: Path, libraries: Path, programs: Path) -> dict[str, str]:
+def environment(libraries: Path, programs: Path) -> dict[str, str]:
     """Return the environment in which the server finds its libraries and the stub its Python."""
     env = inherited_environment()
-    bundled = home.parent.parent / "nvidia_pytriton.libs"
-    found = [str(libraries), str(bundled), env.get("LD_LIBRARY_PATH", "")]
+    found = [str(libraries), str(libraries / BUNDLED), env.get("LD_LIBRARY_PATH", "")]
     env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, found))
     # Threads that sleep at once are woken a hundred times in a step of a small model, which costs
     # a third of it; those that wait a few hundredths of a millisecond first hardly ever are. To
@@ -129,5 +139,9 @@ def environment(home: Path, libraries: Path, programs: Path) -> dict[str, str]:
     # back to the system in between, it comes again page by page, and a step takes twice as long.
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env):
         env.update(_KEPT)
+    # For the programs that a model starts; the stub's own Python does not look at it.
+    env.setdefault("PYTHONUTF8", "1")
+    # onnxruntime would report its use to its makers.
+    env.setdefault("ORT_DISABLE_TELEMETRY", "1")
     env["PATH"] = os.pathsep.join([str(programs), env.get("PATH", os.defpath)])
     return env

@@ -1,23 +1,28 @@
-"""A server that is ready to be started, whichever runtime it comes from."""
+"""How a Triton is started: an installed one, or one in a container."""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import os
+import secrets
+import shutil
+import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmserve.errors import ServerError
-from llmserve.server.ports import Ports
-from llmserve.server.settings import ServerSettings
+from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, image_of
+from llmserve.server.settings import Ports, ServerSettings
 
 KEY_HEADER = "llmserve-key"
-SCRIPT = "launch.sh"
 
 
 @dataclass(frozen=True)
-class Own:
-    """What belongs to one server alone."""
+class Instance:
+    """What one running server has to itself."""
 
     ports: Ports
     scratch: Path
@@ -26,6 +31,21 @@ class Own:
     """What it calls itself, and what the names of its shared-memory segments begin with."""
     key: str
     """What a request has to bring to load a model, or to change what is traced or logged."""
+
+
+def new_key(*, explicit: bool) -> str:
+    r"""Return a key for the restricted interfaces of a new server.
+
+    Triton takes the key on its command line, which every user of the machine can read. A server
+    that loads models on request has to have one; it is for tests, on machines that one does not
+    share. For any other server nobody needs the key, so it is one that no request can carry: a
+    line break ends a header in HTTP, and is refused in the metadata of gRPC.
+
+    >>> "\n" in new_key(explicit=False), "\n" in new_key(explicit=True)
+    (True, False)
+    """
+    key = secrets.token_urlsafe(24)
+    return key if explicit else f"{key}\n{secrets.token_urlsafe(24)}"
 
 
 @dataclass(frozen=True)
@@ -39,36 +59,54 @@ class Launch:
     """A command that removes what killing the process cannot reach."""
 
 
-def triton_args(settings: ServerSettings, own: Own) -> tuple[str, ...]:
+def triton_args(settings: ServerSettings, instance: Instance) -> tuple[str, ...]:
     """Return the arguments that are the same for every runtime.
 
     What reads or writes beyond inference is behind the key. Tracing and logging can be made to
     write files; through shared memory, versions before 25.07 could be made to run code, and
-    by loading a model every version can.
+    by loading a model every version can. So models are loaded on request only where that was
+    asked for.
     """
-    guarded = "shared-memory,trace,logging"
+    restricted = "shared-memory,trace,logging"
+    ports = instance.ports
     args = [
-        f"--id={own.name}",
-        f"--http-address={own.ports.host}",
-        f"--http-port={own.ports.http}",
-        f"--grpc-address={own.ports.host}",
-        f"--grpc-port={own.ports.grpc}",
-        f"--metrics-address={own.ports.host}",
-        f"--metrics-port={own.ports.metrics}",
-        f"--backend-config=python,shm-region-prefix-name={own.name}",
+        f"--id={instance.name}",
+        f"--http-address={ports.host}",
+        f"--http-port={ports.http}",
+        f"--grpc-address={ports.host}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-address={ports.host}",
+        f"--metrics-port={ports.metrics}",
+        f"--exit-timeout-secs={max(1, math.ceil(settings.grace))}",
+        f"--backend-config=python,shm-region-prefix-name={instance.name}",
     ]
-    if settings.explicit or settings.models:
-        guarded += ",model-repository"
+    if settings.explicit:
+        restricted += ",model-repository"
         args += ["--model-control-mode=explicit"]
         args += [f"--load-model={name}" for name in settings.models]
-    # Triton takes the key on its command line alone, where other users of this machine can read
-    # it unless /proc hides processes from them; it is new with every start and opens no more
-    # than what a Triton without restrictions leaves open to all.
     args += [
-        f"--http-restricted-api={guarded}:{KEY_HEADER}={own.key}",
-        f"--grpc-restricted-protocol={guarded}:{KEY_HEADER}={own.key}",
+        f"--http-restricted-api={restricted}:{KEY_HEADER}={instance.key}",
+        f"--grpc-restricted-protocol={restricted}:{KEY_HEADER}={instance.key}",
     ]
     return (*args, *settings.extra_args)
+
+
+def link_models(settings: ServerSettings, scratch: Path) -> Path:
+    """Give the models a folder in ``scratch``, and return it.
+
+    Triton passes the path on to a shell without quoting it, and Python in its stub opens only
+    paths in ASCII: the path of the scratch folder is safe for both. Where models were chosen,
+    the folder has those and no others.
+    """
+    repository = settings.repository.resolve()
+    folder = scratch / "models"
+    if settings.models and not settings.explicit:
+        folder.mkdir()
+        for name in settings.models:
+            (folder / name).symlink_to(repository / name)
+    else:
+        folder.symlink_to(repository)
+    return folder
 
 
 def server_command(
@@ -79,7 +117,7 @@ def server_command(
     An engine that runs in several processes needs a server, or a worker, for each of them. The
     script takes the repository and what else the server is to be told.
     """
-    scripts = sorted(path.parent.name for path in settings.repository.glob(f"*/{SCRIPT}"))
+    scripts = sorted(path.parent.name for path in settings.repository.glob(f"*/{LAUNCH_SCRIPT}"))
     scripts = [name for name in scripts if not settings.models or name in settings.models]
     if not scripts:
         return (server, f"--model-repository={repository}", *arguments)
@@ -88,7 +126,7 @@ def server_command(
             f"{' and '.join(scripts)} each start a server of several processes",
             mend=f"serve one of them: --model {scripts[0]}",
         )
-    return ("sh", f"{repository}/{scripts[0]}/{SCRIPT}", repository, *arguments)
+    return ("sh", f"{repository}/{scripts[0]}/{LAUNCH_SCRIPT}", repository, *arguments)
 
 
 def inherited_environment() -> dict[str, str]:
@@ -98,3 +136,133 @@ def inherited_environment() -> dict[str, str]:
         parts = env["PYTHONPATH"].split(os.pathsep)
         env["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in parts)
     return env
+
+
+# An installed tritonserver, as in NVIDIA's containers.
+
+_USUAL = Path("/opt/tritonserver/bin/tritonserver")
+
+
+def find_binary() -> Path:
+    """Return the server on PATH, else NVIDIA's usual one, or raise."""
+    found = shutil.which("tritonserver") or shutil.which(_USUAL)
+    if found is None:
+        raise ServerError(
+            f"no tritonserver on PATH or in {_USUAL.parent}",
+            mend="use --runtime embedded or --runtime docker",
+        )
+    return Path(found).absolute()
+
+
+def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
+    """Start it with its own backends, in the environment as it is."""
+    server = find_binary()
+    env = inherited_environment()
+    # A script calls the server by its name.
+    env["PATH"] = os.pathsep.join([str(server.parent), env.get("PATH", os.defpath)])
+    repository = str(link_models(settings, instance.scratch))
+    arguments = triton_args(settings, instance)
+    command = server_command(settings, str(server), arguments, repository=repository)
+    return Launch(argv=command, env=env, kind="local")
+
+
+# A container, started through the docker command.
+
+# Inside, the server listens on every interface of the container; outside only --publish counts.
+_INSIDE = Ports("0.0.0.0", http=8000, grpc=8001, metrics=8002)  # noqa: S104
+# Passed by name: Docker reads the values from its own environment, so that
+# a token never stands on a command line, where every user of the machine can read it.
+_PASSED_ON = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT")
+
+
+def find_docker() -> Path:
+    """Return the ``docker`` command, or raise where it is missing or nothing answers it."""
+    command = shutil.which("docker")
+    if command is None:
+        raise ServerError("no docker command", mend="install Docker, or use --runtime embedded")
+    if not _ask_docker(command, "version", "--format", "{{.Server.Version}}"):
+        raise ServerError(
+            "Docker is installed and its daemon does not answer",
+            mend="start it (and see that this user may use it), or use --runtime embedded",
+        )
+    return Path(command)
+
+
+def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
+    command = str(find_docker())
+    if not _ask_docker(command, "image", "inspect", "--format", "{{.Id}}", settings.image):
+        found = sorted(settings.repository.glob("*/Dockerfile"))
+        own = [path for path in found if image_of(path.parent.name) == settings.image]
+        dockerfile = f" -f {own[0]}" if own else ""
+        raise ServerError(
+            f"there is no image {settings.image} here",
+            mend=f"docker build -t {settings.image}{dockerfile} {settings.repository}",
+        )
+    gpus = settings.gpus
+    if gpus is None:
+        gpus = "nvidia" in _ask_docker(command, "info", "--format", "{{json .Runtimes}}")
+    return Launch(
+        argv=(command, *docker_arguments(settings, instance, gpus=gpus)),
+        env=inherited_environment(),
+        kind="container",
+        # Killing the command leaves the container running.
+        last_resort=(command, "rm", "--force", instance.name),
+    )
+
+
+def docker_arguments(
+    settings: ServerSettings, instance: Instance, *, gpus: bool
+) -> tuple[str, ...]:
+    """Return the arguments of ``docker``, up to those of the server inside."""
+    outside = instance.ports
+    published = (
+        f"--publish={outside.host}:{outside.http}:{_INSIDE.http}",
+        f"--publish={outside.host}:{outside.grpc}:{_INSIDE.grpc}",
+        f"--publish={outside.host}:{outside.metrics}:{_INSIDE.metrics}",
+    )
+    repository = settings.repository.resolve()
+    if settings.models and not settings.explicit:
+        mounts = [_mount(repository / name, f"{MODELS}/{name}") for name in settings.models]
+    else:
+        mounts = [_mount(repository, MODELS)]
+    mounts += [_mount(path, str(path)) for path in settings.mounts]
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    if cache.is_dir():
+        mounts.append(_mount(cache.absolute(), HF_HOME, "rw"))
+    return (
+        "run",
+        "--rm",
+        f"--name={instance.name}",
+        *published,
+        *mounts,
+        *(f"--env={variable}" for variable in _PASSED_ON if variable in os.environ),
+        # The Python backend moves tensors through shared memory; Docker's default is 64 MiB.
+        "--shm-size=1g",
+        *(("--gpus=all",) if gpus else ()),
+        settings.image,
+        *server_command(
+            settings,
+            "tritonserver",
+            triton_args(settings, replace(instance, ports=_INSIDE)),
+            repository=MODELS,
+        ),
+    )
+
+
+def _mount(source: Path, target: str, mode: str = "readonly") -> str:
+    # Docker reads the fields as a line of CSV.
+    fields = ["type=bind", f"source={source}", f"target={target}"]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields if mode == "rw" else [*fields, mode])
+    return f"--mount={line.getvalue()}"
+
+
+def _ask_docker(command: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [command, *arguments],
+            capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

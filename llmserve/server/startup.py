@@ -1,26 +1,67 @@
-"""Start a server and wait until it is ready."""
+"""Start a server, wait until it is ready, and say what stopped it where it is not."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmserve.errors import PortInUseError, ServerError, UsageError
-from llmserve.server import ports, runtimes
-from llmserve.server.api import ServerApi
-from llmserve.server.handle import Server
-from llmserve.server.launch import Own
-from llmserve.server.process import ServerProcess
-from llmserve.server.progress import ServerLog
-from llmserve.server.settings import ServerSettings
-from llmserve.server.waiting import OnProgress, Waiting
+from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
+from llmserve.names import near
+from llmserve.server.embedded import find_embedded, prepare_embedded
+from llmserve.server.launch import (
+    Instance,
+    Launch,
+    find_binary,
+    find_docker,
+    new_key,
+    prepare_binary,
+    prepare_docker,
+)
+from llmserve.server.log import Progress, ServerLog
+from llmserve.server.server import Server, ServerApi, ServerProcess
+from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
+
+if TYPE_CHECKING:
+    from llmserve.roles import Backend
+
+OnProgress = Callable[[Progress], None]
 
 _GRACE = 3.0
 """Seconds to end in for a server that is not ready yet: it has no requests in flight."""
 _ATTEMPTS = 3
+_POLL = 0.1
+_FIND = {"binary": find_binary, "embedded": find_embedded, "docker": find_docker}
+_PREPARE: dict[str, Callable[[ServerSettings, Instance], Launch]] = {
+    "binary": prepare_binary,
+    "embedded": prepare_embedded,
+    "docker": prepare_docker,
+}
+
+
+def first_available() -> Runtime:
+    """Return what the runtime ``auto`` means on this machine, or raise with the reason for each."""
+    reasons = []
+    runtimes: tuple[Runtime, ...] = ("binary", "embedded", "docker")
+    for runtime in runtimes:
+        try:
+            _FIND[runtime]()
+        except ServerError as error:
+            reasons.append(f"{runtime}: {error.problem}")
+        else:
+            return runtime
+    raise ServerError(
+        f"there is no Triton here ({'; '.join(reasons)})",
+        mend="put tritonserver on PATH, or pip install 'llmserve[embedded]' "
+        "on Python 3.10 to 3.12, or start Docker",
+    )
 
 
 def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) -> Server:
@@ -30,71 +71,204 @@ def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) ->
     Ctrl-C included, ends the server first. Raises :class:`PortInUseError` before anything is
     started, and :class:`ServerError` where a model does not load.
     """
-    if not settings.repository.is_dir():
-        raise ServerError(
-            f"no repository at {settings.repository}", mend="llmserve build makes one"
-        )
+    if settings.runtime == "auto":
+        settings = replace(settings, runtime=first_available())
+    for problem in find_problems(settings):
+        raise problem
+    if settings.backends is None:
+        settings = replace(settings, backends=_registered_backends())
     for _ in range(_ATTEMPTS - 1):
         try:
             return _start_once(settings, on_progress)
         except PortInUseError:
             # A free port may be taken by somebody else before the server listens on it.
-            if 0 not in (settings.http_port, settings.grpc_port, settings.metrics_port):
+            if 0 not in settings.ports().values():
                 raise
     return _start_once(settings, on_progress)
 
 
+def find_problems(settings: ServerSettings) -> list[LLMServeError]:
+    """Return what keeps this repository from being served in this way.
+
+    Whether the models would load is for :mod:`llmserve.repository.check` to say.
+    """
+    repository = settings.repository
+    problems = _log_problems(settings.log_file)
+    if not repository.is_dir():
+        return [
+            ConfigError(f"no repository at {repository}", mend="llmserve build makes one"),
+            *problems,
+        ]
+    known = sorted(path.name for path in repository.iterdir() if path.is_dir())
+    problems += [
+        ConfigError(f"no model {name!r} in {repository}", mend=near(name, known))
+        for name in settings.models
+        if name not in known
+    ]
+    if settings.runtime == "embedded" and not settings.explicit:
+        problems += _missing_backends(settings, settings.models or known)
+    return problems
+
+
+def _missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
+    """Return which models need a backend that the embedded server does not have."""
+    from llmserve.repository import config
+
+    backends = settings.backends
+    there = {backend.name for backend in (_registered_backends() if backends is None else backends)}
+    problems: list[LLMServeError] = []
+    for name in models:
+        try:
+            found = config.read(settings.repository / name)
+        except (ConfigError, OSError):
+            continue
+        # As in pytorch_libtorch, the old way to name a backend.
+        needed = found.backend or found.platform.partition("_")[0]
+        if needed not in {"", "python", "ensemble", *there}:
+            problems.append(
+                ConfigError(
+                    f"model {name!r} needs Triton's backend {needed!r}, which the embedded server "
+                    "lacks",
+                    mend="install a plugin that brings it, such as llmserve-standins, or use "
+                    "--runtime docker",
+                )
+            )
+    return problems
+
+
+def _registered_backends() -> tuple[Backend, ...]:
+    from llmserve.registry import Registry
+    from llmserve.roles import Backend
+
+    return tuple(Registry.load().all(Backend))
+
+
 def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Server:
     name = f"llmserve-{secrets.token_hex(6)}"
-    chosen = ports.choose(settings)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    ports = choose_ports(settings)
+    scratch = _make_scratch(name)
     process = None
     log_file = None
     try:
-        own = Own(chosen, scratch, name, key=secrets.token_urlsafe(24))
-        launch = runtimes.prepare(settings, own)
-        log_file = _log_file(settings, name)
+        key = new_key(explicit=settings.explicit)
+        instance = Instance(ports, scratch, name, key)
+        launch = _PREPARE[settings.runtime](settings, instance)
+        log_file = _make_log_file(settings, name)
         log = ServerLog(log_file)
-        address = "127.0.0.1" if chosen.host == "0.0.0.0" else chosen.host  # noqa: S104
-        api = ServerApi(address, chosen.http, own.key)
-        process = ServerProcess(launch, own, log_file)
-        Waiting(settings, own, process, api, log).until_ready(on_progress or (lambda _: None))
+        address = "127.0.0.1" if ports.host == "0.0.0.0" else ports.host  # noqa: S104
+        api = ServerApi(address, ports.http, key if settings.explicit else None)
+        process = ServerProcess(launch, instance, log_file, grace=settings.grace)
+        start = _Start(settings, instance, process, api, log)
+        start.wait_until_ready(on_progress or (lambda _: None))
         return Server(
             process,
             api,
             runtime=f"{launch.kind} Triton {api.metadata()['version']}",
             address=address,
-            ports=chosen,
+            ports=ports,
             log_file=log_file,
             keep_log=settings.log_file is not None,
             explicit=settings.explicit,
+            grace=settings.grace,
         )
     except BaseException as error:
         # A server's error sends its reader to the log; nobody else would look for it.
-        log_is_told = isinstance(error, ServerError) or settings.log_file is not None
+        keep_log = isinstance(error, ServerError) or settings.log_file is not None
         try:
             if process is not None:
                 process.stop(_GRACE)
         except BaseException:
-            # A second Ctrl-C is told instead of the error.
-            log_is_told = settings.log_file is not None
+            # A second Ctrl-C is reported instead of the error.
+            keep_log = settings.log_file is not None
             raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            if log_file and not log_is_told:
+            if log_file and not keep_log:
                 log_file.unlink(missing_ok=True)
         raise
 
 
-def _log_file(settings: ServerSettings, name: str) -> Path:
+def _make_scratch(name: str) -> Path:
+    """Make the server's folder: where TMPDIR says, unless Triton's shell would trip over it."""
+    folder = tempfile.gettempdir()
+    if not re.fullmatch(r"[\w./+-]+", folder, re.ASCII):
+        folder = "/tmp"  # noqa: S108
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
+    except OSError as error:
+        raise ServerError(
+            f"cannot write to {folder} ({error.strerror})",
+            mend="set TMPDIR to a folder whose path is made of ASCII letters and digits",
+        ) from None
+
+
+def _make_log_file(settings: ServerSettings, name: str) -> Path:
     if settings.log_file is None:
         handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
         os.close(handle)
         return Path(path)
-    try:
-        settings.log_file.touch()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the log to {settings.log_file} ({error.strerror})"
-        ) from None
+    settings.log_file.touch()
     return settings.log_file.absolute()
+
+
+def _log_problems(log: Path | None) -> list[LLMServeError]:
+    """Say why the log cannot be written to, and read again for what stops the server."""
+    if log is None:
+        return []
+    reason = ""
+    if log.exists() and not log.is_file():
+        reason = "it is no regular file"
+    elif not os.access(log if log.exists() else log.parent, os.W_OK):
+        reason = "it is not writable" if log.parent.is_dir() else f"there is no {log.parent}"
+    return [UsageError(f"cannot write the log to {log} ({reason})")] if reason else []
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A server that was started and has yet to become ready."""
+
+    settings: ServerSettings
+    instance: Instance
+    process: ServerProcess
+    api: ServerApi
+    log: ServerLog
+
+    def wait_until_ready(self, on_progress: OnProgress) -> None:
+        """Return when all its models are ready; raise when that will not come."""
+        begun = time.monotonic()
+        while True:
+            # Asked before the log is read: so a server that has ended has its last lines in it.
+            ended = self.process.exit_code() is not None
+            self.log.read()
+            progress = self.log.progress(time.monotonic() - begun)
+            if ended or self.log.stuck or (self.log.failures and self._one_failure_ends_it()):
+                raise self._failure()
+            on_progress(progress)
+            if self.api.ready(self.instance.name):
+                return
+            if progress.elapsed > self.settings.ready_timeout:
+                raise self._too_late(progress)
+            time.sleep(_POLL)
+
+    def _one_failure_ends_it(self) -> bool:
+        """Say whether Triton gives up on the first model that fails, as it does by default."""
+        lenient = ("--exit-on-error", "--model-load-retry-count")
+        return not any(argument.startswith(lenient) for argument in self.settings.extra_args)
+
+    def _failure(self) -> ServerError:
+        if failures := self.log.failures.items():
+            problem = "; ".join(f"model {name!r} failed to load: {why}" for name, why in failures)
+        elif lost := self.log.port_lost:
+            return port_in_use(self.settings.host, getattr(self.instance.ports, lost), lost)
+        elif self.log.stuck:
+            problem = f"a model failed to load: {self.log.stuck}"
+        else:
+            problem = f"the server ended: {self.log.why_it_ended() or 'it said nothing'}"
+        return ServerError(problem, mend=f"see {self.log.path}")
+
+    def _too_late(self, progress: Progress) -> ServerError:
+        loading = ", ".join(progress.loading) or "no model"
+        return ServerError(
+            f"not ready after {self.settings.ready_timeout:g} s (loading: {loading})",
+            mend=f"give it more time, or see {self.log.path}",
+        )

@@ -31,6 +31,9 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.demo import demo_model_path
+from llmserve.repository.check import check_repository
+from llmserve.repository.config import read as read_config
 from llmserve.testing.conformance import RecipeConformance
 from llmserve.testing.constrained import ConstrainedConformance
 from llmserve.testing.fake import FakeBackendUtils, FakeRequest
@@ -47,7 +50,10 @@ __all__ = [
     "FakeTensor",
     "LiveTriton",
     "RecipeConformance",
+    "check_repository",
+    "demo_model_path",
     "make_parts",
+    "read_config",
     "triton",
 ]
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from llmserve import modelconfig
 from llmserve.errors import LLMServeError, ModelNotReadyError
-from llmserve.manifest import hashes
+from llmserve.repository import config as modelconfig
+from llmserve.repository.manifest import hashes
 from llmserve.testing.asking import PROMPTS, TEXT, WORK, Asking, at_once
 from llmserve.testing.live import LiveTriton
 
@@ -149,6 +149,7 @@ class RecipeConformance(Asking):
     ) -> None:
         """A prompt that leaves room for four tokens runs beside answers that need many more."""
         self._takes(triton, name, "ignore_eos")
+        self._needs_context(triton, name)
         told = self._refusal(
             triton, name, self.prompts[0], names="context of ", max_tokens=2**31 - 1
         )
@@ -170,6 +171,8 @@ class RecipeConformance(Asking):
         self, triton: LiveTriton, name: str, max_tokens: int
     ) -> None:
         """A length of nothing, less or too much gets an error that names max_tokens."""
+        if max_tokens == 2**31 - 1:
+            self._needs_context(triton, name)
         prompt = self.prompts[0]
         self._refusal(triton, name, prompt, names="max_tokens", max_tokens=max_tokens)
         self._goes_on(triton, name)
@@ -181,6 +184,7 @@ class RecipeConformance(Asking):
 
     def test_a_prompt_over_the_context_is_refused(self, triton: LiveTriton, name: str) -> None:
         """A prompt that is too long gets an error that names the context's length."""
+        self._needs_context(triton, name)
         self._refusal(triton, name, self.over_context, names="context", max_tokens=4)
         self._goes_on(triton, name)
 

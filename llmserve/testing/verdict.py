@@ -8,9 +8,9 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 
 from llmserve.errors import LLMServeError
+from llmserve.roles import ROLES
 
 T = TypeVar("T")
-_ROLES = ("tokenizer", "generator", "batching", "formatter")
 _LONGEST = 300
 
 
@@ -83,7 +83,7 @@ class Verdict:
             parts = []
             for role in roles:
                 name = self._options.get(role) or getattr(recipe, role)
-                component = getattr(registry, role)(name)
+                component = registry.get(ROLES[role], name)
                 owner = registry.plugin_of(component)
                 parts.append(f"{role} {name!r}, {component.runtime}, of plugin {owner}")
         except LLMServeError as error:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.check import check_repository
 from llmserve.errors import RequestRejectedError
-from llmserve.testing import LiveTriton, RecipeConformance
+from llmserve.testing import LiveTriton, RecipeConformance, check_repository
 
 
 class TestAcme(RecipeConformance):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.check import check_environment
+import llmserve
+from llmserve.repository.check import check_repository
 from tests.authoring import install
 
 
@@ -57,8 +58,11 @@ def test_serve_names_what_is_missing_and_starts_nothing(repository: Path) -> Non
 
 
 def test_serve_asks_only_for_what_it_is_to_load(repository: Path) -> None:
-    assert not check_environment(repository, ["other"])
-    assert len(check_environment(repository, ["demo"])) == len(check_environment(repository)) > 1
+    llmserve.build("hf", "demo", name="other", output=repository)
+    assert not check_repository(repository, models=["other"], quick=True)
+    told = check_repository(repository, models=["demo"], quick=True)
+    assert told == check_repository(repository, quick=True)
+    assert len(told) > 1
 
 
 def test_check_names_what_is_missing(repository: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve import modelconfig
-from llmserve.builder.dockerfile import FILE as DOCKERFILE
 from llmserve.demo import demo_model_path
 from llmserve.errors import (
     IncompatibleError,
@@ -23,11 +22,12 @@ from llmserve.errors import (
     PluginError,
     UsageError,
 )
-from llmserve.manifest import hashes, references
+from llmserve.repository import config as modelconfig
+from llmserve.repository.dockerfile import FILE as DOCKERFILE
+from llmserve.repository.manifest import hashes, references
+from tests.contract.golden import GOLDEN, build_all, kept
 
-REPOSITORY = Path(__file__).parents[2] / "model_repository"
-_CHOICES = ("tokenizer", "batching", "formatter")
-_WEIGHTS = (".safetensors", ".onnx", ".pt")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8"
+    )
 
 
 def test_a_local_folder_is_copied_and_served_under_its_own_name(repo: Path, folder: Path) -> None:
@@ -93,8 +95,15 @@ def test_an_unbatched_model_has_no_batch_dimension(repo: Path) -> None:
 
 
 def test_a_streaming_model_is_decoupled(repo: Path) -> None:
-    result = llmserve.build("hf", "demo", output=repo, decoupled=True)
+    result = llmserve.build("hf", "demo", output=repo)
     assert modelconfig.read(result.folder).model_transaction_policy.decoupled
+    result = llmserve.build("hf", "demo", output=repo, decoupled=False)
+    assert not modelconfig.read(result.folder).model_transaction_policy.decoupled
+
+
+def test_a_recipes_default_for_an_option_goes_with_the_part_that_has_it(repo: Path) -> None:
+    result = llmserve.build("hf", "demo", output=repo, batching="static")
+    assert "decoupled" not in result.manifest.options
     assert result.manifest.exchange == "stream"
 
 
@@ -220,8 +229,7 @@ def test_bad_input_gets_one_line_that_names_the_mend(
 
 
 def test_what_cannot_work_together_is_refused_with_what_can(repo: Path) -> None:
-    from llmserve.builder.plan import make_plan
-    from llmserve.builder.spec import BuildSpec
+    from llmserve.builder.plan import BuildSpec, make_plan
     from llmserve.registry import Entry, Registry
     from llmserve.roles import Batching
 
@@ -242,24 +250,22 @@ def test_a_token_reaches_no_file(repo: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert path.is_dir() or secret.encode() not in path.read_bytes()
 
 
-def test_the_repository_that_is_checked_in_is_what_build_emits(tmp_path: Path) -> None:
-    """Without weights, which are large: their hashes are in the manifest."""
-    shown = set()
-    for folder in sorted(path for path in REPOSITORY.iterdir() if path.is_dir()):
-        papers = json.loads((folder / "llmserve.json").read_text())
-        if papers["part_of"]:
-            continue
-        chosen = {role: papers["components"][role]["name"] for role in _CHOICES}
-        llmserve.build(
-            papers["recipe"], papers["source"]["kind"], name=folder.name, output=tmp_path / "r",
-            **chosen, **papers["options"],
-        )  # fmt: skip
-        shown.add(papers["plugin"])
-    ours = {path.parent.name for path in REPOSITORY.parent.glob("plugins/*/pyproject.toml")}
-    assert shown == {f"llmserve-{name}" for name in ours}, "one of every plugin of this project"
-    checked_in, built = without_weights(REPOSITORY), without_weights(tmp_path / "r")
-    assert built == checked_in
+def test_builds_of_the_demo_model_are_what_they_were(tmp_path: Path) -> None:
+    build_all(tmp_path / "r")
+    built, golden = kept(tmp_path / "r"), kept(GOLDEN)
+    assert built.keys() == golden.keys()
+    for name, text in built.items():
+        assert text == golden[name], f"{name}: `python -m tests.contract.golden`, if this is meant"
 
 
-def without_weights(repository: Path) -> dict[str, str]:
-    return {n: d for n, d in hashes(repository).items() if not n.endswith(_WEIGHTS)}
+def test_a_build_leaves_a_checkout_clean(repo: Path) -> None:
+    """By default it writes into model_repository/, which git ignores but for its README."""
+    shutil.copytree(ROOT / "model_repository", repo, dirs_exist_ok=True)
+    subprocess.run(["git", "init", "-q", repo.parent], check=True)
+    shutil.copy(ROOT / ".gitignore", repo.parent)
+    repo.rename(repo.parent / "model_repository")
+    ask = ["git", "-C", str(repo.parent), "status", "--porcelain", "--untracked-files=all"]
+    before = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
+    assert "model_repository/README.md" in before
+    llmserve.build("hf", "demo", output=repo.parent / "model_repository")
+    assert subprocess.run(ask, check=True, capture_output=True, text=True).stdout == before

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import llmserve
-from llmserve import modelconfig
-from llmserve.check import check_repository
+from llmserve.discovery import Plugin, find_plugins
+from llmserve.plugin import CheckedModel, Problem, hookimpl
+from llmserve.registry import Registry
+from llmserve.repository import config as modelconfig
+from llmserve.repository.check import check_repository
 
 
 @pytest.fixture
@@ -19,9 +27,9 @@ def repo(tmp_path: Path) -> Path:
 
 
 def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert old in text
-    path.write_text(text.replace(old, new))
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def spoil_placeholder(model: Path) -> None:
@@ -92,6 +100,10 @@ def spoil_role(model: Path) -> None:
     replace(model / "llmserve.json", '"formatter": {', '"farmatter": {')
 
 
+def spoil_method(model: Path) -> None:
+    replace(model / "llmserve.json", "hf_tokenizer:TransformersTokenizer", "batch:BatchDriver")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -112,17 +124,59 @@ def spoil_role(model: Path) -> None:
         (spoil_runtime, r"there is no module llmserve_hf\.no_such_module"),
         (spoil_class, "not of the form package.module:Class"),
         (spoil_role, "names no formatter"),
+        (spoil_method, "BatchDriver has no method encode or encode_chat or decode"),
     ],
 )
 def test_what_would_not_load_is_found(
     repo: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
+    def found(**how: Any) -> bool:
+        fatal = [problem for problem in check_repository(repo, **how) if problem.fatal]
+        return any(re.search(message, str(problem)) for problem in fatal)
+
     assert check_repository(repo) == []
     spoil(repo / "demo")
-    fatal = [problem for problem in check_repository(repo) if problem.fatal]
-    import re
+    assert found()
+    assert found(quick=True, models=["demo"]) == (spoil not in (spoil_method, spoil_neighbour))
+    installed = (spoil_package, spoil_runtime, spoil_class, spoil_method)
+    assert found(served_here=False) == (spoil not in installed)
 
-    assert any(re.search(message, str(problem)) for problem in fatal), fatal
+
+QUICK = """
+import sys, time
+from pathlib import Path
+began = time.process_time()
+from llmserve.repository.check import check_repository
+assert check_repository(Path(sys.argv[1]), quick=True) == []
+assert time.process_time() - began < 1, time.process_time() - began
+assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+
+
+def test_a_quick_check_takes_less_than_a_second_and_loads_nothing_heavy(repo: Path) -> None:
+    subprocess.run([sys.executable, "-c", QUICK, str(repo)], check=True)
+
+
+def test_a_model_that_is_not_there_is_told_with_what_is(repo: Path) -> None:
+    (problem,) = check_repository(repo, models=["dmeo"])
+    assert str(problem) == f"dmeo: it is not in {repo}: did you mean 'demo'?"
+
+
+def test_a_check_of_a_plugin_that_fails_hides_no_other(repo: Path) -> None:
+    made = ModuleType("acme")
+
+    @hookimpl
+    def llmserve_check_model(model: CheckedModel) -> list[Problem]:
+        raise ZeroDivisionError(model.name)
+
+    made.llmserve_check_model = llmserve_check_model  # type: ignore[attr-defined]
+    registry = Registry([*find_plugins(), Plugin("acme", "llmserve-acme", "1.0", module=made)])
+    spoil_entry(repo / "demo")
+    told = [str(problem) for problem in check_repository(repo, registry)]
+    assert any(
+        "check of plugin 'acme' (llmserve-acme 1.0) failed: ZeroDivisionError" in t for t in told
+    )
+    assert any("1/model.py is missing" in line for line in told)
 
 
 def test_an_edit_is_worth_a_note(repo: Path) -> None:

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.builder import build_spec
+from llmserve.builder.build import build_spec
 from llmserve.builder.context import BuildContext, Container
-from llmserve.builder.dockerfile import served_by
-from llmserve.builder.needs import Needs, groups
-from llmserve.builder.spec import BuildResult, BuildSpec
-from llmserve.container import BASE_IMAGE, IMAGE
+from llmserve.builder.plan import BuildResult, BuildSpec
+from llmserve.discovery import Plugin
 from llmserve.errors import ConfigError, UsageError
-from llmserve.manifest import Manifest
-from llmserve.plugins import Plugin
 from llmserve.registry import Registry
+from llmserve.repository.dockerfile import BASE_IMAGE, IMAGE, Needs, groups, served_by
+from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching
 
 OWN = "example.com/engine:24.08"
@@ -35,11 +33,12 @@ def build(
         return {}
 
     core = Registry.load()
+    dynamic = core.get(Batching, "dynamic")
     own = Batching(
         name="own", summary="", runtime="llmserve.runtime.batch:BatchDriver", prepare=prepare,
-        options=core.batching("dynamic").options, inputs=core.batching("dynamic").inputs,
+        options=dynamic.options, inputs=dynamic.inputs,
     )  # fmt: skip
-    entry = next(entry for entry in core.entries if entry.component is core.batching("dynamic"))
+    entry = next(entry for entry in core.entries if entry.component is dynamic)
     core.entries.append(type(entry)(own, "batching", entry.plugin))
     assert isinstance(entry.plugin, Plugin)
     return build_spec(BuildSpec("hf", "demo", name, repository, batching="own"), registry=core)
@@ -162,9 +161,13 @@ def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(
 
     def told(*words: str) -> str:
         command = [sys.executable, "-m", "llmserve_cli", "serve", str(repository), *words]
-        docker = ["--runtime", "docker", "--http-port", "0"]
+        docker = ["--runtime", "docker", "--http-port", "0", "--grpc-port", "0"]
         return subprocess.run(
-            [*command, *docker], env=env, capture_output=True, text=True, check=False
+            [*command, *docker, "--metrics-port", "0"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
         ).stderr
 
     assert told("--model", "own").endswith(

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import llmserve
+from llmserve.builder.build import BuildSpec, build_spec
 from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, ModelSourceError
-from llmserve.manifest import FILE, Manifest, references
-from llmserve.sources.vocabulary import vocabulary_size
+from llmserve.repository.manifest import Manifest, references
+from llmserve.repository.source_files import vocabulary_size
+from llmserve.runtime.contract import MANIFEST
 
 
 @pytest.fixture
@@ -23,7 +25,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8"
+    )
 
 
 def cut(path: Path) -> None:
@@ -93,6 +97,13 @@ def test_a_configuration_of_wrong_types_is_refused(
         llmserve.build("hf", str(folder), output=tmp_path / "repo")
 
 
+def test_a_tokenizer_that_is_hardly_the_models_own_is_told(folder: Path, tmp_path: Path) -> None:
+    edit_json(folder / "config.json", vocab_size=50257)
+    told: list[str] = []
+    build_spec(BuildSpec("hf", str(folder), output=tmp_path / "repo"), report=told.append)
+    assert any("has 1024 words and the model knows 50257: is it the model's own" in t for t in told)
+
+
 def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
     known = json.loads((folder / "config.json").read_text())["vocab_size"]
     edit_json(folder / "config.json", vocab_size=known - 1)
@@ -115,6 +126,8 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -
 def test_a_tokenizers_size_is_that_of_its_own_words(
     tmp_path: Path, tokenizer: dict[str, Any], size: int | None
 ) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nthe\n")
+    assert vocabulary_size(tmp_path) == 3
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert vocabulary_size(tmp_path) == size
 
@@ -149,6 +162,8 @@ def field(**changes: Any) -> Callable[[dict[str, Any]], None]:
         field(components={"generator": "x"}),
         field(name=1),
         field(files=[]),
+        field(parts=["../precious"]),
+        field(part_of="."),
         field(files={"a": 1}),
         field(packages={"torch": 2}),
         field(packages={"torch; true": "2"}),
@@ -165,9 +180,9 @@ def test_a_manifest_of_another_shape_is_damaged_and_stops_no_other_model(
     repo = tmp_path / "repo"
     llmserve.build("hf", str(folder), output=repo, weights="reference")
     shutil.copytree(repo / "model", repo / "spoilt")
-    content = json.loads((repo / "spoilt" / FILE).read_text())
+    content = json.loads((repo / "spoilt" / MANIFEST).read_text())
     spoil(content)
-    (repo / "spoilt" / FILE).write_text(json.dumps(content))
+    (repo / "spoilt" / MANIFEST).write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"spoilt/llmserve\.json is damaged"):
         Manifest.read(repo / "spoilt")
     assert references(repo) == [folder]
@@ -175,6 +190,6 @@ def test_a_manifest_of_another_shape_is_damaged_and_stops_no_other_model(
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"schema"', "[" * 100_000, "\0"])
 def test_what_is_no_manifest_is_damaged(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(ConfigError, match="is damaged"):
         Manifest.read(tmp_path)

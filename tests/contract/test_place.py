@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmserve import modelconfig
 from llmserve.builder.context import BuildContext
 from llmserve.demo import demo_model_path
+from llmserve.repository import config as modelconfig
 
 
 @pytest.mark.parametrize(("copy", "copied"), [(None, False), (False, False), (True, True)])

@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from llmserve.builder import BuildSpec, build_spec
+from llmserve.builder.build import BuildSpec, build_spec
+from llmserve.discovery import Plugin
 from llmserve.errors import PluginError
-from llmserve.importable import problem_with
-from llmserve.plugins import Plugin
 from llmserve.registry import Entry, Registry
+from llmserve.repository.runtimes import problem_with
 from llmserve.roles import Formatter
 from llmserve.runtime import contract
 
@@ -50,7 +50,7 @@ def test_the_package_of_every_chosen_component_is_recorded(tmp_path: Path) -> No
 @pytest.mark.parametrize("runtime", ["nor.x:Y", "llmserve.nowhere:Y", "json.decoder.x:Y", "json"])
 def test_a_runtime_that_cannot_be_found_is_told_at_build_time(tmp_path: Path, runtime: str) -> None:
     spec = BuildSpec("hf", "demo", output=tmp_path / "repo", formatter="other")
-    with pytest.raises(PluginError, match="formatter 'other' cannot be run"):
+    with pytest.raises(PluginError, match=r"formatter 'other' of plugin .* cannot be run"):
         build_spec(spec, registry=registry_with(runtime))
     assert not list(tmp_path.iterdir())
 
@@ -65,7 +65,7 @@ def test_looking_for_a_module_imports_nothing(tmp_path: Path) -> None:
     for name in ("__init__", "part"):
         (tmp_path / "heavy" / f"{name}.py").write_text("raise SystemExit('it was imported')")
     code = (
-        "from llmserve.importable import problem_with\n"
+        "from llmserve.repository.runtimes import problem_with\n"
         "assert problem_with('heavy.part:X') is None\n"
         "assert problem_with('heavy.other:X') == 'there is no module heavy.other'"
     )

@@ -35,7 +35,7 @@ class Serving:
             env={**os.environ, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
         )
         assert self.process.stderr is not None
         self.told = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path

@@ -10,6 +10,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.contract.test_hub import cache
@@ -17,20 +18,13 @@ from tests.live.commands import FREE, LLMSERVE, PROMPT, Serving, run
 from tests.live.servers import eventually
 
 
-def test_build_prints_where_the_model_is_and_says_what_next(tmp_path: Path) -> None:
-    done = run("build", "--plugin", "hf", "--model", "demo", "--output", str(tmp_path / "r"))
-    assert done.stdout == f"{tmp_path}/r/demo\n"
-    for part in ("llmserve serve", "docker run", "llmserve query demo", "client.py"):
-        assert part in done.stderr
-
-
 def test_what_to_type_next_survives_a_shell(tmp_path: Path) -> None:
     folder = tmp_path / "two words"
-    done = run("build", "--plugin", "hf", "--model", "demo", "--output", str(folder))
-    typed = [shlex.split(line) for line in done.stderr.splitlines()]
+    words = ["build", "--plugin", "hf", "--model", "demo", "--output", str(folder), "--verbose"]
+    typed = [shlex.split(line) for line in run(*words).stderr.splitlines()]
     assert any(words[-3:] == ["llmserve", "serve", str(folder)] for words in typed)
     assert any(words[-2:] == ["llmserve-triton", str(folder)] for words in typed)
-    assert any(words[-2:] == [str(folder / "demo" / "client.py"), "..."] for words in typed)
+    assert any(str(folder / "demo" / "client.py") in words for words in typed)
 
 
 def test_a_build_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -64,22 +58,13 @@ def closed_port() -> int:
     [
         (["query", "demo", "Hi", "--url", f"127.0.0.1:{closed_port()}"], 4, "llmserve serve"),
         (["query", "demo", "Hi", "--url", "http://127.0.0.1:8000"], 2, "8001"),
-        (["query", "demo", "Hi", "--file", __file__], 2, "not both"),
-        (["query", "demo", "Hi", "--json", "--stream"], 2, "--json"),
-        (["query", "demo", "--file", __file__, "--stream"], 2, "--file"),
-        (["query", "demo", "--file", "/proc/self/exe"], 2, "UTF-8"),
         (["query", "demo", "Hi", "--set", "top_k"], 2, "key=value"),
-        (["query", "demo", "Hi", "--set", "seed=1", "--seed", "2"], 2, "seed is given twice"),
-        (["query", "demo", "Hi", "--set", "timeout=3"], 2, "timeout"),
-        (["query", "demo", "Hi", "--set", "stream=true"], 2, "--set cannot give stream"),
         (["build", "--plugin", "hff", "--model", "demo"], 3, "did you mean 'hf'"),
         (["build", "--plugin", "hf", "--model", "./gone"], 3, "--model takes"),
         (["build", "--plugin", "hf", "--model", "demo", "--set", "x"], 2, "key=value"),
-        (["build", "--plugin", "hf"], 2, "--model"),
-        (["serve", "/nowhere/at/all"], 1, "llmserve build"),
+        (["serve", "/nowhere/at/all"], 3, "llmserve build"),
         (["check", "/nowhere/at/all"], 3, ""),
         (["plugins", "hff"], 3, "did you mean 'hf'"),
-        (["sreve"], 2, "sreve"),
     ],
 )
 def test_bad_input_is_told_in_one_line_with_its_mend(
@@ -106,6 +91,21 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert "--http-port" in done.stderr
 
 
+def test_all_that_keeps_a_repository_from_being_served_is_named_at_once(tmp_path: Path) -> None:
+    run("build", "--plugin", "hf", "--model", "demo", "--output", str(tmp_path / "r"))
+    weights = tmp_path / "r" / "demo" / "1" / "model" / "model.safetensors"
+    weights.unlink()
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+        taken = [str(listener.getsockname()[1]) for listener in (one, two)]
+        ports = ["--http-port", taken[0], "--grpc-port", "0", "--metrics-port", taken[1]]
+        done = run("serve", str(tmp_path / "r"), *ports)
+    assert done.returncode == 3
+    assert [line for line in done.stderr.splitlines() if "model.safetensors is missing" in line]
+    for port in taken:
+        assert f"port {port} " in done.stderr
+    assert "see /tmp" not in done.stderr, "Triton was not started"
+
+
 def test_a_model_that_cannot_load_is_named_with_the_reason(tmp_path: Path) -> None:
     run("build", "--plugin", "hf", "--model", "demo", "--output", str(tmp_path / "r"))
     (tmp_path / "r" / "demo" / "1" / "model" / "config.json").write_text("{}")
@@ -124,6 +124,13 @@ def test_a_model_of_the_hub_is_served_offline_and_ctrl_c_ends_it_in_order(tmp_pa
     served = Serving(tmp_path / "r", "--model", "tiny", **env)
     answer = run("query", "tiny", PROMPT, "--url", served.url, "--max-tokens", "8")
     assert answer.returncode == 0, answer.stderr
+    # Loading one keeps the index to the server itself, and yet it is told what there is.
+    unknown = run("query", "nope", PROMPT, "--url", served.url)
+    assert (unknown.returncode, "choose one of tiny" in unknown.stderr) == (5, True)
+    http = re.search(r"http://(\S+)", served.told)
+    assert http
+    wrong = run("query", "tiny", PROMPT, "--url", http[1])
+    assert (wrong.returncode, "speaks HTTP, not gRPC" in wrong.stderr) == (4, True)
     assert served.interrupt() == 0
     gone = run("query", "tiny", PROMPT, "--url", served.url)
     assert gone.returncode == 4
@@ -147,10 +154,11 @@ def test_shells_get_a_completion(shell: str) -> None:
 
 
 def test_every_command_has_an_example() -> None:
-    from llmserve_cli.main import COMMANDS
+    from llmserve_cli.commands import llmserve_register_commands
 
-    assert run("--help").stdout.count("\n") > len(COMMANDS)
-    for command in COMMANDS:
+    group = click.Group()
+    llmserve_register_commands(group)
+    for command in group.commands:
         done = run(command, "--help")
         assert done.returncode == 0
         assert re.search(rf"\n +(eval )?.*llmserve {command}", done.stdout.split("Usage", 1)[1]), (

@@ -21,7 +21,7 @@ from tests.live.servers import eventually
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli") / "model_repository"
-    for words in (["--set", "decoupled=true"], ["--name", "unary"]):
+    for words in ([], ["--name", "unary", "--set", "decoupled=false"]):
         done = run("build", "--plugin", "hf", "--model", "demo", "--output", str(folder), *words)
         assert done.returncode == 0, done.stderr
     return folder
@@ -71,15 +71,9 @@ def test_json_has_log_probabilities_for_who_asks(serving: Serving, repository: P
     assert json.loads(emitted.stdout)["logprobs"] == answer["logprobs"]
 
 
-def test_log_probabilities_need_json() -> None:
-    done = run("query", "demo", PROMPT, "--logprobs", "2")
-    assert done.returncode == 2
-    assert "--logprobs needs --json" in done.stderr
-
-
 def test_a_file_of_prompts_is_answered_in_its_order(serving: Serving, tmp_path: Path) -> None:
     prompts = [PROMPT, "The capital of France is", "Once upon a time", "Hello"]
-    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
     common = ["--url", serving.url, "--max-tokens", "12"]
     done = run("query", "unary", "--file", str(tmp_path / "prompts.txt"), "--json", *common)
     answers = [json.loads(line)["text"] for line in done.stdout.splitlines()]
@@ -128,18 +122,19 @@ def lines(folder: Path, *prompts: str) -> str:
 
 
 def test_a_line_that_is_refused_costs_no_other_its_answer(serving: Serving, tmp_path: Path) -> None:
-    # An empty line is no prompt, but it counts when a line is named.
+    # A blank line is no prompt, but it keeps its place.
     file = lines(tmp_path, "One", "", "word " * 5000, *["Two"] * 12)
     common = ["--file", file, "--url", serving.url, "--max-tokens", "4"]
     plain = run("query", "unary", *common)
     assert plain.returncode == 7
     answers = plain.stdout.splitlines()
-    assert [bool(answer) for answer in answers] == [True, False, *[True] * 12]
+    assert [bool(answer) for answer in answers] == [True, False, False, *[True] * 12]
     (told,) = plain.stderr.splitlines()
     assert "line 3" in told
     as_json = run("query", "unary", *common, "--json")
     assert as_json.returncode == 7
-    refused = json.loads(as_json.stdout.splitlines()[1])
+    blank, refused = (json.loads(line) for line in as_json.stdout.splitlines()[1:3])
+    assert blank == {"error": "the line is blank", "line": 2}
     assert refused["line"] == 3
     assert refused["error"] in told
     assert sum("text" in json.loads(line) for line in as_json.stdout.splitlines()) == 13

@@ -38,7 +38,7 @@ class Crowd:
             while not generation.done:
                 generation.push(ord("a") + len(generations))
 
-class Unloadable:
+class Unloadable(Crowd):
     def __init__(self, settings, folder):
         raise ValueError("the weights are cut short")
 

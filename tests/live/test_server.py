@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import PortInUseError, ServerError
-from llmserve.server import Progress, Server, ServerSettings, ports, start
+from llmserve.server import Progress, Server, ServerSettings, start
+from llmserve.server.settings import Ports, choose_ports
 from tests.live.servers import (
     ECHO,
     IMPORTS,
@@ -116,16 +117,16 @@ def test_a_free_port_that_is_lost_is_chosen_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thief = socket.socket()
-    choose = ports.choose
+    choose = choose_ports
 
-    def robbed(options: ServerSettings) -> ports.Ports:
+    def robbed(options: ServerSettings) -> Ports:
         chosen = choose(options)
         if thief.getsockname()[1] == 0:
             thief.bind(("127.0.0.1", chosen.grpc))
             thief.listen()
         return chosen
 
-    monkeypatch.setattr(ports, "choose", robbed)
+    monkeypatch.setattr("llmserve.server.startup.choose_ports", robbed)
     with thief, start(settings(repository(tmp_path, echo=ECHO))) as second:
         assert not second.grpc_url.endswith(f":{thief.getsockname()[1]}")
         assert echo(second, "again") == "again"
@@ -150,7 +151,7 @@ def test_a_model_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
         "model 'bad' failed to load: ValueError: the weights are cut short"
     )
     log = Path(str(failed.value.mend).removeprefix("see "))
-    assert "cut short" in log.read_text()
+    assert "cut short" in log.read_text(encoding="utf-8")
     assert left_of(log.name.rsplit("-", 1)[0]) == []
     log.unlink()
 

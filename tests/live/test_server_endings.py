@@ -18,7 +18,7 @@ import pytest
 
 from llmserve.errors import UsageError
 from llmserve.server import Progress, start
-from llmserve.server.process import ServerProcess
+from llmserve.server.server import ServerProcess
 from tests.live.servers import (
     ECHO,
     SLOW,
@@ -154,7 +154,12 @@ def test_a_second_ctrl_c_leaves_nothing_either(
 
 def test_the_key_is_not_on_the_guards_command_line(tmp_path: Path) -> None:
     with start(settings(repository(tmp_path, echo=ECHO))) as running:
-        parent = Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[1]
+        parent = (
+            Path(f"/proc/{running.pid}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()[1]
+        )
         command = Path(f"/proc/{parent}/cmdline").read_bytes()
         assert b"guard.py" in command
         assert name_of(running).encode() in command
@@ -176,15 +181,31 @@ def test_a_killed_parents_requests_are_not_waited_for(tmp_path: Path) -> None:
     repository(tmp_path / "models", one=BUSY)
     process, name = run_script(tmp_path, "READY")
     with process, socket.create_connection(("127.0.0.1", http_port(name))) as client:
-        tensor = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["x"]}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        head = f"POST /v2/models/one/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
-        client.sendall(f"{head}\r\n\r\n".encode() + body)
+        client.sendall(request_to("one"))
         time.sleep(1)
         process.kill()
         begun = time.monotonic()
         eventually(lambda: left_of(name) == [])
     assert time.monotonic() - begun < 10
+
+
+def test_what_does_not_end_within_the_grace_is_cut_short(tmp_path: Path) -> None:
+    """A model that hangs, or whose process is gone, keeps nobody waiting for longer."""
+    folder = repository(tmp_path / "models", one=BUSY)
+    running = start(settings(folder, grace=1.0))
+    with running, socket.create_connection(("127.0.0.1", http_port(name_of(running)))) as client:
+        client.sendall(request_to("one"))
+        time.sleep(0.5)
+        begun = time.monotonic()
+        running.stop()
+    assert time.monotonic() - begun < 6
+
+
+def request_to(model: str) -> bytes:
+    tensor = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n".encode() + body
 
 
 def http_port(name: str) -> int:

@@ -56,7 +56,7 @@ def test_blocking_it_keeps_it_out(installed: Mapping[str, str]) -> None:
 
 def test_it_adds_a_command(installed: Mapping[str, str]) -> None:
     assert llmserve("acme-hello", env=installed) == "hello from acme\n"
-    assert "Say hello from Acme." in llmserve("--help", env=installed)
+    assert "Say hello from Acme (acme)" in llmserve("--help", env=installed)
 
 
 def test_its_recipe_is_built_with_its_own_option(

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from llmserve.api import API
-from llmserve.plugins import Plugin, find_plugins, unmatched
+from llmserve.discovery import Plugin, find_plugins, unmatched
 from llmserve.registry import Registry
+from llmserve.roles import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKENIZERS = """
@@ -85,7 +86,7 @@ PACKAGES = [
 
 @pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
 def test_what_we_tell_others_to_say_our_own_packages_say_too(path: Path) -> None:
-    groups = re.findall(r"(?m)^\[project\.entry-points\.(.+)\]$", path.read_text())
+    groups = re.findall(r"(?m)^\[project\.entry-points\.(.+)\]$", path.read_text(encoding="utf-8"))
     assert groups == [f'"llmserve.api{API}"']
 
 
@@ -129,9 +130,9 @@ def test_a_collision_is_told_with_what_blocks_one_of_them(
         (site / f"{name}_module.py").write_text(TOKENIZERS)
         install(site, name, f"[llmserve]\nit = {name}_module\n")
     with pytest.raises(Exception, match=r"or set LLMSERVE_BLOCK_PLUGINS=bolt:it$"):
-        Registry.load().tokenizer("words")
+        Registry.load().get(Tokenizer, "words")
     monkeypatch.setenv("LLMSERVE_BLOCK_PLUGINS", "bolt:it")
-    assert Registry.load().tokenizer("words").name == "words"
+    assert Registry.load().get(Tokenizer, "words").name == "words"
 
 
 def test_a_name_in_the_environment_that_nobody_has_is_told(site: Path) -> None:
@@ -160,9 +161,29 @@ def test_the_list_says_where_each_plugin_comes_from(tmp_path: Path) -> None:
         "problem": None,
     }
     assert plugins["new"]["api"] == 99
-    assert plugins["new"]["path"] == str(tmp_path / "acme-1.2.dist-info")
+    assert plugins["new"]["path"] == str(tmp_path)
     assert any("'wrods'" in problem for problem in listed["problems"])
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     rows = [line.split() for line in shown.splitlines()]
     path = str(tmp_path / "acme_module.py")
     assert ["words", "acme", "1.2", "-", "acme_module", path] in rows
+
+
+def test_damaged_metadata_hides_nobody_else(site: Path) -> None:
+    install(site, "a", "[llmserve]\na = json\n")
+    install(site, "b", "")
+    (site / "b-1.2.dist-info" / "entry_points.txt").write_bytes(b"[other]\n\xff = x\n")
+    install(site, "c", "[llmserve]\nc = ast\n")
+    (site / "d-1.2.dist-info").mkdir()
+    (site / "d-1.2.dist-info" / "entry_points.txt").write_text("[llmserve]\nd = json\n")
+    assert {"a:a", "c:c"} <= found().keys()
+
+
+def test_the_first_distribution_of_a_name_counts(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "later").mkdir()
+    install(site, "acme-llmserve", "[llmserve]\nacme = json\n")
+    install(site / "later", "Acme.LLMserve", "[llmserve]\nshadowed = ast\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site / "later")])
+    assert list(found()) == ["llmserve:core", "acme-llmserve:acme"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.contract import Tensor
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Answer, Tokenizer
+from llmserve.runtime.protocols import Answer, Parts, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
-from llmserve.testing import FakeBackendUtils, FakeRequest, make_parts
+from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
 
 
 class Repeats:
@@ -245,3 +247,153 @@ def test_what_would_hurt_others_is_refused(
     driver(Repeats()).execute([wrong, good])
     assert message in (wrong.error or "")
     assert good.text == "ab"
+
+
+class Raw(FakeRequest):
+    """A request whose parameters are as they came, which Triton does not look at."""
+
+    def __init__(self, parameters: str | Exception) -> None:
+        super().__init__({"text_input": ["a"]})
+        self._raw = parameters
+
+    def parameters(self) -> str:
+        if isinstance(self._raw, Exception):
+            raise self._raw
+        return self._raw
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        '{"max_tokens": ' + "9" * 4301 + "}",
+        '{"messages": "[' + "9" * 4301 + ']"}',
+        '{"stop_words": "\\ud800"}',
+        '{"max_token\\ud800": 3}',
+        "{" * 100_000,
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_parameters_that_cannot_be_read_are_the_clients_fault(parameters: str | Exception) -> None:
+    wrong, parts = Raw(parameters), make_parts(Repeats())
+    made = BatchDriver({}, Path())
+    made.start(parts)
+    made.execute([wrong])
+    (refusal,) = wrong.responses
+    assert refusal.error
+    assert refusal.error.code() == FakeBackendUtils.TritonError.INVALID_ARG
+    assert refusal.error.message().encode()
+    assert "\n" not in refusal.error.message()
+    assert not parts.pb_utils.Logger.errors
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException, which is no Exception."""
+
+
+class Panics(ByteTokenizer):
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        if text == "!":
+            raise Panic("index out of bounds")
+        return super().encode(text, special=special)
+
+
+class PanicsLater(Repeats):
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        if any(generation.prompt_ids == [ord("!")] for generation in generations):
+            raise Panic("index out of bounds")
+        super().generate(generations, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "parts", [make_parts(Repeats(), tokenizer=Panics()), make_parts(PanicsLater())]
+)
+def test_a_panic_of_a_library_fails_one_request_and_not_the_model(parts: Parts) -> None:
+    made = BatchDriver({}, Path())
+    made.start(parts)
+    culprit, good = ask("!"), ask("ab", max_tokens=2)
+    made.execute([culprit, good])
+    assert culprit.error == "the model failed: RuntimeError: Panic: index out of bounds"
+    assert good.text == "ab"
+
+
+COUNT = Tensor("count", "TYPE_INT32")
+TEXT = Tensor("text_output", "TYPE_STRING", optional=False)
+TABLE = Tensor("table", "TYPE_FP32", dims=(-1, -1))
+
+
+class Returns:
+    def __init__(self, **tensors: Any) -> None:
+        self._tensors = tensors
+
+    def format(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        return self._tensors
+
+
+def formatted(**tensors: Any) -> FakeRequest:
+    outputs = {tensor.name: tensor for tensor in (COUNT, TEXT, TABLE)}
+    made, request = BatchDriver({}, Path()), FakeRequest({"text_input": ["a", "b"]})
+    parts = make_parts(Repeats(), decoupled=False, formatter=Returns(**tensors))
+    made.start(replace(parts, outputs=outputs))
+    made.execute([request])
+    return request
+
+
+TEXTS = np.array([b"a", b"b"], np.object_)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"count": np.zeros(7)}, "[7] of float64 instead of [2] of INT32 for 'count'"),
+        ({"count": np.zeros(2, np.int64)}, "[2] of int64 instead of [2] of INT32 for 'count'"),
+        ({"count": np.zeros((2, 1), np.int32)}, "[2, 1] of int32 instead of [2] of INT32"),
+        ({"count": [1, 2]}, "list instead of a numpy array for 'count'"),
+        ({"table": np.zeros(2, np.float32)}, "[2] of float32 instead of [2, -1] of FP32"),
+        ({"other": np.zeros(2)}, "a tensor, but declares none for 'other'"),
+        ({}, "no 'text_output', which it declares"),
+    ],
+)
+def test_what_a_formatter_returns_is_held_to_what_it_declares(
+    tensors: dict[str, Any], message: str
+) -> None:
+    error = formatted(**({"text_output": TEXTS} if tensors else {}), **tensors).error or ""
+    assert error.startswith("the model failed: OutputError: the formatter ")
+    assert "test_batch_driver:Returns returned " in error
+    assert message in error
+
+
+def test_what_a_formatter_declares_it_may_return() -> None:
+    count, table = np.ones(2, np.int32), np.zeros((2, 5), np.float32)
+    for more in ({}, {"count": count}, {"count": count, "table": table}):
+        request = formatted(text_output=TEXTS, **more)
+        assert request.error is None
+        assert set(request.responses[0].tensors) == {"text_output", *more}
+
+
+class Scored(Repeats):
+    """A generator of many tokens with their scores."""
+
+    context_length = None
+
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        logits = np.zeros(128, np.float32)
+        for generation in generations:
+            while not generation.done:
+                generation.push(ord("a"), logits)
+
+
+def test_a_piece_costs_the_same_however_long_the_answer_is() -> None:
+    def cost_of_a_piece(count: int) -> float:
+        seconds = []
+        for _ in range(3):
+            asked = ask("ab", max_tokens=count, stream=True, logprobs=0)
+            made = driver(Scored(), inputs=("logprobs",))
+            began = time.perf_counter()
+            made.execute([asked])
+            seconds.append(time.perf_counter() - began)
+            assert len(asked.responses) == count
+        return min(seconds) / count
+
+    short = cost_of_a_piece(800)
+    assert cost_of_a_piece(8_000) < 2 * short

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from llmserve_cli.commands import llmserve_register_commands
+from llmserve_cli.group import Commands
 
 PLUGIN = """
 import click
@@ -18,11 +22,22 @@ class Panic(BaseException):
 
 @hookimpl
 def llmserve_register_commands(cli):
+    @cli.command("build")
+    def another_build():
+        '''Take the place of a command of ours.'''
+
+    @cli.command("two-words")
+    @click.option("--choice", type=click.Choice(["left", "right"]))
+    def two_words(choice):
+        '''Do what takes more than one line of a narrow terminal to say, and say all of it.'''
+
     @cli.command()
     @click.argument("kind")
     def fails(kind):
+        '''Fail.'''
         raise {"type": TypeError, "panic": Panic, "system": OSError}[kind]("first\\nsecond")
 """
+TAKEN = "llmserve: build of plugin acme is taken already\n"
 LEAVES = """
 from llmserve import hookimpl
 
@@ -50,6 +65,7 @@ def run(
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", "llmserve_cli", *words],
+        cwd=site,
         env={**os.environ, "PYTHONPATH": path, **env},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
@@ -83,6 +99,57 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_on_request(
     assert "acme.py" in long.stderr
 
 
+def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) -> None:
+    done = run(site, "--help", LLMSERVE_PLUGINS="acme", COLUMNS="80")
+    assert done.stderr == TAKEN
+    sections = done.stdout.split("\n\n")
+    names = [[line.split()[0] for line in text.splitlines()] for text in sections]
+    assert ["Serve:", "build", "serve", "query", "check", "demo"] in names
+    assert ["Extend:", "plugins", "plugin", "completion"] in names
+    assert sections[-1].splitlines()[0] == "Plugins:"
+    assert "Fail (acme)" in sections[-1]
+    folded = " ".join(run(site, "--help", LLMSERVE_PLUGINS="acme", COLUMNS="50").stdout.split())
+    assert "than one line of a narrow terminal to say, and say all of it (acme)" in folded
+
+
+def test_no_summary_of_ours_is_cut() -> None:
+    group = click.Group()
+    llmserve_register_commands(group)
+    for command in group.commands.values():
+        assert len(command.get_short_help_str(limit=1000)) <= 45, command.name
+
+
+def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
+    done = run(site, "two-words", LLMSERVE_PLUGINS="acme")
+    assert done.returncode == 0
+    assert done.stderr == TAKEN
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["biuld"], "no command is called 'biuld': did you mean 'build'?"),
+        (["plugin", "nwe"], "no command is called 'nwe': did you mean 'new'?"),
+        (["serve", "--runtime", "x"], "--runtime cannot be 'x': choose one of auto, embedded, "),
+        (["serve", "--runtme", "x"], "serve has no option --runtme: did you mean '--runtime'?"),
+        (["query"], "query needs MODEL: see llmserve query --help"),
+        (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
+        (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
+        (["build"], "build needs --plugin: choose one of "),
+        (["build", "--plugin"], "--plugin needs a value"),
+        (["build", "--plugin", "hf", "--modle", "demo"], "build has no option --modle: did you "),
+        (["two-words", "--choice", "up"], "--choice cannot be 'up': choose one of left, right"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_would_do(
+    site: Path, words: list[str], told: str
+) -> None:
+    done = run(site, *words, LLMSERVE_BLOCK_PLUGINS="leaves")
+    lines = [line for line in done.stderr.splitlines() if "taken already" not in line]
+    assert (done.returncode, len(lines)) == (2, 1)
+    assert lines[0].startswith(f"llmserve: {told}")
+
+
 def test_a_plugin_that_ends_the_process_stops_no_command(site: Path) -> None:
     done = run(site, "--help")
     assert done.returncode == 0
@@ -104,15 +171,18 @@ def test_a_closed_pipe_ends_it_as_a_shell_would_tell(site: Path, words: list[str
 
 
 def test_a_full_disk_is_one_line(site: Path) -> None:
-    with Path("/dev/full").open("w") as full:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = run(site, "plugins", stdout=full.fileno())
     assert done.returncode == 1
     assert "the system refused: OSError: [Errno 28]" in done.stderr
     assert "Exception ignored" not in done.stderr
 
 
-def test_standard_input_that_is_not_text_is_told(site: Path) -> None:
-    command = [sys.executable, "-m", "llmserve_cli", "query", "demo", "-"]
-    done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert b"UTF-8" in done.stderr
+@pytest.mark.parametrize("name", ["bench", "compare", "sweep", "report"])
+def test_a_command_of_a_package_that_is_not_installed_names_it(name: str) -> None:
+    group = Commands()
+    group.commands.pop(name, None)
+    group._has_plugins = True
+    with pytest.raises(click.UsageError) as caught:
+        group.resolve_command(click.Context(group), [name, "demo"])
+    assert caught.value.message == f"{name} comes with llmserve-bench: pip install llmserve-bench"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from llmserve.client.deadline import Deadline
-from llmserve.client.exchange import open_exchange
+from llmserve.client.aio import Deadline
+from llmserve.client.exchange import FINAL_RESPONSE, open_exchange
+from llmserve.client.messages import pack_texts, unpack_texts
 from llmserve.client.model import ModelInfo, Tensor
-from llmserve.client.packing import pack_texts, unpack_texts
 from llmserve.client.results import Completion, Piece, gather
 from llmserve.errors import ClientError, UsageError
 
@@ -51,7 +51,7 @@ def test_prompts_are_spread_over_requests_and_come_back_in_order(count: int, siz
     ]
     assert [each.text for each in gather(pieces, count)] == [text.upper() for text in prompts]
     assert exchange.next_round() == []
-    assert exchange.endings() == []
+    assert exchange.end_requests() == []
 
 
 def test_only_streaming_models_are_told_whether_to_stream() -> None:
@@ -73,15 +73,24 @@ def test_models_of_others_are_told_so_through_their_inputs() -> None:
     assert {name: sent[name] for name in names} == dict.fromkeys(names, b"\1")
     bare = replace(STREAM, made_by_llmserve=None)
     (request,) = open_exchange(bare, ["p"], {}, pieces=True).next_round()
-    assert not request.parameters
+    assert list(request.parameters) == [FINAL_RESPONSE]
     assert len(request.inputs) == 1
 
 
 def test_a_row_that_is_complete_stays_silent_while_others_go_on() -> None:
     exchange = open_exchange(STREAM, ["a", "b"], {}, pieces=True)
-    exchange.next_round()
-    assert len(exchange.take(answer("0", ("x", "stop"), ("y", "")))) == 2
-    assert [p.index for p in exchange.take(answer("0", ("", "stop"), ("z", "stop")))] == [1]
+    (request,) = exchange.next_round()
+    assert len(exchange.take(answer(request.id, ("x", "stop"), ("y", "")))) == 2
+    assert [p.index for p in exchange.take(answer(request.id, ("", "stop"), ("z", "stop")))] == [1]
+
+
+def test_ids_of_requests_are_numbers_that_no_other_client_has() -> None:
+    """TensorRT-LLM 0.5.0 takes nothing else, and refuses one that is under way."""
+    prompts = [f"p{number}" for number in range(16)]
+    rounds = [open_exchange(replace(UNARY, rows=1), prompts, {}, pieces=False) for _ in range(2)]
+    ids = [request.id for exchange in rounds for request in exchange.next_round()]
+    assert len(set(ids)) == 32
+    assert all(0 < int(number) < 2**63 for number in ids)
 
 
 def test_an_answer_to_nothing_is_an_error() -> None:
@@ -108,10 +117,10 @@ def test_a_sequence_starts_steps_and_ends() -> None:
     assert texts(second) == [""]
     exchange.take(answer("0", ("", "length")))
     assert exchange.next_round() == []
-    ends = exchange.endings()
+    ends = exchange.end_requests()
     assert [end.parameters["sequence_id"].int64_param for end in ends] == ids
     assert all(end.parameters["sequence_end"].bool_param for end in ends)
-    assert exchange.endings() == []
+    assert exchange.end_requests() == []
 
 
 def test_a_model_that_counts_steps_is_told_how_many_tokens_each_gives() -> None:
@@ -130,12 +139,12 @@ def test_a_model_that_counts_steps_is_told_how_many_tokens_each_gives() -> None:
         (start,) = exchange.next_round()
         exchange.take(answer("0", ("a", "")))
         (step,) = exchange.next_round()
-        (end,) = exchange.endings()
+        (end,) = exchange.end_requests()
         assert [told(start), told(step), told(end)] == [expected, expected, 0]
 
 
 def test_nothing_is_ended_that_was_not_started() -> None:
-    assert open_exchange(SEQUENCE, ["one"], {}, pieces=True).endings() == []
+    assert open_exchange(SEQUENCE, ["one"], {}, pieces=True).end_requests() == []
 
 
 def test_a_model_that_never_says_when_it_ends_is_asked_once() -> None:

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmserve.builder.papers import _contract
-from llmserve.builder.plan import make_plan
-from llmserve.builder.spec import BuildSpec
-from llmserve.plugins import find_plugins
+from llmserve.builder.build import contract_of
+from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.discovery import find_plugins
 from llmserve.registry import Entry, Registry
 from llmserve.roles import Formatter, Generator, Tensor
 from llmserve.runtime import contract
 from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
+from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.params import Params
-from llmserve.runtime.protocols import Constraint, Tokenizer
+from llmserve.runtime.protocols import Tokenizer
 from llmserve.runtime.sampling import Sampler
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
 
 DIGITS = list(b"0123456789")
+ANY = "llmserve.runtime.text_formatter:TextFormatter"
 WISH = Tensor("only_digits", "TYPE_BOOL")
 
 
@@ -136,17 +136,28 @@ def test_a_wish_is_declared_where_the_generator_can_grant_it(
     constrains: bool, granted: bool
 ) -> None:
     registry = Registry(find_plugins({"LLMSERVE_PLUGINS": "hf"}))
-    liking = Generator(name="liking", summary="", runtime="x:Y", constrains=constrains)
+    liking = Generator(
+        name="liking",
+        summary="",
+        runtime="llmserve.runtime.batch:BatchDriver",
+        constrains=constrains,
+    )
     own = (contract.TEXT_OUTPUT,)
     inputs = (*contract.TEXT_FORMAT_INPUTS, WISH)
-    form = Formatter(name="digits", summary="", runtime="x:Z", inputs=inputs, outputs=own)
+    form = Formatter(
+        name="digits",
+        summary="",
+        runtime="llmserve.runtime.text_formatter:TextFormatter",
+        inputs=inputs,
+        outputs=own,
+    )
     plugin = registry.plugins[0]
     registry.entries += [Entry(form, "formatter", plugin), Entry(liking, "generator", plugin)]
     recipe = registry.recipe("hf")
     at = next(n for n, entry in enumerate(registry.entries) if entry.component is recipe)
     changed = type(recipe)(**{**vars(recipe), "generator": "liking"})
     registry.entries[at] = Entry(changed, "recipe", registry.entries[at].plugin)
-    told = _contract(make_plan(BuildSpec("hf", "demo", formatter="digits"), registry))
+    told = contract_of(make_plan(BuildSpec("hf", "demo", formatter="digits"), registry))
     assert told["extras"] == ["only_digits"]
     assert ("only_digits" in told["inputs"]) == granted
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import llmserve.demo
 from llmserve.demo import demo_model_path
-from llmserve.demo.grammar import documents
-from llmserve.demo.samples import PROMPTS, greedy
 from llmserve.errors import ModelSourceError
+from tests.demo_trainer.grammar import documents
+from tests.demo_trainer.model import PROMPTS, greedy
 
 # The text the shipped weights were trained on. Whoever changes the grammar trains again.
 FIRST_THOUSAND = "a60c83e5daabf36a76cbcfb0699cf98aed13a145d081b80d85f23d6368fc8138"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.modelconfig import new_config, to_text
+from llmserve.repository.config import new_config, to_text
 from llmserve.testing import LiveTriton, live
 
 
@@ -23,7 +23,7 @@ class Loads:
         assert not brought & self.loaded
         self.loaded |= brought
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, *, timeout: float) -> None:
         self.loaded.remove(name)
 
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from llmserve import modelconfig
-from llmserve.client.packing import pack_texts
+from llmserve.client.messages import pack_texts, read_response
 from llmserve.client.results import Completion, Logprob, Piece, gather
-from llmserve.client.wire import read_response
+from llmserve.repository import config as modelconfig
 from llmserve.runtime import contract, logprobs
 from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.generation import Generation

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve import modelconfig
+from llmserve.builder.causal import place_instances
 from llmserve.errors import ConfigError, OptionError
-from llmserve.placement import place_instances
+from llmserve.repository import config as modelconfig
 from llmserve.runtime.contract import SAMPLING, STOP_WORDS, TEXT_INPUT, TEXT_OUTPUT
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

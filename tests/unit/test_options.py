@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmserve.errors import OptionError, UsageError
-from llmserve.naming import check_model_name, model_name_from, near
+from llmserve.names import check_model_name, model_name_from, near
 from llmserve.options import INT32_MAX, Option, parse_assignments, resolve
 
 SIZE = Option("size", 8, "A size.", minimum=0, maximum=64)

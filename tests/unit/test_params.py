@@ -14,17 +14,17 @@ from llmserve.runtime.params import READERS, Params, read_params
 
 def test_nothing_asked_is_greedy() -> None:
     assert read_params({}) == Params()
-    assert read_params({}).heat == 0
+    assert read_params({}).effective_temperature == 0
     assert read_params({}).plain
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
 def test_asking_for_a_choice_without_a_temperature_means_one(asked: dict[str, Any]) -> None:
-    assert read_params(asked).heat == 1
+    assert read_params(asked).effective_temperature == 1
 
 
 def test_temperature_zero_is_greedy_whatever_else() -> None:
-    assert read_params({"temperature": 0, "top_k": 5}).heat == 0
+    assert read_params({"temperature": 0, "top_k": 5}).effective_temperature == 0
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,19 @@ def test_temperature_zero_is_greedy_whatever_else() -> None:
         ("ignore_eos", "perhaps"),
         ("stop_words", 3),
         ("stop_words", "[1, 2]"),
+        ("temperature", 10**400),
+        ("max_tokens", 10**4000),
+        ("max_tokens", "9" * 5000),
+        ("stop_words", "[" + "9" * 5000 + "]"),
+        ("ignore_eos", "x" * 10_000),
     ],
+    ids=lambda given: str(given)[:20],
 )
 def test_a_wrong_wish_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name) as caught:
         read_params({name: value})
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(

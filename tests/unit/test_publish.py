@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.builder.dockerfile import FILE as DOCKERFILE
-from llmserve.builder.publish import check_output, publish
-from llmserve.builder.staging import staging
-from llmserve.builder.swap import ASIDE, MODELS
 from llmserve.errors import ConfigError, OutputError
-from llmserve.manifest import Manifest, hashes
+from llmserve.repository.dockerfile import FILE as DOCKERFILE
+from llmserve.repository.manifest import Manifest, hashes
+from llmserve.repository.publish import ASIDE, MODELS, check_output, publish, staging
 
 
 def model(
@@ -191,7 +189,7 @@ def test_a_failure_in_the_middle_leaves_the_old_model(
 
 
 def damage(manifest: Path) -> None:
-    manifest.write_text("{")
+    manifest.write_text("{", encoding="utf-8")
 
 
 def test_a_damaged_neighbour_is_told_before_anything_moves(tmp_path: Path) -> None:
@@ -224,6 +222,18 @@ def test_a_damaged_model_is_replaced_when_forced(tmp_path: Path) -> None:
     assert text_of(tmp_path / "repo") == "two"
 
 
+def test_no_manifest_names_a_folder_outside_of_the_repository_for_removal(tmp_path: Path) -> None:
+    precious = model(tmp_path / "precious")
+    put(tmp_path / "repo", "m", "one")
+    manifest = tmp_path / "repo" / "m" / "llmserve.json"
+    manifest.write_text(manifest.read_text().replace('"parts": []', '"parts": ["../precious"]'))
+    with pytest.raises(OutputError, match="is damaged"):
+        put(tmp_path / "repo", "m", "two")
+    put(tmp_path / "repo", "m", "two", force=True)
+    assert (precious / "1" / "model.py").is_file()
+    assert text_of(tmp_path / "repo") == "two"
+
+
 def test_a_dockerfile_of_the_users_own_may_be_in_any_encoding(tmp_path: Path) -> None:
     put(tmp_path / "repo", "m", "one")
     (tmp_path / "repo" / DOCKERFILE).write_bytes("# für Müller".encode("latin-1"))
@@ -248,8 +258,8 @@ def test_a_package_that_would_run_a_command_in_the_container_is_refused(
 KILLED = """
 import shutil, sys, time
 from pathlib import Path
-from llmserve.builder.staging import staging
-from llmserve.builder.swap import MODELS, swap
+from llmserve.repository.publish import staging
+from llmserve.repository.publish import MODELS, swap
 
 repo = Path(sys.argv[1])
 with staging(repo) as scratch:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from llmserve import hookimpl, plugins
+from llmserve import discovery, hookimpl
+from llmserve.discovery import Plugin, find_plugins
 from llmserve.errors import PluginError
-from llmserve.installed import EntryPoint
-from llmserve.plugins import Plugin, find_plugins
 from llmserve.registry import Registry
-from llmserve.roles import Formatter, Recipe, Tokenizer
+from llmserve.repository.check import ask_plugins
+from llmserve.repository.problems import CheckedModel, Problem
+from llmserve.roles import Backend, Formatter, Recipe, Tensor, Tokenizer
 
 
 def tokenizer(name: str) -> Tokenizer:
@@ -42,14 +45,14 @@ def problem_of(found: Registry, name: str) -> str:
 
 def test_components_are_found_by_role_and_name() -> None:
     found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
-    assert found.tokenizer("words").runtime == "acme:Tokenizer"
-    assert found.plugin_of(found.tokenizer("words")).origin == "acme-dist"
+    assert found.get(Tokenizer, "words").runtime == "acme:Tokenizer"
+    assert found.plugin_of(found.get(Tokenizer, "words")).origin == "acme-dist"
 
 
 def test_an_unknown_name_gets_near_ones() -> None:
     found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
     with pytest.raises(PluginError, match="did you mean 'words'"):
-        found.tokenizer("word")
+        found.get(Tokenizer, "word")
 
 
 def test_a_part_that_is_gone_is_told_with_its_recipe_and_not_as_a_slip_of_the_pen() -> None:
@@ -58,9 +61,9 @@ def test_a_part_that_is_gone_is_told_with_its_recipe_and_not_as_a_slip_of_the_pe
     )
     found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
     with pytest.raises(PluginError, match=r"recipe 'mixed' .* 'word'.*: install") as caught:
-        found.part(Tokenizer, "word", of=recipe)
+        found.get(Tokenizer, "word", of=recipe)
     assert "did you mean" not in str(caught.value)
-    assert found.part(Tokenizer, "words", of=recipe).name == "words"
+    assert found.get(Tokenizer, "words", of=recipe).name == "words"
 
 
 def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
@@ -69,8 +72,8 @@ def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
         two=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]),
     )
     with pytest.raises(PluginError, match=r"one-dist.*two-dist"):
-        found.tokenizer("words")
-    assert found.tokenizer("a").name == "a"
+        found.get(Tokenizer, "words")
+    assert found.get(Tokenizer, "a").name == "a"
     assert any("'words' is registered by" in problem for problem in found.problems())
 
 
@@ -82,7 +85,7 @@ def test_the_same_name_in_another_role_is_no_collision() -> None:
             llmserve_register_formatters=lambda: [formatter],
         )
     )
-    assert found.formatter("words") is formatter
+    assert found.get(Formatter, "words") is formatter
     assert not found.problems()
 
 
@@ -121,7 +124,7 @@ def test_a_hook_that_raises_or_returns_something_else_breaks_its_plugin_alone() 
     )
     assert problem_of(found, "bad") == "RuntimeError: no licence"
     assert "Recipe" in problem_of(found, "odd")
-    assert found.tokenizer("words")
+    assert found.get(Tokenizer, "words")
 
 
 def test_a_hook_that_ends_the_process_breaks_its_plugin_alone() -> None:
@@ -133,7 +136,7 @@ def test_a_hook_that_ends_the_process_breaks_its_plugin_alone() -> None:
         good=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]),
     )
     assert problem_of(found, "bad") == "SystemExit: 3"
-    assert found.tokenizer("words")
+    assert found.get(Tokenizer, "words")
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -146,7 +149,7 @@ def test_a_plugin_cannot_switch_off_another_by_taking_its_name(broken: bool) -> 
     found = Registry(
         [Plugin("hf", "ours", "1", module=ours), Plugin("hf", "theirs", "2", module=theirs)]
     )
-    assert found.plugin_of(found.tokenizer("words")).origin == "ours"
+    assert found.plugin_of(found.get(Tokenizer, "words")).origin == "ours"
     assert [bool(plugin.problem) for plugin in found.plugins] == [False, broken]
     origins = {p.origin for p, _ in found.implementations("llmserve_register_tokenizers")}
     assert origins == ({"ours"} if broken else {"ours", "theirs"})
@@ -155,7 +158,7 @@ def test_a_plugin_cannot_switch_off_another_by_taking_its_name(broken: bool) -> 
 def test_a_module_that_two_plugins_announce_counts_once() -> None:
     made = module(llmserve_register_tokenizers=lambda: [tokenizer("words")])
     found = registry(one=made, two=made)
-    assert found.plugin_of(found.tokenizer("words")).name == "one"
+    assert found.plugin_of(found.get(Tokenizer, "words")).name == "one"
     assert "one-dist" in problem_of(found, "two")
 
 
@@ -166,8 +169,10 @@ def test_selecting_a_broken_plugin_says_why() -> None:
 
 
 def points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    found = [EntryPoint(name, value, f"{name}-dist", "1.0") for name, value in values.items()]
-    monkeypatch.setattr(plugins, "entry_points", lambda group, below: found)
+    found = [
+        Plugin(name, f"{name}-dist", "1.0", entry_point=value) for name, value in values.items()
+    ]
+    monkeypatch.setattr(discovery, "_installed", lambda: found)
 
 
 def test_an_import_that_fails_breaks_its_plugin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,3 +197,60 @@ def test_only_the_named_plugins_are_imported(monkeypatch: pytest.MonkeyPatch) ->
     found = {p.name: p for p in find_plugins({"LLMSERVE_PLUGINS": "json"})}
     assert found["gone"].problem == "it is not in LLMSERVE_PLUGINS"
     assert found["json"].problem is None
+
+
+def test_plugins_are_asked_about_a_model_and_one_that_fails_is_told() -> None:
+    def fails(model: CheckedModel) -> list[Problem]:
+        raise KeyError(model.name)
+
+    wrong = Problem("demo", "acme.bin is missing", "build it again")
+    found = registry(
+        acme=module(llmserve_check_model=lambda model: [wrong]),
+        bad=module(llmserve_check_model=fails),
+    )
+    told = list(ask_plugins(found, CheckedModel(Path("demo"), None, {})))
+    assert told[0] == wrong
+    assert "plugin 'bad' (bad-dist 1.0) failed: KeyError: 'demo'" in told[1].what
+    assert not told[1].fatal
+
+
+def test_a_backend_is_found_by_its_name() -> None:
+    backend = Backend(name="acme", summary="", folder=Path("acme"), stand_in_for="onnxruntime")
+    found = registry(acme=module(llmserve_register_backends=lambda: [backend]))
+    assert found.all(Backend) == [backend]
+
+
+def test_a_type_that_triton_does_not_have_is_told_with_the_right_one() -> None:
+    made = replace(tokenizer("words"), inputs=(Tensor("pace", "INT32"),))
+    found = registry(acme=module(llmserve_register_tokenizers=lambda: [made]))
+    problem = problem_of(found, "acme")
+    assert problem.startswith("tokenizer 'words' declares pace with the type 'INT32': did you mean")
+    assert "TYPE_INT32" in problem
+
+
+def test_where_a_plugin_fails_is_shown_to_who_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> list[Tokenizer]:
+        raise RuntimeError("no licence")
+
+    made = module(llmserve_register_tokenizers=fails)
+    assert problem_of(registry(acme=made), "acme") == "RuntimeError: no licence"
+    assert not capsys.readouterr().err
+    monkeypatch.setenv("LLMSERVE_TRACEBACK", "1")
+    registry(acme=made)
+    assert "in fails" in capsys.readouterr().err
+
+
+def test_what_recipes_and_formatters_do_not_say_is_what_most_have() -> None:
+    recipe = Recipe(name="r", summary="", generator="g")
+    assert (recipe.tokenizer, recipe.batching, recipe.formatter) == (
+        "transformers",
+        "dynamic",
+        "text",
+    )
+    count = Tensor("count", "TYPE_INT32", optional=False)
+    plain = Formatter(name="f", summary="", runtime="acme:F")
+    counting = replace(plain, extra_outputs=(count,))
+    assert counting.outputs == (*plain.outputs, count)
+    assert replace(counting, name="g").outputs == counting.outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,9 +14,9 @@ from click.testing import CliRunner
 from llmserve import __version__
 from llmserve.api import API
 from llmserve.errors import OutputError, UsageError
-from llmserve.scaffold import ROLES, new_package
+from llmserve.scaffold import KINDS, ROLES, new_package
 from llmserve.scaffold.names import Names
-from llmserve_cli.main import cli
+from llmserve_cli.group import cli
 
 NAMES = ("x", "acme-words", "a-name-of-thirty-two-letters-abc")
 
@@ -52,7 +53,7 @@ def test_a_package_is_whole_and_nothing_of_it_is_called_scaffold(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_package_is_in_order_as_its_own_linters_see_it(tmp_path: Path, name: str) -> None:
-    for role in ROLES:
+    for role in KINDS:
         new_package(name, role, tmp_path / role)
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run(
@@ -147,5 +148,25 @@ def test_the_command_prints_the_folder_and_says_what_next(tmp_path: Path, role: 
 def test_every_role_can_be_asked_for() -> None:
     from llmserve.roles import ROLES as ALL
 
-    assert set(ROLES) == set(ALL)
-    assert f"[{'|'.join(ROLES)}]" in CliRunner().invoke(cli, ["plugin", "new", "--help"]).stdout
+    assert set(ROLES) == set(ALL) - {"backend"}
+    assert f"[{'|'.join(KINDS)}]" in CliRunner().invoke(cli, ["plugin", "new", "--help"]).stdout
+
+
+def test_a_command_comes_without_a_recipe_and_its_tests_pass(tmp_path: Path) -> None:
+    folder = new_package("acme-count", "command", tmp_path)
+    found = files(folder)
+    assert not [path for path, text in found.items() if "scaffold" in (path + text).lower()]
+    assert not any("conformance" in path for path in found)
+    assert "llmserve acme-count --help" in found["README.md"]
+    assert "build --plugin" not in found["README.md"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+    words = ["plugin", "new", "acme-sum", "--role", "command", "--output", str(tmp_path)]
+    assert "llmserve acme-sum --help" in CliRunner().invoke(cli, words).stderr

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from llmserve.errors import RequestRejectedError, RequestTimeoutError
 from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Answer, Tokenizer, strings
@@ -20,6 +23,7 @@ from llmserve.testing import (
     FakeRequest,
     FakeResponse,
     FakeTensor,
+    RecipeConformance,
     make_parts,
 )
 from llmserve.testing.verdict import Verdict
@@ -154,3 +158,38 @@ def test_promises_that_are_kept_say_nothing() -> None:
         verdict.each_same(["a", "b"], [1, 2], [1, 3], promise="p", looks=[])
     with pytest.raises(pytest.fail.Exception, match="one each"):
         verdict.each_same(["a", "b"], [1, 2], [1], promise="p", looks=[])
+
+
+@pytest.mark.parametrize(
+    ("answer", "skips"),
+    [
+        (RequestTimeoutError("no answer within 5 s"), True),
+        (RequestRejectedError("over the model's context of 64"), False),
+    ],
+)
+def test_the_end_of_a_context_is_tested_where_there_is_one(answer: Exception, skips: bool) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Client:
+        def generate(self, name: str, prompt: str, **options: Any) -> None:
+            asked.append(options)
+            raise answer
+
+    class Suite(RecipeConformance):
+        recipe = "acme"
+        _unlimited: ClassVar[dict[str, bool]] = {}
+
+    live: Any = SimpleNamespace(client=Client())
+    for _ in range(2):
+        with pytest.raises(pytest.skip.Exception) if skips else nullcontext():
+            Suite()._needs_context(live, "acme-0")
+    assert len(asked) == 1, "it takes seconds, so it is found out once"
+    assert asked[0]["timeout"] < 10
+
+
+def test_a_failure_says_which_components_to_look_at() -> None:
+    with pytest.raises(pytest.fail.Exception) as caught:
+        Verdict("hf", {}).fail("a", "b", promise="p", looks=("generator", "formatter"))
+    told = str(caught.value)
+    assert "look at:  generator 'transformers', llmserve_hf." in told
+    assert "look at:  formatter 'text', llmserve.runtime.text_formatter:TextFormatter" in told

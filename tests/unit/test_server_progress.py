@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.server.progress import Progress, ServerLog, in_plain_words
+from llmserve.server.log import Progress, ServerLog, in_plain_words
 
 STAMP = "I1121 10:26:56.078072 3523 model_lifecycle.cc:472] "
 LOADING = f'{STAMP}"loading: gpt2:1"\n'
@@ -28,9 +28,9 @@ STUCK = (
 
 
 def read(path: Path, text: str) -> ServerLog:
-    path.write_text("")
+    path.write_text("", encoding="utf-8")
     log = ServerLog(path)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     log.read()
     return log
 

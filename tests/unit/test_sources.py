@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import ModelSourceError
-from llmserve.sources import resolve
+from llmserve.repository.source import resolve
 
 OWN = ("*.safetensors", "engine_model.xml")
 

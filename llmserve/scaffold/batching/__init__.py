@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve import hookimpl
-from llmserve.roles import Batching, Option, Recipe
-from llmserve.runtime import contract
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
+from llmserve.plugin import Batching, BuildContext, Option, Recipe, hookimpl
 
 
 @hookimpl
@@ -22,7 +17,6 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             summary="What waits together runs shortest first, a few at a time",
             runtime="llmserve.scaffold.batching.driver:ScaffoldDriver",
             prepare=_prepare,
-            inputs=(contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS),
             options=(
                 Option("max_batch_size", 16, "Most prompts that Triton hands over.", minimum=1),
                 Option("width", 4, "Most requests that run together.", minimum=1),
@@ -39,10 +33,8 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
         Recipe(
             name="scaffold",
             summary="Hugging Face models batched by scaffold",
-            tokenizer="transformers",
             generator="transformers",
             batching="scaffold",
-            formatter="text",
         )
     ]
 
@@ -51,6 +43,5 @@ def _prepare(context: BuildContext) -> Mapping[str, Any]:
     """Say in Triton's configuration how requests come together, on the machine that builds."""
     context.config.dynamic_batching.max_queue_delay_microseconds = 0
     if context.options["decoupled"]:
-        context.config.model_transaction_policy.decoupled = True
-        context.exchange = "stream"
+        context.streams()
     return {"width": context.options["width"]}

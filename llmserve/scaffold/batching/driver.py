@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import batch
-from llmserve.runtime.protocols import Parts
+from llmserve.runtime import BatchDriver, Parts
 
 
 class ScaffoldDriver:
-    """Which requests run when; a :class:`llmserve.runtime.protocols.Driver`."""
+    """Which requests run when; a :class:`llmserve.runtime.Driver`."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._width = int(settings["width"])
         # It reads, answers and refuses requests; what is decided here is their order.
-        self._inner = batch.BatchDriver(settings, folder)
+        self._inner = BatchDriver(settings, folder)
 
     def start(self, parts: Parts) -> None:
         """Take the model's other parts."""

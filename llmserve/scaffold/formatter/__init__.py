@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmserve import hookimpl
-from llmserve.roles import Formatter, Recipe, Tensor
-from llmserve.runtime import contract
+from llmserve.plugin import Formatter, Recipe, Tensor, hookimpl
 
 
 @hookimpl
@@ -17,13 +15,7 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
             name="scaffold",
             summary="Every answer as a JSON object too, in answer_json",
             runtime="llmserve.scaffold.formatter.formatter:ScaffoldFormatter",
-            inputs=contract.TEXT_FORMAT_INPUTS,
-            outputs=(
-                contract.TEXT_OUTPUT,
-                contract.FINISH_REASON,
-                *contract.USAGE,
-                Tensor("answer_json", "TYPE_STRING", optional=False),
-            ),
+            extra_outputs=(Tensor("answer_json", "TYPE_STRING", optional=False),),
         )
     ]
 
@@ -35,9 +27,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
         Recipe(
             name="scaffold",
             summary="Hugging Face models with answers by scaffold",
-            tokenizer="transformers",
             generator="transformers",
-            batching="dynamic",
             formatter="scaffold",
         )
     ]

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from llmserve.runtime.protocols import Answer, strings
-from llmserve.runtime.text_formatter import TextFormatter
+from llmserve.runtime import Answer, TextFormatter, strings
 
 
 class ScaffoldFormatter:

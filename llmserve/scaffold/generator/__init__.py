@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve import hookimpl
-from llmserve.placement import PLACEMENT_OPTIONS
-from llmserve.roles import Generator, Recipe
+from llmserve.plugin import (
+    PLACEMENT_OPTIONS,
+    BuildContext,
+    Generator,
+    Recipe,
+    hookimpl,
+    place_causal_model,
+)
 from llmserve.runtime.contract import LOGPROBS, LOGPROBS_OUTPUTS, SAMPLING
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
 
 
 @hookimpl
@@ -40,16 +42,11 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
         Recipe(
             name="scaffold",
             summary="Hugging Face models run by the generator scaffold",
-            tokenizer="transformers",
             generator="scaffold",
-            batching="dynamic",
-            formatter="text",
         )
     ]
 
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
     """Put the weights where the generator finds them, on the machine that builds."""
-    from llmserve.builder.causal import place_causal_model
-
     return place_causal_model(context)

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
+from llmserve.runtime import Generation, Sampler, Tokenizer
 from llmserve.runtime.causal import context_length, eos_ids, load
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
-from llmserve.runtime.sampling import Sampler
 
 
 class ScaffoldGenerator:

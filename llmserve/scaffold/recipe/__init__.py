@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmserve import hookimpl
-from llmserve.roles import Recipe
+from llmserve.plugin import Recipe, hookimpl
 
 
 @hookimpl
@@ -15,10 +14,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
         Recipe(
             name="scaffold",
             summary="Hugging Face models, streaming, sixteen at a time",
-            tokenizer="transformers",
             generator="transformers",
-            batching="dynamic",
-            formatter="text",
             defaults={"decoupled": True, "max_batch_size": 16},
         )
     ]

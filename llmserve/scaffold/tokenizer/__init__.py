@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve import hookimpl
-from llmserve.errors import ModelSourceError, OptionError
-from llmserve.roles import Recipe, Tokenizer
-from llmserve.sources.vocabulary import check_vocabulary
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
+from llmserve.plugin import (
+    BuildContext,
+    ModelSourceError,
+    OptionError,
+    Recipe,
+    Tokenizer,
+    check_vocabulary,
+    hookimpl,
+)
 
 
 @hookimpl
@@ -37,8 +39,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             summary="Hugging Face models behind the tokenizer scaffold",
             tokenizer="scaffold",
             generator="transformers",
-            batching="dynamic",
-            formatter="text",
         )
     ]
 
@@ -50,5 +50,5 @@ def _prepare(context: BuildContext) -> Mapping[str, Any]:
     file = context.source.path / "tokenizer.json"
     if not file.is_file():
         raise ModelSourceError(f"{context.model} has no tokenizer.json")
-    check_vocabulary(context.source)
+    check_vocabulary(context.source, context.report)
     return context.place([file], "tokenizer", copy=True)

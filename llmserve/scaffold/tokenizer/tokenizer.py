@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime import RequestError
 
 
 class ScaffoldTokenizer:

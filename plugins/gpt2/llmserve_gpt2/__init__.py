@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmserve import hookimpl
-from llmserve.options import INT32_MAX
-from llmserve.roles import Batching, Generator, Option, Recipe, Tensor
-from llmserve.runtime import contract
+from llmserve.plugin import (
+    INT32_MAX,
+    Batching,
+    BuildContext,
+    Generator,
+    Option,
+    Pair,
+    Recipe,
+    Tensor,
+    contract,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
-    from llmserve.builder.assembly import Assembly
-    from llmserve.builder.context import BuildContext
+    from llmserve.plugin import Assembly
 
 STEP_TOKENS = Tensor("step_tokens", "TYPE_INT32")
 """How many tokens a request of a sequence asks for; without it, one."""
 
+_DIRECT_OLDEST = Pair(
+    "sequence-direct-oldest",
+    "direct=gpt2-onnx:batching=sequence-direct",
+    "oldest=gpt2-onnx:batching=sequence-oldest",
+)
 _INPUTS = (contract.MAX_TOKENS, contract.STOP_WORDS)
 _GENERATOR_OPTIONS = (
     Option("device", "cpu", "Where the graph runs: cpu, cuda (the first GPU) or cuda:N."),
@@ -30,9 +42,10 @@ _GENERATOR_OPTIONS = (
     Option(
         "layout",
         "llmserve",
-        "seed speaks the names of Triton's sequence batcher tutorial: INPUT_TOKENS, resent as a "
-        "whole with every step, and NEXT_TOKENS.",
-        choices=("llmserve", "seed"),
+        "tutorial speaks the names of Triton's sequence batcher tutorial: INPUT_TOKENS, resent as "
+        "a whole with every step, and NEXT_TOKENS.",
+        choices=("llmserve", "tutorial"),
+        renamed=(("seed", "tutorial"),),
     ),
 )
 _BATCHING_OPTIONS = (
@@ -70,7 +83,6 @@ _BATCHING_OPTIONS = (
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    """Register a generator for each format."""
     return [
         _generator("onnx", "ONNX graph", "onnxruntime", ("onnxruntime",)),
         _generator("torchscript", "TorchScript graph", "pytorch_libtorch", ()),
@@ -79,11 +91,11 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """Register both strategies of Triton's sequence batcher."""
     shared: dict[str, Any] = {
         "runtime": "llmserve_gpt2.session.driver:SessionDriver",
         "mode": "sequence",
         "inputs": _INPUTS,
+        "requires": (),
     }
     return [
         Batching(
@@ -114,29 +126,29 @@ def llmserve_register_batchings() -> Sequence[Batching]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``build --plugin gpt2-onnx`` and ``gpt2-torchscript`` select."""
     return [
         Recipe(
             name=f"gpt2-{form}",
-            summary=f"Decoder-only models as {told}, a kept cache, Triton's sequence batcher",
+            summary=f"Decoder-only models as {kind}, a kept cache, Triton's sequence batcher",
             tokenizer="transformers",
             generator=f"graph-{form}",
             batching="sequence-direct",
             formatter="text",
+            pairs=(_DIRECT_OLDEST,) if form == "onnx" else (),
         )
-        for form, told in (("onnx", "ONNX"), ("torchscript", "TorchScript"))
+        for form, kind in (("onnx", "ONNX"), ("torchscript", "TorchScript"))
     ]
 
 
-def _generator(form: str, told: str, backend: str, needed: tuple[str, ...]) -> Generator:
+def _generator(form: str, kind: str, backend: str, needed: tuple[str, ...]) -> Generator:
     def assemble(assembly: Assembly) -> None:
-        from llmserve_gpt2.assemble import assemble as wire
+        from llmserve_gpt2.build import assemble as wire
 
         wire(assembly, form, backend)
 
     return Generator(
         name=f"graph-{form}",
-        summary=f"A decoder-only model's {told} in Triton's backend for it",
+        summary=f"A decoder-only model's {kind} in Triton's backend for it",
         runtime="llmserve_gpt2.session.graph:Graph",
         modes=frozenset({"sequence"}),
         inputs=(*contract.SAMPLING, STEP_TOKENS),
@@ -147,12 +159,12 @@ def _generator(form: str, told: str, backend: str, needed: tuple[str, ...]) -> G
 
 
 def _prepare_direct(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve_gpt2.batching import prepare_direct
+    from llmserve_gpt2.build import prepare_direct
 
     return prepare_direct(context)
 
 
 def _prepare_oldest(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve_gpt2.batching import prepare_oldest
+    from llmserve_gpt2.build import prepare_oldest
 
     return prepare_oldest(context)

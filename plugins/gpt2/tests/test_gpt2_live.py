@@ -12,12 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 
-from llmserve import modelconfig
-from llmserve.check import check_repository
 from llmserve.client.exchange import Steps
+from llmserve.client.failures import Where, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
+from llmserve.repository import config as modelconfig
+from llmserve.repository.check import check_repository
 from llmserve.testing import LiveTriton
 
 from .small_model import small_model
@@ -94,9 +97,13 @@ def test_sequences_at_random_answer_as_generate_does(
 
 
 def send(triton: LiveTriton, model: str, request: Any) -> Any:
-    call = triton.client._call("ModelInfer", request, 30)
-    with triton.client._telling(model, triton.client._deadline(30)):
-        return call.result()
+    """Send a request as it is, past the client, which would not make such a one."""
+    with grpc.insecure_channel(triton.server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            return stub.ModelInfer(request, timeout=30)
+        except grpc.RpcError as error:
+            raise from_rpc(error, Where(triton.server.grpc_url, model)) from None
 
 
 def test_a_sequence_without_start_and_after_its_end(
@@ -112,7 +119,7 @@ def test_a_sequence_without_start_and_after_its_end(
         with pytest.raises(RequestRejectedError, match="START"):
             send(triton, model, stranger)
         send(triton, model, start)
-        (end,) = steps.endings()
+        (end,) = steps.end_requests()
         send(triton, model, end)
         with pytest.raises(RequestRejectedError, match="START"):
             send(triton, model, steps.step("", {}))
@@ -216,7 +223,7 @@ def tutorial_client(url: str, text: str, number: int, steps: int) -> str:
 def test_the_tutorials_clients_run_unchanged(
     triton: LiveTriton, small: Path, expected: dict[str, str]
 ) -> None:
-    triton.build("gpt2-torchscript", str(small), name="ensemble_pipeline", layout="seed")
+    triton.build("gpt2-torchscript", str(small), name="ensemble_pipeline", layout="tutorial")
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(
             lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10),

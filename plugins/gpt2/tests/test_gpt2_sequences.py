@@ -1,4 +1,4 @@
-"""Who is under way and how long their caches are: the state machine, without a model."""
+"""Sequences and how long their caches are, without a model; and what the plugin is told."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import sys
 
 import pytest
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
-from llmserve.runtime.sampling import Sampler
+from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.registry import Registry
+from llmserve.runtime import Generation, Params, RequestError, Sampler
 from llmserve.testing import ByteTokenizer
-from llmserve_gpt2.session.cache import FIRST, Lane, rooms
-from llmserve_gpt2.session.sequences import Sequence, Sequences
+from llmserve_gpt2.session.sequences import FIRST, ClientSequence, Lane, Sequences, rooms
 
 
-def sequence(seen: float = 0.0) -> Sequence:
+def sequence(seen: float = 0.0) -> ClientSequence:
     tokenizer = ByteTokenizer()
     generation = Generation(
         [65], Params(), max_tokens=4, eos_ids=frozenset(), decode=tokenizer.decode
     )
-    return Sequence(generation, Sampler(generation, tokenizer), 1, seen)
+    return ClientSequence(generation, Sampler(generation, tokenizer), 1, seen)
 
 
 def test_a_sequence_goes_from_start_to_end() -> None:
@@ -107,3 +105,17 @@ def test_lanes_grow_to_one_length_where_that_pays(
 ) -> None:
     lanes = [Lane(length, 1) for length in held]
     assert rooms(lanes, [1] * len(lanes), longest=longest, gap=gap) == expected
+
+
+def test_the_layout_is_still_taken_by_its_old_name() -> None:
+    plan = make_plan(BuildSpec("gpt2-onnx", "demo", options={"layout": "seed"}), Registry.load())
+    assert plan.options["layout"] == "tutorial"
+    assert list(plan.notices) == ["layout=seed is called layout=tutorial now"]
+
+
+def test_the_two_ways_of_batching_are_a_pair_to_compare() -> None:
+    (pair,) = Registry.load().recipe("gpt2-onnx").pairs
+    assert pair.name == "sequence-direct-oldest"
+    for subject, batching in ((pair.first, "direct"), (pair.second, "oldest")):
+        label, _, build = subject.partition("=")
+        assert (label, build) == (batching, f"gpt2-onnx:batching=sequence-{batching}")

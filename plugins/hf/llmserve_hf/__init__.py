@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from llmserve import hookimpl
-from llmserve.placement import PLACEMENT_OPTIONS
-from llmserve.roles import Generator, Recipe
-from llmserve.runtime.contract import LOGPROBS, LOGPROBS_OUTPUTS, SAMPLING
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
+from llmserve.plugin import (
+    PLACEMENT_OPTIONS,
+    Generator,
+    Recipe,
+    contract,
+    hookimpl,
+    place_causal_model,
+)
 
 
 @hookimpl
@@ -22,9 +22,9 @@ def llmserve_register_generators() -> Sequence[Generator]:
             name="transformers",
             summary="AutoModelForCausalLM and its generate(), on CPU or GPU",
             runtime="llmserve_hf.generator:TransformersGenerator",
-            prepare=_prepare,
-            inputs=(*SAMPLING, *LOGPROBS),
-            outputs=LOGPROBS_OUTPUTS,
+            prepare=place_causal_model,
+            inputs=(*contract.SAMPLING, *contract.LOGPROBS),
+            outputs=contract.LOGPROBS_OUTPUTS,
             constrains=True,
             options=PLACEMENT_OPTIONS,
             requires=("accelerate", "torch", "transformers"),
@@ -43,11 +43,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator="transformers",
             batching="dynamic",
             formatter="text",
+            # Who wants Triton's /infer sets it to false.
+            defaults={"decoupled": True},
         )
     ]
-
-
-def _prepare(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve.builder.causal import place_causal_model
-
-    return place_causal_model(context)

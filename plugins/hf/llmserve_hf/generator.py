@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from llmserve.runtime.causal import context_length, eos_ids, load
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
+from llmserve.runtime import Generation, Tokenizer, causal
 from llmserve_hf.rows import Row, RowChooser, RowFinisher
 
 
@@ -19,11 +17,11 @@ class TransformersGenerator:
     """An ``AutoModelForCausalLM``; the runtime of the generator ``transformers``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
-        self._model = load(settings, folder)
-        self.context_length = context_length(self._model)
-        self.eos_ids = eos_ids(self._model)
-        # When a row ends is for its request to say, so generate() itself knows no end; and what
-        # it samples by default would be nobody's wish here.
+        self._model = causal.load(settings, folder)
+        self.context_length = causal.context_length(self._model)
+        self.eos_ids = causal.eos_ids(self._model)
+        # When a row ends is for its request to say, so generate() itself knows no end; and it is
+        # not to sample by the model's defaults, which no request asked for.
         self._model.generation_config = GenerationConfig(pad_token_id=0)
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:

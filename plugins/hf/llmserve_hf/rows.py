@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
-from llmserve.runtime.sampling import Sampler
+from llmserve.runtime import Generation, Sampler, Tokenizer
 
 
 class Row:

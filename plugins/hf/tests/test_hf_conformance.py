@@ -1,4 +1,4 @@
-"""The plugin held to what every recipe promises, as it comes and streaming."""
+"""The plugin held to what every recipe promises, as it comes and in one piece."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class TestHf(RecipeConformance):
     recipe = "hf"
 
 
-class TestHfStreaming(RecipeConformance):
+class TestHfInOnePiece(RecipeConformance):
     recipe = "hf"
-    options = {"decoupled": True}
+    options = {"decoupled": False}
 
 
 class TestHfUnbatched(RecipeConformance):

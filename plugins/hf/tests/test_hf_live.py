@@ -30,17 +30,19 @@ def post(triton: LiveTriton, path: str, body: str) -> dict[str, Any]:
 
 @pytest.fixture
 def falcon(triton: LiveTriton) -> str:
-    return triton.build("hf", name="falcon7b", max_batch_size=0, max_tokens=15, echo=True)
+    return triton.build(
+        "hf", name="falcon7b", max_batch_size=0, max_tokens=15, echo=True, decoupled=False
+    )
 
 
 @pytest.fixture
 def batched(triton: LiveTriton) -> str:
-    return triton.build("hf")
+    return triton.build("hf", decoupled=False)
 
 
 @pytest.fixture
 def streaming(triton: LiveTriton) -> str:
-    return triton.build("hf", decoupled=True)
+    return triton.build("hf")
 
 
 def test_the_tutorials_infer_command_works_letter_by_letter(
@@ -133,6 +135,14 @@ def test_a_stream_comes_in_pieces_and_whole_if_not_asked_for(
     url = f"v2/models/{streaming}/generate"
     answer = post(triton, url, json.dumps({"text_input": PROMPT, "max_tokens": 20}))
     assert answer["text_output"] == "".join(piece.text for piece in pieces)
+
+
+def test_a_stream_from_a_model_in_one_piece_is_refused_with_what_to_build(
+    triton: LiveTriton, batched: str
+) -> None:
+    asked = json.dumps({"text_input": PROMPT, "stream": True})
+    answer = post(triton, f"v2/models/{batched}/generate", asked)
+    assert "build it with --set decoupled=true" in answer["error"]
 
 
 def test_several_prompts_stream_beside_each_other(triton: LiveTriton, streaming: str) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from shapes import prompt_ids
 
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
+from llmserve.runtime import Generation, Params
 from llmserve_iterative.engine import Engine
 
 NEW = 64

@@ -1,79 +1,139 @@
-"""One table of what the plugin is measured by: ours and theirs in turns, in one run.
+"""One table of what the plugin is measured by: both sides in turns, in one run.
 
-    python plugins/iterative/bench/table.py [--only generate,step] [--quick]
-        [--ctranslate2-python PATH] [--openvino-python PATH]
-        [--device cuda --shape 1b]
+    python plugins/iterative/bench/table.py [--only process,context,triton] [--rounds 5]
+        [--dtype float32] [--device cpu] [--shape 92m]
 
-The model is of a known shape with random weights. CTranslate2 and OpenVINO GenAI run in
-Pythons of their own: ``pip install ctranslate2 transformers torch`` in one environment and
-``pip install optimum-intel openvino-genai openvino-tokenizers nncf`` in another.
+The model is of a known shape with random weights; every prompt is a new one, on both sides.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import ExitStack
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from machine import conditions
+import torch
+from inprocess import engine_rate, generate_batch_rate, generate_rate, make_engine, step_seconds
 from rich.console import Console
 from rich.table import Table
-from rounds import Line, Skipped
-from rows import ROWS
-from stage import Stage, Wishes
+from served import Served
+from shapes import Prompts, make_model, save
 
-_COLUMNS = ("figure", "ours", "theirs", "ratio (median)", "range", "to reach", "")
+Side = Callable[[], float]
+BATCHES = (1, 8, 32)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    args = _parser().parse_args(arguments)
-    wishes = Wishes(
-        args.shape,
-        args.dtype,
-        args.device,
-        args.rounds or (2 if args.quick else 5),
-        args.quick,
-        args.ctranslate2_python,
-        args.openvino_python,
+def in_turns(label: str, ours: Side, theirs: Side, rounds: int) -> tuple[str, ...]:
+    """Measure both so many times each, the first place changing hands; one round warms up."""
+    ours()
+    theirs()
+    pairs = []
+    for turn in range(rounds):
+        if turn % 2:
+            first = ours()
+            pairs.append((first, theirs()))
+        else:
+            second = theirs()
+            pairs.append((ours(), second))
+    ratios = sorted(a / b for a, b in pairs)
+    cells = (median(a for a, _ in pairs), median(b for _, b in pairs))
+    return (
+        label,
+        *(f"{cell:.3g}" for cell in cells),
+        f"{median(ratios):.2f}",
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
     )
-    console, told = Console(width=140), Console(width=140, stderr=True)
-    found: list[Line | Skipped] = []
-    with ExitStack() as stack:
-        stage = Stage(wishes, stack)
-        for name in args.only:
-            for line in ROWS[name](stage):
-                found.append(line)
-                # At once as well, so that a run which is broken off has told something.
-                told.print("; ".join(filter(None, line.cells())), style="dim")
-    title = f"{args.shape} shape, {args.dtype}, {args.device}, {wishes.rounds} rounds each"
-    table = Table(*_COLUMNS, title=title, caption=conditions())
-    for line in found:
-        table.add_row(*line.cells())
-    console.print(table)
 
 
-def _parser() -> argparse.ArgumentParser:
+def in_process(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """The engine against transformers, in this process."""
+    engine = make_engine(make_model(args.shape, args.dtype, args.device))
+    reference = make_model(args.shape, args.dtype, args.device)
+    prompts = Prompts()
+    for rows in BATCHES:
+        yield in_turns(
+            f"engine against generate(), {rows} at a time, tokens/s",
+            partial(_engine_rate, engine, prompts, rows),
+            partial(_generate_rate, reference, prompts, rows),
+            args.rounds,
+        )
+    yield in_turns(
+        "engine against generate_batch(), 32 requests, tokens/s",
+        lambda: engine_rate(engine, prompts.ids(32)),
+        lambda: generate_batch_rate(reference, prompts.ids(32)),
+        args.rounds,
+    )
+
+
+def context(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """A step of one sequence after 900 tokens against one after 60."""
+    engine = make_engine(make_model(args.shape, args.dtype, args.device))
+    yield in_turns(
+        "a step at context 900 against one at 60, ms",
+        lambda: step_seconds(engine, 900) * 1e3,
+        lambda: step_seconds(engine, 60) * 1e3,
+        args.rounds,
+    )
+
+
+def through_triton(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """The plugin through Triton against ``generate()`` in process."""
+    prompts = Prompts()
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = save(args.shape, args.device, Path(folder) / "model")
+        reference = make_model(args.shape, args.dtype, args.device)
+        with Served.start(Path(folder), checkpoint, args.dtype, args.device) as served:
+            for rows in BATCHES:
+                yield in_turns(
+                    f"through Triton against generate() in process, {rows} at a time, tokens/s",
+                    partial(_served_rate, served, prompts, rows),
+                    partial(_generate_rate, reference, prompts, rows),
+                    args.rounds,
+                )
+
+
+def _engine_rate(engine: Any, prompts: Prompts, rows: int) -> float:
+    return engine_rate(engine, prompts.ids(rows))
+
+
+def _generate_rate(model: Any, prompts: Prompts, rows: int) -> float:
+    return generate_rate(model, prompts.ids(rows))
+
+
+def _served_rate(served: Served, prompts: Prompts, rows: int) -> float:
+    return served.rate(prompts.texts(rows))
+
+
+PARTS = {"process": in_process, "context": context, "triton": through_triton}
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", type=_names, default=list(ROWS), help=", ".join(ROWS))
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter loads")
-    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shape", choices=("92m", "1b", "7b"), default="92m")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--ctranslate2-python", type=Path)
-    parser.add_argument("--openvino-python", type=Path)
-    return parser
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in ROWS]:
-        raise argparse.ArgumentTypeError(f"no row {unknown[0]}: there are {', '.join(ROWS)}")
-    return names
+    args = parser.parse_args()
+    threads = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    table = Table(
+        *("figure", "ours", "theirs", "ratio (median)", "range"),
+        title=f"{args.shape}, {args.dtype}, {args.device}, {args.rounds} rounds each",
+        caption=f"{platform.machine()}, {threads}, torch {torch.__version__}",
+    )
+    progress = Console(stderr=True, width=140)
+    for name in args.only.split(","):
+        for row in PARTS[name](args):
+            table.add_row(*row)
+            progress.print("; ".join(row), style="dim")
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

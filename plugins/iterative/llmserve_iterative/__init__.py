@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve import hookimpl
-from llmserve.options import INT32_MAX
-from llmserve.placement import PLACEMENT_OPTIONS
-from llmserve.roles import Batching, Generator, Option, Recipe
-from llmserve.runtime import contract
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
-
-_INPUTS = (contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS)
-_SLOTS = Option(
-    "max_batch_size",
-    32,
-    "Most sequences under way at a time; others wait.",
-    minimum=1,
-    maximum=INT32_MAX,
+from llmserve.plugin import (
+    INT32_MAX,
+    PLACEMENT_OPTIONS,
+    Batching,
+    BuildContext,
+    Generator,
+    Option,
+    Pair,
+    Recipe,
+    contract,
+    hookimpl,
+    place_causal_model,
 )
+
+# A request that is cancelled keeps Triton's place for its sequence until it has been idle for
+# long enough (seen on 2.51). So there are many more places than sequences under way.
+_CANDIDATES = 65_536
+
+
+def _count(name: str, default: int, text: str, *, minimum: int = 1) -> Option:
+    return Option(name, default, text, minimum=minimum, maximum=INT32_MAX)
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    """Register the engine: a cache of keys and values, and all sequences in one pass."""
+    """Register the engine: a paged cache, and all sequences in one pass."""
     return [
         Generator(
             name="stepwise",
@@ -39,23 +43,19 @@ def llmserve_register_generators() -> Sequence[Generator]:
             constrains=True,
             options=(
                 *PLACEMENT_OPTIONS,
-                Option(
+                _count(
                     "cache_tokens",
                     0,
                     "Tokens that the cache holds for all sequences together; 0 is four contexts, "
                     "or a quarter of one for every sequence if that is more.",
                     minimum=0,
-                    maximum=INT32_MAX,
                 ),
-                Option(
+                _count(
                     "prefill_chunk",
                     256,
                     "Most prompt tokens in one step, so that a long prompt does not stall others.",
-                    minimum=1,
-                    maximum=INT32_MAX,
                 ),
             ),
-            requires=("accelerate", "llmserve-iterative", "torch", "transformers"),
         )
     ]
 
@@ -69,10 +69,9 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             summary="New requests join while others are under way, by iterative scheduling",
             runtime="llmserve_iterative.driver:IterativeDriver",
             mode="step",
-            prepare=_prepare_iterative,
-            inputs=_INPUTS,
+            prepare=_prepare_batching,
             options=(
-                _SLOTS,
+                _count("max_batch_size", 32, "Most sequences under way at a time; others wait."),
                 Option(
                     "slots",
                     "oldest",
@@ -111,17 +110,52 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator="stepwise",
             batching="iterative",
             formatter="text",
+            pairs=(
+                Pair("static-inflight", "static=iterative:batching=static", "inflight=iterative:"),
+                Pair("static-iterative", "static=hf:batching=static", "iterative=iterative:"),
+            ),
         )
     ]
 
 
 def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve_iterative.prepare import prepare_generator
+    options = context.options
+    return {
+        **place_causal_model(context),
+        "max_sequences": options.get("max_batch_size") or 32,
+        "cache_tokens": options["cache_tokens"],
+        "prefill_chunk": options["prefill_chunk"],
+    }
 
-    return prepare_generator(context)
 
+def _prepare_batching(context: BuildContext) -> Mapping[str, Any]:
+    """Let Triton schedule each request again and again, with the id of its sequence."""
+    from tritonclient.grpc.model_config_pb2 import TYPE_UINT64
 
-def _prepare_iterative(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve_iterative.prepare import prepare_iterative
-
-    return prepare_iterative(context)
+    config, options = context.config, context.options
+    context.streams()
+    batching = config.sequence_batching
+    batching.iterative_sequence = True
+    direct = options["slots"] == "direct"
+    # Too short an idle time ends sequences under way. Direct slots are few, so theirs is short all
+    # the same: until it is over, nobody else gets the slot of a client that has gone.
+    idle = float(options["idle_seconds"]) or (10.0 if direct else 300.0)
+    batching.max_sequence_idle_microseconds = int(idle * 1_000_000)
+    if direct:
+        batching.direct.SetInParent()
+        # Triton puts requests of direct slots into one batch only if they have as many inputs,
+        # where a model has optional ones, and counts the controls of those that were scheduled
+        # before: a new request would wait until all others are done. So all else comes as
+        # request parameters.
+        for tensor in [tensor for tensor in config.input if tensor.name != "text_input"]:
+            config.input.remove(tensor)
+        config.input[0].optional = False
+    else:
+        batching.oldest.max_candidate_sequences = max(_CANDIDATES, config.max_batch_size)
+    start = batching.control_input.add(name="START").control.add()
+    start.kind = start.CONTROL_SEQUENCE_START
+    start.bool_false_true.extend([False, True])
+    number = batching.control_input.add(name="CORRID").control.add()
+    number.kind = number.CONTROL_SEQUENCE_CORRID
+    number.data_type = TYPE_UINT64
+    return {"burst_ms": options["burst_ms"], "idle_seconds": idle}

@@ -1,42 +1,76 @@
 """In-flight batching on Triton's iterative scheduling.
 
 Triton hands over all requests that are under way, those that have just come among them; the
-engine makes a burst of steps for all of them; what is new is sent; and each request that is not
-done is given back to be scheduled again. Between two bursts new requests can join.
+engine makes steps for all of them for a while, which is a turn; what is new is sent; and each
+request that is not done is given back to be scheduled again. Between two turns others can join.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.job import Job
-from llmserve.runtime.protocols import Parts, Stepper
-from llmserve.runtime.responder import Responder
-from llmserve_iterative.burst import Burst
-from llmserve_iterative.controls import NOBODY, Numbers, read_controls
-from llmserve_iterative.flight import Flight, Queue
+from llmserve.runtime import Generation, Job, Parts, RequestError, Responder, Stepper
+from llmserve.runtime.errors import panics_as_errors
 from llmserve_iterative.metrics import Metrics
-from llmserve_iterative.watch import Watch
 
 # What Triton takes for a response, and to say whether a client is still there. The time between
 # two of them is long enough that they stay a small part of it.
 _RESPONSE_COST = 0.00025
-_ASKING_COST = 0.00006
+_CANCELLED_COST = 0.00006
 _SMALL_PART = 0.05
 _LATELY = 0.02
 
+# However calm it is, a new request waits no longer than that for its turn. To be given back and
+# to come again costs a request about a twentieth of a millisecond at least, and 0.2 of them where
+# there are many: a turn is 20 times as long, the latter when nobody has come for a while.
+_LONGEST_TURN = 0.1
+_SHORTEST_TURN_OF_EACH = 0.0012
+_LONGEST_TURN_OF_EACH = 0.0044
+
 _ABANDONED = 60.0
-# When Triton has had nothing for so long, none of those in flight is with it any more.
+# After so long a pause nothing was waiting: what comes then has just been sent.
+_PAUSE = 0.05
+# When Triton has had nothing for so long, none of those under way is with it any more.
 _SILENCE = 1.0
 # Triton ends a sequence that it has not seen for the idle time, and then loses a request of it
 # that is given back: nobody would ever answer it. One that comes near is kept to its end.
 _NEAR = 0.8
+# What fills a direct slot that has no request.
+_NOBODY = 0
+# Triton numbers sequences itself, upwards; a number that far away is a client's own.
+_OWN_NUMBERS = 1 << 16
+_END_FLAG = 2
+
+
+@dataclass
+class ActiveRequest:
+    """A request from its arrival to its last response.
+
+    ``queued`` is when it went into Triton's queue for the last time, or a little earlier. A
+    ``suspended`` one holds nothing in the engine: Triton seems to have let its request go.
+    """
+
+    job: Job
+    began: float
+    queued: float
+    first_token: float | None = None
+    counted: int = 0
+    last_sent: float = 0.0
+    suspended: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it is answered, or nobody is there to be answered."""
+        return self.job.responder.closed or self.job.responder.gone
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(generation.token_ids) for generation in self.job.generations)
 
 
 class IterativeDriver:
@@ -51,178 +85,203 @@ class IterativeDriver:
     ) -> None:
         del folder
         self._clock = clock
-        self._burst = Burst(settings["burst_ms"] / 1000)
+        self._shortest_turn = settings["burst_ms"] / 1000
         self._patience = _NEAR * settings["idle_seconds"]
-        self._flights: dict[int, Flight] = {}
-        self._numbers = Numbers()
-        self._queue = Queue(self._clock())
+        self._active: dict[int, ActiveRequest] = {}
+        self._latest_number = 0
+        self._turns_alone = 0
+        # Triton's queue is first in, first out: whatever went into it before one that has come
+        # must have come as well. What was queued before this moment has.
+        self._reached = self._turn_ended = self._clock()
         self._lock = Lock()
-        self._watch = Watch(self._look_after, _SILENCE / 2)
-
-    @property
-    def in_flight(self) -> int:
-        """How many requests are under way."""
-        return len(self._flights)
-
-    @property
-    def figures(self) -> Mapping[str, Any]:
-        """The families of metrics, by their names without prefix."""
-        return self._metrics.families
+        self._unloaded = Event()
+        self._watcher = Thread(target=self._watch, name="llmserve watcher", daemon=True)
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts."""
         self._parts = parts
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
         self._metrics = Metrics(parts.pb_utils, parts.name)
+        self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Take in what came, make a burst of steps, and give back what is not done."""
+        """Take in what came, make steps for a turn, and give back what is not done."""
         with self._lock:
             self._execute(requests)
 
     def finalize(self) -> None:
         """Forget what is under way; the model is being unloaded."""
-        self._watch.stop()
-        for flight in self._flights.values():
-            self._drop(flight.job)
-        self._flights.clear()
+        self._unloaded.set()
+        self._watcher.join()
+        for request in self._active.values():
+            self._drop(request.job)
+        self._active.clear()
         self._metrics.close()
 
     def _execute(self, requests: Sequence[Any]) -> None:
         now = self._clock()
-        controls = [read_controls(raw) for raw in requests]
-        known = [self._flights[number] for number, _ in controls if number in self._flights]
-        self._queue.begin(now, [flight.queued for flight in known])
-        self._burst.begin(now, sum(start for _, start in controls), len(requests))
+        controls = [_read_controls(raw) for raw in requests]
+        known = [self._active[number].queued for number, _ in controls if number in self._active]
+        if now - self._turn_ended > _PAUSE:
+            self._reached = now - _PAUSE
+        self._reached = max([self._reached, *known])
+        newcomers = any(start for _, start in controls)
+        self._turns_alone = 0 if newcomers else self._turns_alone + 1
         present = {}
         for raw, (number, start) in zip(requests, controls, strict=True):
             if self._arrive(raw, number, start, now):
                 present[number] = raw
-        absent = [flight for number, flight in self._flights.items() if number not in present]
-        self._ground([flight for flight in absent if flight.queued < self._queue.reached])
+        absent = [one for number, one in self._active.items() if number not in present]
+        self._suspend([one for one in absent if one.queued < self._reached])
         self._forget_abandoned(now)
-        flights = [self._flights[number] for number in present]
-        for flight in flights:
-            flight.job.responder.recent = max(_LATELY, len(flights) * _ASKING_COST / _SMALL_PART)
-        begun = self._clock()
-        self._fly(flights, now)
+        active = [self._active[number] for number in present]
+        for request in active:
+            request.job.responder.recent = max(_LATELY, len(active) * _CANCELLED_COST / _SMALL_PART)
+        self._step(active, now)
         now = self._clock()
-        flown = now - begun
         for number, raw in present.items():
-            flight = self._flights[number]
-            closed = flight.job.responder.closed
+            request = self._active[number]
+            closed = request.job.responder.closed
             if not closed:
                 # Who has left is given back unanswered as well: then Triton lets go of it and of
                 # its sequence's place at once, and otherwise only after the idle time.
                 raw.set_release_flags(self._parts.pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-            if closed or self._left(flight, now=True):
-                del self._flights[number]
+            if closed or self._left(request, now=True):
+                del self._active[number]
             else:
-                flight.queued = now
-                self._watch.start()
-            flight.job.responder.detach()
-        self._queue.end(now)
-        self._publish(at_once=not self._flights)
-        self._burst.end(self._clock(), flown)
+                request.queued = now
+            request.job.responder.detach()
+        self._turn_ended = now
+        self._publish(at_once=not self._active)
 
     def _arrive(self, raw: Any, number: int, start: bool, now: float) -> bool:
-        """Match a request with its flight, or begin one; say whether it goes on."""
-        if number == NOBODY:
+        """Match a request with what is known of it, or begin it; say whether it goes on."""
+        if number == _NOBODY:
             raw.get_response_sender().send(
                 flags=self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             )
             return False
         if start:
             return self._begin(raw, number, now)
-        flight = self._flights.get(number)
-        if flight is None:
+        request = self._active.get(number)
+        if request is None:
             Responder(raw, self._parts).refuse("this request was given up: send it again")
             return False
-        flight.job.responder.attach(raw)
-        if not self._left(flight) and flight.grounded:
-            self._resume(flight.job)
-        flight.grounded = False
+        request.job.responder.attach(raw)
+        if not self._left(request) and request.suspended:
+            self._admit(request.job)
+        request.suspended = False
         return True
 
-    def _left(self, flight: Flight, *, now: bool = False) -> bool:
-        """Whether the client has gone; then nothing of its request is left."""
-        gone = flight.job.responder.cancelled(now=now)
-        if gone:
-            self._drop(flight.job)
-            for generation in flight.job.generations:
-                generation.cancel()
-        return gone
+    def _begin(self, raw: Any, number: int, now: float) -> bool:
+        job = Job(raw, self._parts, eager=False)
+        try:
+            self._check_number(raw, number)
+            with panics_as_errors():
+                job.admit(raw)
+        except Exception as error:
+            job.responder.fail(error)
+            return False
+        if not self._admit(job):
+            return False
+        self._active[number] = ActiveRequest(job, began=now, queued=self._reached)
+        prompts = sum(len(generation.prompt_ids) for generation in job.generations)
+        self._metrics.count("input_tokens_total", prompts)
+        return True
 
-    def _resume(self, job: Job) -> None:
+    def _check_number(self, raw: Any, number: int) -> None:
+        """Refuse a client's own number, which would mix two requests up."""
+        by_triton = number - self._latest_number < _OWN_NUMBERS and number not in self._active
+        if isinstance(raw.correlation_id(), str) or raw.flags() & _END_FLAG or not by_triton:
+            raise RequestError(
+                "this model makes a sequence of every request by itself: send it without a "
+                "sequence id"
+            )
+        self._latest_number = max(self._latest_number, number)
+
+    def _admit(self, job: Job) -> bool:
         try:
             for generation in job.generations:
                 if not generation.done:
                     self._engine.admit(generation)
         except Exception as error:
-            self._drop(job)
-            job.responder.fail(error)
+            self._give_up(job, error)
+            return False
+        return True
 
-    def _begin(self, raw: Any, number: int, now: float) -> bool:
-        job = Job(raw, self._parts, eager=False)
-        try:
-            self._numbers.take(raw, number, self._flights)
-            job.admit(raw)
-            for generation in job.generations:
-                self._engine.admit(generation)
-        except RequestError as error:
-            self._drop(job)
-            job.responder.refuse(str(error))
-        except Exception as error:
-            self._drop(job)
-            job.responder.fail(error)
-        else:
-            self._flights[number] = Flight(job, began=now, queued=self._queue.reached)
-            prompts = sum(len(generation.prompt_ids) for generation in job.generations)
-            self._metrics.count("input_tokens_total", prompts)
-            return True
-        return False
+    def _left(self, request: ActiveRequest, *, now: bool = False) -> bool:
+        """Whether the client has gone; then nothing of its request is left."""
+        gone = request.job.responder.cancelled(now=now)
+        if gone:
+            self._drop(request.job)
+            for generation in request.job.generations:
+                generation.cancel()
+        return gone
 
-    def _fly(self, flights: Sequence[Flight], began: float) -> None:
+    def _step(self, active: Sequence[ActiveRequest], began: float) -> None:
         """Make steps until it is time to ask Triton for new requests.
 
         Those that Triton would lose are made to their end, however long that takes.
         """
-        burst = self._burst.length
-        streams = sum(flight.job.streams for flight in flights)
-        pace = streams * _RESPONSE_COST / _SMALL_PART if burst else 0.0
-        if began - self._queue.reached > self._patience / 4:
+        turn = self._turn_length(len(active))
+        streams = sum(request.job.streams for request in active)
+        interval = streams * _RESPONSE_COST / _SMALL_PART if turn else 0.0
+        if began - self._reached > self._patience / 4:
             # Only who is given back and comes again shows how long the others have been waiting.
-            burst = 0.0
+            turn = 0.0
         while self._engine.busy:
             for generation, error in self._engine.step().failed:
                 self._fail(generation, error)
             now = self._clock()
-            for flight in flights:
-                self._measure(flight, now)
-                self._tell(flight, now, pace)
-            going = [flight for flight in flights if not flight.over]
-            late = any(now - flight.queued > self._patience for flight in going)
-            if not going or (now - began >= burst and not late):
+            self._send(active, now, interval)
+            going = [request for request in active if not request.over]
+            late = any(now - request.queued > self._patience for request in going)
+            if not going or (now - began >= turn and not late):
                 break
-        now = self._clock()
-        for flight in flights:
-            # What was away while others' steps made its last tokens comes with none to make.
-            self._measure(flight, now)
-            self._tell(flight, now, pace)
+        # What was away while others' steps made its last tokens comes with none to make.
+        self._send(active, self._clock(), interval)
 
-    def _measure(self, flight: Flight, now: float) -> None:
-        made = flight.tokens - flight.counted
+    def _turn_length(self, requests: int) -> float:
+        """Return for how long to make steps before new requests can join.
+
+        Turns are short while some come. When none has come, each is twice as long as the one
+        before, until what giving back and taking in again costs is a small part of it.
+        """
+        if not self._shortest_turn:
+            return 0.0
+        least = max(self._shortest_turn, requests * _SHORTEST_TURN_OF_EACH)
+        most = max(least, min(_LONGEST_TURN, requests * _LONGEST_TURN_OF_EACH))
+        return float(min(most, least * 2 ** min(self._turns_alone, 8)))
+
+    def _send(self, active: Iterable[ActiveRequest], now: float, interval: float) -> None:
+        """Send what is new: the first piece and the end at once, the others at a steady pace."""
+        for request in active:
+            self._measure(request, now)
+            job = request.job
+            due = job.done or (job.streams and now - request.last_sent >= interval)
+            if request.over or not due:
+                continue
+            try:
+                with panics_as_errors():
+                    if any(generation.has_news for generation in job.generations):
+                        request.last_sent = now
+                    job.send()
+            except Exception as error:
+                # What a tokenizer or formatter makes of one answer is no reason for others to fail.
+                self._give_up(job, error)
+
+    def _measure(self, request: ActiveRequest, now: float) -> None:
+        made = request.tokens - request.counted
         if not made:
             return
-        flight.counted += made
+        request.counted += made
         self._metrics.count("output_tokens_total", made)
-        if flight.first is None:
-            flight.first = now
-            self._metrics.count("first_token_seconds_sum", now - flight.began)
+        if request.first_token is None:
+            request.first_token = now
+            self._metrics.count("first_token_seconds_sum", now - request.began)
             self._metrics.count("first_token_seconds_count", 1)
-        if flight.job.done and flight.counted > 1:
-            self._metrics.count("token_seconds_sum", now - flight.first)
-            self._metrics.count("token_seconds_count", flight.counted - 1)
+        if request.job.done and request.counted > 1:
+            self._metrics.count("token_seconds_sum", now - request.first_token)
+            self._metrics.count("token_seconds_count", request.counted - 1)
 
     def _publish(self, *, at_once: bool) -> None:
         engine = self._engine
@@ -234,62 +293,57 @@ class IterativeDriver:
         }
         self._metrics.publish(self._clock(), gauges, at_once=at_once)
 
-    def _tell(self, flight: Flight, now: float, pace: float) -> None:
-        """Send what is new: the first piece and the end at once, the others at a steady pace."""
-        job = flight.job
-        if flight.over:
-            return
-        if not job.done and not (job.streams and now - flight.told >= pace):
-            return
-        try:
-            if any(generation.has_news for generation in job.generations):
-                flight.told = now
-            job.tell()
-        except Exception as error:
-            # What a tokenizer or formatter makes of one answer is no reason for others to fail.
-            self._drop(job)
-            job.responder.fail(error)
-
     def _fail(self, generation: Generation, error: Exception) -> None:
-        for flight in self._flights.values():
-            job = flight.job
-            if generation in job.generations:
-                self._drop(job)
-                if job.responder.attached:
-                    job.responder.fail(error)
-                else:
-                    # Its request is with Triton now; it is told when it comes again.
-                    generation.cancel()
+        for request in self._active.values():
+            if generation not in request.job.generations:
+                continue
+            if request.job.responder.attached:
+                self._give_up(request.job, error)
+            else:
+                # Its request is with Triton now; it is told when it comes again.
+                self._drop(request.job)
+                generation.cancel()
 
-    def _look_after(self) -> bool:
+    def _watch(self) -> None:
         """Free what nobody waits for when no request comes that would bring it to light."""
-        if not self._lock.acquire(blocking=False):
-            return True
-        try:
-            now = self._clock()
-            if self._queue.silent(now) > _SILENCE:
-                self._ground(self._flights.values())
-                self._forget_abandoned(now)
-                self._publish(at_once=True)
-            return bool(self._flights) or self._watch.enough()
-        finally:
-            self._lock.release()
+        while not self._unloaded.wait(_SILENCE / 2):
+            if not self._active or not self._lock.acquire(blocking=False):
+                continue
+            try:
+                now = self._clock()
+                if now - self._turn_ended > _SILENCE:
+                    self._suspend(self._active.values())
+                    self._forget_abandoned(now)
+                    self._publish(at_once=True)
+            finally:
+                self._lock.release()
 
-    def _ground(self, flights: Iterable[Flight]) -> None:
+    def _suspend(self, requests: Iterable[ActiveRequest]) -> None:
         """Free what a request holds that Triton has let go.
 
         Should it come again after all, it goes on from where it was.
         """
-        for flight in flights:
-            if not flight.grounded:
-                flight.grounded = True
-                self._drop(flight.job)
+        for request in requests:
+            if not request.suspended:
+                request.suspended = True
+                self._drop(request.job)
 
     def _forget_abandoned(self, now: float) -> None:
-        gone = [n for n, f in self._flights.items() if f.grounded and now - f.queued > _ABANDONED]
-        for number in gone:
-            del self._flights[number]
+        for number, request in list(self._active.items()):
+            if request.suspended and now - request.queued > _ABANDONED:
+                del self._active[number]
+
+    def _give_up(self, job: Job, error: Exception) -> None:
+        self._drop(job)
+        job.responder.fail(error)
 
     def _drop(self, job: Job) -> None:
         for generation in job.generations:
             self._engine.drop(generation)
+
+
+def _read_controls(raw: Any) -> tuple[int, bool]:
+    """Return the number that Triton gave a request's sequence, and whether it begins with it."""
+    found = {tensor.name(): tensor for tensor in raw.inputs()}
+    number, start = (int(found[name].as_numpy().reshape(-1)[0]) for name in ("CORRID", "START"))
+    return number, bool(start)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmserve.runtime import Generation, Tokenizer
 from llmserve.runtime.causal import context_length, eos_ids, load
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
 from llmserve_iterative.engine import Engine
 
 
@@ -25,11 +24,14 @@ class StepwiseGenerator:
     def stepper(self, tokenizer: Tokenizer) -> Engine:
         """Return the engine; it takes the model over, so there is one."""
         if self._engine is None:
+            sequences = self._settings["max_sequences"]
+            context = self.context_length or 2048
             self._engine = Engine(
                 self._model,
                 tokenizer,
-                max_sequences=self._settings["max_sequences"],
-                cache_tokens=self._cache_tokens(),
+                max_sequences=sequences,
+                cache_tokens=self._settings["cache_tokens"]
+                or max(4 * context, sequences * context // 4),
                 prefill_chunk=self._settings["prefill_chunk"],
             )
         return self._engine
@@ -46,8 +48,3 @@ class StepwiseGenerator:
         finally:
             for generation in generations:
                 engine.drop(generation)
-
-    def _cache_tokens(self) -> int:
-        asked: int = self._settings["cache_tokens"]
-        context = self.context_length or 2048
-        return asked or max(4 * context, self._settings["max_sequences"] * context // 4)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
-_PREFIX = "llmserve_"
 _GAUGES = {
     "running_sequences": "Sequences under way",
     "waiting_sequences": "Sequences that wait for room in the cache",
@@ -21,7 +20,7 @@ _COUNTERS = {
     "token_seconds_sum": "Time between tokens after the first",
     "token_seconds_count": "Tokens after the first",
 }
-_PAUSE = 0.25
+_INTERVAL = 0.25
 
 
 class Metrics:
@@ -38,7 +37,7 @@ class Metrics:
         family = pb_utils.MetricFamily
         # A family has to stay referenced as long as its metrics are used.
         self.families = {
-            name: family(_PREFIX + name, text, kind)
+            name: family(f"llmserve_{name}", text, kind)
             for kind, texts in ((family.GAUGE, _GAUGES), (family.COUNTER, _COUNTERS))
             for name, text in texts.items()
         }
@@ -57,7 +56,7 @@ class Metrics:
 
     def publish(self, now: float, gauges: Mapping[str, float], *, at_once: bool) -> None:
         """Hand everything over, if the last time is long enough ago."""
-        if not at_once and now - self._published < _PAUSE:
+        if not at_once and now - self._published < _INTERVAL:
             return
         self._published = now
         with self._lock:

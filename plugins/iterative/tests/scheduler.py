@@ -144,4 +144,4 @@ class Scheduler:
             self.run(list(self.queue))
 
     def nothing_is_left(self) -> bool:
-        return not self.engine.live and not self.driver.in_flight
+        return not self.engine.live and not self.driver._active

@@ -1,41 +1,41 @@
-"""How long bursts are, by what lies between them."""
+"""For how long steps follow one another before new requests can join."""
 
 from __future__ import annotations
 
 import pytest
 
-from llmserve_iterative.burst import Burst
-
-SHORTEST = 0.008
-LONGEST = 0.1
+from .scheduler import Clock, Progress, Scheduler
 
 
-def fly(burst: Burst, requests: int, *, came: int = 0, cost: float, now: float) -> float:
-    """Make a burst that costs so much beside its steps; return when it is over."""
-    burst.begin(now + cost / 2, came, requests)
-    end = now + cost + burst.length
-    burst.end(end, burst.length)
-    return end
+@pytest.mark.parametrize("requests", [1, 32])
+def test_turns_grow_in_calm_and_are_short_when_somebody_comes(requests: int) -> None:
+    clock = Clock()
+    triton = Scheduler(burst_ms=8, clock=clock)
+    # A step takes a millisecond, and its tokens tell how long a turn was.
+    step = triton.engine.step
+
+    def slow_step() -> Progress:
+        clock.pass_by(0.001)
+        return step()
+
+    triton.engine.step = slow_step  # type: ignore[method-assign]
+    for _ in range(requests):
+        triton.send("ab", max_tokens=900)
+    turns: list[int] = []
+    before = 0
+    for _ in range(8):
+        triton.run(list(triton.queue))
+        made = _tokens(triton)
+        turns.append(made - before)
+        before = made
+    assert turns == sorted(turns)
+    # What many cost keeps nobody waiting for one.
+    assert turns[-1] <= 9 if requests == 1 else turns[-1] >= 90
+    triton.send("ab", max_tokens=900)
+    triton.run(list(triton.queue))
+    assert _tokens(triton) - before <= 41
+    triton.driver.finalize()
 
 
-@pytest.fixture
-def busy() -> tuple[Burst, float]:
-    """A driver that has had 32 requests for a while, at 7 ms a burst."""
-    burst, now = Burst(SHORTEST), 0.0
-    for turn in range(40):
-        now = fly(burst, 32, came=0 if turn else 32, cost=0.007, now=now)
-    return burst, now
-
-
-def test_bursts_grow_in_calm_and_are_short_when_somebody_comes(busy: tuple[Burst, float]) -> None:
-    burst, now = busy
-    assert burst.length == pytest.approx(LONGEST)
-    fly(burst, 33, came=1, cost=0.007, now=now)
-    assert burst.length < 0.05
-
-
-def test_what_many_cost_keeps_nobody_waiting_for_one(busy: tuple[Burst, float]) -> None:
-    burst, now = busy
-    for turn in range(5):
-        now = fly(burst, 1, came=0 if turn else 1, cost=0.0005, now=now)
-        assert burst.length <= 1.5 * SHORTEST
+def _tokens(triton: Scheduler) -> int:
+    return len(triton.engine.under_way[0].token_ids)

@@ -17,3 +17,8 @@ class TestIterativeDirect(RecipeConformance):
 class TestStatic(RecipeConformance):
     recipe = "iterative"
     options = {"batching": "static", "max_batch_size": 8}
+
+
+class TestContinuous(RecipeConformance):
+    recipe = "iterative"
+    options = {"batching": "continuous", "max_batch_size": 8}

@@ -123,7 +123,7 @@ def test_the_figures_are_those_of_what_happened() -> None:
     triton.send("abc", max_tokens=4)
     triton.send("de", max_tokens=6, stream=True)
     triton.run_all()
-    found = {name: family.metric.value for name, family in triton.driver.figures.items()}
+    found = {name: family.metric.value for name, family in triton.driver._metrics.families.items()}
     assert found["input_tokens_total"] == 5
     assert found["output_tokens_total"] == 10
     assert found["first_token_seconds_count"] == 2
@@ -141,7 +141,7 @@ def test_tokens_made_while_a_request_waits_in_the_queue_are_counted() -> None:
     # All its tokens were made in batches of others: it comes with nothing left to make.
     triton.run([away])
     assert away.text == "abab"
-    found = {name: family.metric.value for name, family in triton.driver.figures.items()}
+    found = {name: family.metric.value for name, family in triton.driver._metrics.families.items()}
     assert found["output_tokens_total"] == 4 + 3
     assert found["first_token_seconds_count"] == 1 + 3
     assert found["token_seconds_count"] == 3
@@ -153,7 +153,7 @@ def test_unloading_lets_go_of_everything_that_is_tritons() -> None:
     triton.run([triton.send("ab", max_tokens=900)])
     triton.driver.finalize()
     assert triton.nothing_is_left()
-    assert not triton.driver.figures
+    assert not triton.driver._metrics.families
 
 
 @settings(deadline=None)

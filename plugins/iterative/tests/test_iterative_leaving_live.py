@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient import grpc as triton_grpc
 
-from llmserve.builder import build_spec
-from llmserve.builder.spec import BuildSpec
+from llmserve.builder.build import build_spec
+from llmserve.builder.plan import BuildSpec
 from llmserve.client import Completion
-from llmserve.plugins import Plugin, find_plugins
+from llmserve.discovery import Plugin, find_plugins
 from llmserve.registry import Registry
 from llmserve.testing import LiveTriton
 from llmserve.testing.soak import Soak, figure

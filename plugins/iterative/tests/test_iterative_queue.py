@@ -7,8 +7,6 @@ import time
 
 import pytest
 
-from llmserve_iterative.burst import Burst
-
 from .scheduler import Scheduler
 
 
@@ -45,21 +43,9 @@ def test_who_is_not_seen_while_nothing_comes_frees_its_place() -> None:
     while triton.engine.live:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert triton.driver.figures["running_sequences"].metric.value == 0
+    assert triton.driver._metrics.families["running_sequences"].metric.value == 0
     triton.driver.finalize()
     assert threading.active_count() <= threads
-
-
-def test_the_thread_that_looks_after_requests_ends_with_them() -> None:
-    triton, threads = Scheduler(), threading.active_count()
-    triton.run([request := triton.send("ab", max_tokens=5)])
-    assert threading.active_count() > threads
-    triton.run_all()
-    assert request.closed
-    deadline = time.monotonic() + 10
-    while threading.active_count() > threads:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_who_was_given_up_and_comes_all_the_same_goes_on() -> None:
@@ -97,7 +83,8 @@ def test_short_requests_in_a_row_do_not_make_a_long_one_look_late() -> None:
         triton.send("ab", max_tokens=3)
         triton.run_all()
     long = triton.send("ab", max_tokens=900, stream=True)
-    triton.driver._burst = Burst(0.001)
+    triton.driver._shortest_turn = 0.001
+    triton.driver._turns_alone = -1
     triton.engine.pause = 0.001
     triton.run([long])
     assert not long.closed

@@ -5,29 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmserve import hookimpl
-from llmserve.options import INT32_MAX
-from llmserve.roles import Batching, Generator, Option, Recipe
-from llmserve.runtime import contract
+from llmserve.plugin import (
+    INT32_MAX,
+    Batching,
+    CheckedModel,
+    Generator,
+    Option,
+    Pair,
+    Problem,
+    Recipe,
+    contract,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
-    from llmserve.builder.assembly import Assembly
+    from llmserve.plugin import Assembly
 
+# Any model can be served so, and without TensorRT-LLM a stand-in answers. Who has an engine says
+# where: --build engine=DIR.
+_LLMAPI = {"layout": "llmapi", "stand_in": "true"}
+_ENGINE = ("layout", "engine", "build_engine")
 _INPUTS = (contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS)
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
     """Register the engine: a model of its own in an ensemble."""
-    from llmserve_trtllm.choices import OPTIONS, WISHES
+    from llmserve_trtllm.options import OPTIONS, SAMPLING
 
     return [
         Generator(
             name="tensorrt_llm",
             summary="A TensorRT-LLM engine, or its LLM API, as a model of an ensemble",
-            runtime="llmserve_trtllm.runtime.remote:RemoteEngine",
+            runtime="llmserve_trtllm.runtime.limits:EngineLimits",
             modes=frozenset({"inflight", "batch"}),
-            inputs=WISHES,
+            inputs=SAMPLING,
             options=OPTIONS,
             requires=("llmserve-trtllm",),
             assemble=_assemble,
@@ -42,7 +54,8 @@ def llmserve_register_batchings() -> Sequence[Batching]:
         Batching(
             name="inflight",
             summary="TensorRT-LLM's own: new requests join while others are under way",
-            runtime="llmserve_trtllm.runtime.remote:RemoteEngine",
+            runtime="llmserve_trtllm.runtime.limits:EngineLimits",
+            requires=(),
             mode="inflight",
             inputs=_INPUTS,
             options=(
@@ -69,8 +82,26 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator="tensorrt_llm",
             batching="inflight",
             formatter="text",
+            pairs=(
+                Pair(
+                    "trtllm-static-inflight",
+                    "static=trtllm:batching=static",
+                    "inflight=trtllm:",
+                    {**_LLMAPI, "decoupled": "false"},
+                    _ENGINE,
+                ),
+                Pair("hf-trtllm", "hf=hf:", "trtllm=trtllm:", _LLMAPI, _ENGINE),
+            ),
         )
     ]
+
+
+@hookimpl
+def llmserve_check_model(model: CheckedModel) -> Sequence[Problem]:
+    """Find what would not load or not work in a repository made from NVIDIA's templates."""
+    from llmserve_trtllm.check import check_model
+
+    return list(check_model(model))
 
 
 def _assemble(assembly: Assembly) -> None:

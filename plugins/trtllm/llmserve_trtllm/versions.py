@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from llmserve.errors import IncompatibleError, OptionError
+from llmserve.plugin import IncompatibleError, OptionError
 
 _FORM = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?([.a-z+-].*)?")
 _TAG = re.compile(r"(?:\S+:)?(\d\d\.\d\d)(?:-\S+)?")
@@ -38,6 +38,11 @@ class Version:
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"
 
+    @property
+    def short(self) -> str:
+        """The release without its patch number."""
+        return f"{self.major}.{self.minor}"
+
     def same_release(self, other: Version) -> bool:
         """Whether an engine of the other can be run: patches of one release share their format."""
         return (self.major, self.minor) == (other.major, other.minor)
@@ -47,34 +52,21 @@ def _v(text: str) -> Version:
     return Version.parse(text)
 
 
-CONTAINERS = {
-    "23.10": _v("0.5.0"),
-    "24.05": _v("0.9.0"),
-    "24.06": _v("0.10.0"),
-    "24.07": _v("0.11.0"),
-    "24.08": _v("0.12.0"),
-    "24.09": _v("0.13.0"),
-    "24.10": _v("0.14.0"),
-    "24.11": _v("0.15.0"),
-    "24.12": _v("0.16.0"),
-    "25.01": _v("0.17.0"),
-    "25.06": _v("0.20.0"),
-    "25.07": _v("0.20.0"),
-    "25.08": _v("0.21.0"),
-    "25.09": _v("1.0.0"),
-    "25.10": _v("1.0.0"),
-    "25.11": _v("1.0.3"),
-    "25.12": _v("1.1.0"),
-    "26.04": _v("1.2.1"),
-    "26.05": _v("1.2.1"),
-    "26.06": _v("1.2.1"),
-    "26.07": _v("1.2.1"),
-}
-"""``tritonserver:TAG-trtllm-python-py3`` and what is in it.
-
-From NVIDIA's compatibility matrix up to 25.12, from the pins of the backend's release branches for
-26.x. A tag that is not here is not guessed.
+# From docs/introduction/compatibility.md of triton-inference-server/server; 23.10 is older than
+# that page. A tag that is not here is not guessed.
+_RELEASES = """
+0.5.0 23.10 | 0.9.0 24.04 24.05 | 0.10.0 24.06 | 0.11.0 24.07 | 0.12.0 24.08 | 0.13.0 24.09
+0.14.0 24.10 | 0.15.0 24.11 | 0.16.0 24.12 | 0.17.0 25.01 25.02 | 0.18.0 25.03 | 0.18.2 25.04
+0.19.0 25.05 | 0.20.0 25.06 25.07 | 0.21.0 25.08 | 1.0.0 25.09 25.10 | 1.0.3 25.11
+1.1.0 25.12 26.01 26.02 | 1.2.0 26.03 | 1.2.1 26.04 26.05 26.06 26.07
 """
+CONTAINERS = {
+    tag: _v(version)
+    for line in _RELEASES.replace("|", "\n").splitlines()
+    for version, *tags in [line.split() or [""]]
+    for tag in tags
+}
+"""``tritonserver:TAG-trtllm-python-py3`` and what is in it."""
 
 DEFAULT = _v("1.2.1")
 """The newest that still runs engines."""

@@ -12,9 +12,9 @@ ENGINE = Path(__file__).with_name("trtllm_builds") / "engines" / "1.2"
 
 class TestEngine(RecipeConformance):
     recipe = "trtllm"
-    options: ClassVar[dict[str, Any]] = {"engine": str(ENGINE)}
+    options: ClassVar[dict[str, Any]] = {"engine": str(ENGINE), "decoupled": False}
 
 
 class TestStreaming(RecipeConformance):
     recipe = "trtllm"
-    options: ClassVar[dict[str, Any]] = {"engine": str(ENGINE), "decoupled": True}
+    options: ClassVar[dict[str, Any]] = {"engine": str(ENGINE)}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tritonclient import grpc as triton_grpc
+from tritonclient.utils import np_to_triton_dtype
 
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
@@ -18,11 +19,11 @@ from llmserve.testing import LiveTriton
 ENGINES = Path(__file__).with_name("trtllm_builds") / "engines"
 PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capital of France is")
 WAYS: dict[str, dict[str, Any]] = {
-    "inflight": {"engine": str(ENGINES / "1.2")},
+    "inflight": {"engine": str(ENGINES / "1.2"), "decoupled": False},
     "static": {"engine": str(ENGINES / "0.12"), "trtllm_version": "0.12", "batching": "static"},
     "first": {"engine": str(ENGINES / "0.5"), "trtllm_version": "0.5.0"},
-    "streaming": {"engine": str(ENGINES / "1.2"), "decoupled": True},
-    "llmapi": {"layout": "llmapi", "stand_in": True},
+    "streaming": {"engine": str(ENGINES / "1.2"), "bls_instance_count": 2},
+    "llmapi": {"layout": "llmapi", "stand_in": True, "decoupled": False},
 }
 
 
@@ -54,7 +55,7 @@ def test_greedy_answers_are_those_of_generate(triton: LiveTriton, way: str) -> N
     ],
     ids=lambda asked: next(iter(asked)),
 )
-def test_wishes_are_honoured_as_generate_does(
+def test_what_is_asked_for_is_done_as_generate_does(
     triton: LiveTriton, way: str, asked: dict[str, Any]
 ) -> None:
     if way == "first" and "bad_words" in asked:
@@ -131,6 +132,108 @@ def test_nvidias_plain_wiring_streams_too(triton: LiveTriton) -> None:
     assert "".join(piece.text for piece in pieces) == whole.text
 
 
+@pytest.mark.parametrize("way", ["inflight", "streaming", "llmapi"])
+def test_nvidias_end_to_end_client_reads_its_answer(triton: LiveTriton, way: str) -> None:
+    """What end_to_end_grpc_client.py of 0.19 sends, and how it reads what comes."""
+    model = triton.build("trtllm", **WAYS[way])
+    inputs = {
+        "text_input": np.array([[PROMPTS[0]]], object),
+        "max_tokens": np.array([[12]], np.int32),
+        "stream": np.array([[way == "streaming"]]),
+        "beam_width": np.array([[1]], np.int32),
+        "temperature": np.array([[1.0]], np.float32),
+    }
+    if way != "llmapi":
+        inputs["num_return_sequences"] = np.array([[1]], np.int32)
+    inputs["exclude_input_in_output"] = np.array([[True]])
+    inputs["top_k"] = np.array([[1]], np.int32)
+    text = ""
+    for result in infer(triton, model, inputs, outputs=("text_output",)):
+        assert result.as_numpy("batch_index") is None
+        text += result.as_numpy("text_output")[0].decode("utf-8")
+    assert text == triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
+
+
+@pytest.mark.parametrize("way", ["inflight", "first"])
+def test_nvidias_clients_of_the_engine_alone_get_its_tokens(triton: LiveTriton, way: str) -> None:
+    """What identity_test.py and inflight_batcher_llm_client.py send to tensorrt_llm."""
+    model = triton.build("trtllm", **WAYS[way])
+    length = np.uint32 if way == "first" else np.int32
+    inputs = {
+        "input_ids": np.array([[28524, 287, 5093]], np.int32) % 1000,
+        "input_lengths": np.array([[3]], np.int32),
+        "request_output_len": np.array([[8]], length),
+        "beam_width": np.array([[1]], length),
+        "temperature": np.array([[1.0]], np.float32),
+        "streaming": np.array([[False]]),
+    }
+    (answer,) = infer(triton, f"{model}_tensorrt_llm", inputs)
+    assert answer.as_numpy("output_ids").shape[:2] == (1, 1)
+    if way == "inflight":
+        assert answer.as_numpy("sequence_length").shape == (1, 1)
+        assert answer.as_numpy("cum_log_probs") is None, "nobody asked for scores"
+
+
+def test_nvidias_clients_stop_a_stream_by_its_id(triton: LiveTriton) -> None:
+    """What inflight_batcher_llm_client.py --stop-after-ms sends: an id, and then stop with it."""
+    model = f"{triton.build('trtllm', **WAYS['streaming'])}_tensorrt_llm"
+    inputs = {
+        "input_ids": np.array([[5, 6, 7]], np.int32),
+        "input_lengths": np.array([[3]], np.int32),
+        "request_output_len": np.array([[400]], np.int32),
+        "streaming": np.array([[True]]),
+    }
+    answers: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
+        client.start_stream(callback=lambda result, error: answers.put(error or result))
+        client.async_stream_infer(model, tensors(inputs), request_id="my-stream")
+        assert answers.get(timeout=60).as_numpy("output_ids") is not None
+        stop = {name: np.zeros_like(value) for name, value in inputs.items()}
+        stop |= {"stop": np.array([[True]])}
+        client.async_stream_infer(model, tensors(stop), request_id="my-stream")
+        client.stop_stream()
+    pieces = list(answers.queue)
+    assert all(hasattr(piece, "as_numpy") for piece in pieces), pieces
+    assert len(pieces) < 390
+
+
+def tensors(inputs: dict[str, Any]) -> list[Any]:
+    found = []
+    for name, value in inputs.items():
+        tensor = triton_grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
+        tensor.set_data_from_numpy(value)
+        found.append(tensor)
+    return found
+
+
+def infer(
+    triton: LiveTriton, model: str, inputs: dict[str, Any], outputs: tuple[str, ...] = ()
+) -> list[Any]:
+    """Send a request over a stream of its own, as NVIDIA's clients do, and return what comes."""
+    answers: queue.Queue[Any] = queue.Queue()
+    wanted = [triton_grpc.InferRequestedOutput(name) for name in outputs] or None
+    with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
+        client.start_stream(callback=lambda result, error: answers.put(error or result))
+        client.async_stream_infer(model, tensors(inputs), outputs=wanted, request_id="1")
+        client.stop_stream()
+    found = list(answers.queue)
+    assert all(hasattr(answer, "as_numpy") for answer in found), found
+    return found
+
+
+def test_many_streams_do_not_bring_the_model_down(triton: LiveTriton) -> None:
+    """Triton 2.51's Python backend crashed where one process asked for several streams."""
+    model = triton.build("trtllm", **WAYS["streaming"])
+
+    def ask(client: int) -> None:
+        for number in range(12):
+            prompt = " ".join(["word", str(client)] * (1 + (client + number) % 7))
+            assert list(triton.client.stream(model, prompt, max_tokens=1 + number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+
+
 def test_the_tutorials_client_runs_unchanged_on_its_version(triton: LiveTriton) -> None:
     """What the client of the TensorRT-LLM tutorial sends: tensors, and lengths without a sign."""
     model = triton.build("trtllm", **WAYS["first"])
@@ -152,7 +255,7 @@ def test_the_tutorials_client_runs_unchanged_on_its_version(triton: LiveTriton) 
         answer = answers.get(timeout=60)
         client.stop_stream()
     text = answer.as_numpy("text_output")
-    assert text.shape == (1, 1, 1)
+    assert text.shape == (1,)
     expected = triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
     assert text.reshape(-1)[0].decode() == expected
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmserve import hookimpl
-from llmserve.roles import Batching, Generator, Option, Recipe, Tokenizer
-from llmserve.runtime import contract
+from llmserve.plugin import (
+    Batching,
+    BuildContext,
+    Generator,
+    Option,
+    Recipe,
+    Tokenizer,
+    contract,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     import click
 
-    from llmserve.builder.assembly import Assembly
-    from llmserve.builder.context import BuildContext
+    from llmserve.plugin import Assembly
 
 
 @hookimpl

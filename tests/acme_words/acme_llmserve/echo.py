@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime.protocols import Answer, Parts
-from llmserve.runtime.request import read_prompts
-from llmserve.runtime.stage import Tensors, respond, tensors_of
+from llmserve.runtime import Answer, Parts, Tensors, read_prompts, respond, tensors_of
 
 
 class _Stage:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from llmserve import modelconfig
-from llmserve.builder.assembly import Assembly
-from llmserve.runtime.contract import Tensor
+from llmserve.plugin import Assembly, Tensor, add_inputs, add_outputs
 
 PROMPT_IDS = Tensor("prompt_ids", "TYPE_INT64", (-1,), optional=False)
 LENGTH = Tensor("length", "TYPE_INT32", optional=False)
@@ -13,7 +11,7 @@ OUTPUT_IDS = Tensor("output_ids", "TYPE_INT64", (-1,), optional=False)
 
 def assemble(assembly: Assembly) -> None:
     """Text to ids, ids to ids, ids to text."""
-    inputs, outputs = assembly.plan.inputs, assembly.plan.formatter.outputs
+    inputs, outputs = assembly.inputs, assembly.outputs
     stages = [
         ("read", "Read", ["tokenizer"], inputs, [PROMPT_IDS, LENGTH]),
         ("echo", "Echo", ["generator", "batching"], [PROMPT_IDS, LENGTH], [OUTPUT_IDS]),
@@ -21,7 +19,7 @@ def assemble(assembly: Assembly) -> None:
     ]
     for suffix, name, roles, taken, given in stages:
         part = assembly.add(suffix, backend="python")
-        modelconfig.add_inputs(part.config, taken)
-        modelconfig.add_outputs(part.config, given)
+        add_inputs(part.config, taken)
+        add_outputs(part.config, given)
         assembly.stage(part, f"acme_llmserve.echo:{name}", roles=roles)
         assembly.step(part, {t.name: t.name for t in taken}, {t.name: t.name for t in given})

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Driver, Tokenizer
+from llmserve.runtime import Driver, Generation, Tokenizer
 from llmserve.scaffold.batching.driver import ScaffoldDriver
 from llmserve.testing import FakeRequest, make_parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from llmserve.runtime.protocols import Answer, Formatter
+from llmserve.runtime import Answer, Formatter
 from llmserve.scaffold.formatter import llmserve_register_formatters
 from llmserve.scaffold.formatter.formatter import ScaffoldFormatter
 

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmserve.demo import demo_model_path
-from llmserve.runtime.batch import BatchDriver
-from llmserve.runtime.hf_tokenizer import TransformersTokenizer
-from llmserve.runtime.protocols import Generator
+from llmserve.runtime import BatchDriver, Generator, TransformersTokenizer
 from llmserve.scaffold.generator.generator import ScaffoldGenerator
-from llmserve.testing import FakeRequest, make_parts
+from llmserve.testing import FakeRequest, demo_model_path, make_parts
 
 SETTINGS = {"path": ".", "device": "cpu", "dtype": "float32"}
 

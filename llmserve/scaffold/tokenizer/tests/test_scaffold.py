@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.demo import demo_model_path
-from llmserve.errors import ModelSourceError, OptionError
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.protocols import Tokenizer
-from llmserve.runtime.text import IncrementalDecoder
+from llmserve.plugin import ModelSourceError, OptionError
+from llmserve.runtime import IncrementalDecoder, RequestError, Tokenizer
 from llmserve.scaffold.tokenizer.tokenizer import ScaffoldTokenizer
+from llmserve.testing import demo_model_path
 
 RECIPE = "scaffold"
 TEXTS = ["Hello", "Once upon a time", " two  spaces ", "a\nb", "naïve café", "日本 🙂"]

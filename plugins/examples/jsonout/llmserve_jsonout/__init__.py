@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmserve import hookimpl
-from llmserve.roles import Formatter, Recipe, Tensor
-from llmserve.runtime import contract
+from llmserve.plugin import Formatter, Recipe, Tensor, hookimpl
 
 JSON_OUTPUT = Tensor("json_output", "TYPE_STRING", optional=False)
 RESPONSE_FORMAT = Tensor("response_format", "TYPE_STRING")
@@ -21,13 +19,8 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
             summary="The text, beside it a document with tool calls; held to JSON if asked to be",
             runtime="llmserve_jsonout.formatter:JsonFormatter",
             # A name that is not the contract's reaches the runtime in Params.extra.
-            inputs=(*contract.TEXT_FORMAT_INPUTS, RESPONSE_FORMAT),
-            outputs=(
-                contract.TEXT_OUTPUT,
-                contract.FINISH_REASON,
-                *contract.USAGE,
-                JSON_OUTPUT,
-            ),
+            extra_inputs=(RESPONSE_FORMAT,),
+            extra_outputs=(JSON_OUTPUT,),
             requires=("numpy",),
         )
     ]
@@ -40,7 +33,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
         Recipe(
             name="jsonout",
             summary="Hugging Face models whose answers are JSON where a request asks for it",
-            tokenizer="transformers",
             generator="stepwise",
             batching="iterative",
             formatter="json",

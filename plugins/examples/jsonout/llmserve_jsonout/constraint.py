@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
+from llmserve.runtime import Generation, RequestError, Tokenizer
 from llmserve_jsonout.grammar import BEGIN
 
 Row = npt.NDArray[Any]

@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy.typing as npt
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Answer, Constraint, Tokenizer, strings
-from llmserve.runtime.text_formatter import TextFormatter
+from llmserve.runtime import (
+    Answer,
+    Constraint,
+    Generation,
+    RequestError,
+    TextFormatter,
+    Tokenizer,
+    strings,
+)
 from llmserve_jsonout.calls import find_calls, parse
 from llmserve_jsonout.constraint import JsonConstraint, Pieces
 

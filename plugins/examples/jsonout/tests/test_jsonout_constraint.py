@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.demo import demo_model_path
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.hf_tokenizer import TransformersTokenizer
-from llmserve.runtime.params import Params
-from llmserve.runtime.sampling import Sampler
-from llmserve.testing import ByteTokenizer
+from llmserve.runtime import Generation, Params, RequestError, Sampler, TransformersTokenizer
+from llmserve.testing import ByteTokenizer, demo_model_path
 from llmserve_jsonout.constraint import JsonConstraint, Pieces
 
 SIZE = 1024

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmserve.runtime.protocols import Answer
+from llmserve.runtime import Answer
 from llmserve_jsonout.calls import Call, find_calls, parse
 from llmserve_jsonout.formatter import JsonFormatter, document
 

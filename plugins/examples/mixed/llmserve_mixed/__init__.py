@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmserve import hookimpl
-from llmserve.roles import Recipe
+from llmserve.plugin import Recipe, hookimpl
 
 
 @hookimpl
@@ -18,7 +17,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             tokenizer="tokenizers",
             generator="stepwise",
             batching="iterative",
-            formatter="text",
             # Defaults of options that the parts bring; --set still has the last word.
             defaults={"max_batch_size": 16, "stream": True},
         )

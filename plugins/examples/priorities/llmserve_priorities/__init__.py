@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve import hookimpl
-from llmserve.options import INT32_MAX
-from llmserve.roles import Batching, Option
-from llmserve.runtime import contract
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
+from llmserve.plugin import DECOUPLED_OPTION, INT32_MAX, Batching, BuildContext, Option, hookimpl
 
 # Triton keeps a queue for every level, so many of them only cost.
 _MOST_LEVELS = 100
@@ -24,12 +18,7 @@ OPTIONS = (
         minimum=1,
         maximum=INT32_MAX,
     ),
-    Option(
-        "decoupled",
-        False,
-        "Send pieces as they are made, over gRPC streams and /generate_stream; Triton's /infer "
-        "then refuses the model.",
-    ),
+    DECOUPLED_OPTION,
     Option(
         "priority_levels",
         3,
@@ -82,7 +71,6 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             # Who waits is for Triton to decide; what runs is what always runs whole batches.
             runtime="llmserve.runtime.batch:BatchDriver",
             prepare=_prepare,
-            inputs=(contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS),
             options=OPTIONS,
         )
     ]

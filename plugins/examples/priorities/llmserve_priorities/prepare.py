@@ -7,8 +7,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from llmserve.builder.context import BuildContext
-from llmserve.errors import OptionError
+from llmserve.plugin import BuildContext, OptionError
 from llmserve_priorities.queues import Queue, parse_queues
 
 # Triton lets a request ask only for less time than its queue gives, and 0, which means that there
@@ -42,8 +41,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     for level in sorted(different):
         _write(batching.priority_queue_policy[level], different[level])
     if options["decoupled"]:
-        config.model_transaction_policy.decoupled = True
-        context.exchange = "stream"
+        context.streams()
     return {}
 
 

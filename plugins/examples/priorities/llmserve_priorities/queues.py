@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llmserve.errors import OptionError
-from llmserve.options import INT32_MAX
+from llmserve.plugin import INT32_MAX, OptionError
 
 _MEND = "write it as in 1:size=4;3:size=2,timeout_ms=500,action=delay"
 _ACTIONS = ("reject", "delay")

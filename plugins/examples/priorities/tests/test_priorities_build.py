@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve import modelconfig
-from llmserve.check import check_repository
-from llmserve.errors import IncompatibleError, OptionError
+from llmserve.plugin import IncompatibleError, OptionError
+from llmserve.testing import check_repository, read_config
 from llmserve_priorities.queues import Queue, parse_queues
 
 REJECT, DELAY = 0, 1
@@ -19,7 +18,7 @@ REJECT, DELAY = 0, 1
 def build(folder: Path, **options: Any) -> Any:
     built = llmserve.build("hf", "demo", batching="priorities", output=folder, **options)
     assert not check_repository(folder)
-    return modelconfig.read(built.folder).dynamic_batching
+    return read_config(built.folder).dynamic_batching
 
 
 def test_every_priority_has_its_queue(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from llmserve.errors import RequestRejectedError, RequestTimeoutError
 from llmserve.testing import LiveTriton
-from llmserve_cli.main import cli
+from llmserve_cli.group import cli
 
 PROMPT = "Once upon a time"
 LONG = 200

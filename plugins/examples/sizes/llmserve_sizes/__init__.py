@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmserve import hookimpl
+from llmserve.plugin import hookimpl
 
 if TYPE_CHECKING:
     import click

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import ConfigError
-from llmserve.manifest import Manifest
+from llmserve.plugin import ConfigError, Manifest
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.demo import demo_model_path
+from llmserve.testing import demo_model_path
 
 WEIGHTS = demo_model_path() / "model.safetensors"
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve import hookimpl
-from llmserve.roles import Tokenizer
-from llmserve.runtime import contract
-
-if TYPE_CHECKING:
-    from llmserve.builder.context import BuildContext
+from llmserve.plugin import BuildContext, Tokenizer, contract, hookimpl
 
 
 @hookimpl
@@ -24,7 +19,6 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
             prepare=_prepare,
             # Declared here, because only a tokenizer that can write a conversation takes one.
             inputs=(contract.MESSAGES,),
-            requires=("jinja2", "tokenizers"),
         )
     ]
 

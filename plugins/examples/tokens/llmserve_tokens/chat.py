@@ -11,7 +11,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime import RequestError
 
 
 def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmserve.builder.context import BuildContext
-from llmserve.errors import LLMServeError, ModelSourceError, OptionError
+from llmserve.plugin import BuildContext, LLMServeError, ModelSourceError, OptionError
 from llmserve_tokens.runtime import FileTokenizer
 
 _FOLDER = "tokens"

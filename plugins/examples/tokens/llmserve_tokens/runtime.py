@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime import RequestError
 from llmserve_tokens.chat import ChatTemplate, find_template
 
 

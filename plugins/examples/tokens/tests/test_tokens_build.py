@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.demo import demo_model_path
-from llmserve.errors import ModelSourceError, OptionError
+from llmserve.plugin import ModelSourceError, OptionError
+from llmserve.testing import demo_model_path
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from llmserve_gpt2.export import names
-from llmserve_gpt2.export.shape import Shape
+from llmserve_gpt2.export.model import Shape
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ import torch
 
 from llmserve_gpt2.export import names
 from llmserve_gpt2.export.check import Arrays, Runner
-from llmserve_gpt2.export.example import example
-from llmserve_gpt2.export.shape import Shape
+from llmserve_gpt2.export.model import Shape, example
 
 FILE = "model.onnx"
 # What ONNX Runtime knew when Triton 23.10 was new, and all that these graphs need.
@@ -44,7 +44,8 @@ def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
 
 
 def load(folder: Path) -> Runner:
-    """Return what runs the exported file."""
+    # It would report its use over the network.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])

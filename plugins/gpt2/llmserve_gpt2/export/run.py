@@ -1,20 +1,22 @@
-"""The whole way of an export: load, look, export, check, and only then keep."""
+"""The whole way of an export: look, export, check, and only then keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from llmserve.errors import ModelSourceError
+from llmserve.plugin import ModelSourceError
 from llmserve_gpt2.export import onnx_file, torchscript_file
 from llmserve_gpt2.export.check import check
-from llmserve_gpt2.export.quiet import quietly
-from llmserve_gpt2.export.shape import Shape, shape_of
-from llmserve_gpt2.export.wrapper import Step
+from llmserve_gpt2.export.model import Shape, Step, shape_of
 
 FORMATS = {"onnx": onnx_file, "torchscript": torchscript_file}
 
@@ -60,3 +62,20 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Keep progress that is not ours out of what a user sees."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

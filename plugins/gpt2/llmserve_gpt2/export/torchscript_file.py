@@ -11,8 +11,7 @@ import torch
 
 from llmserve_gpt2.export import names
 from llmserve_gpt2.export.check import Arrays, Runner
-from llmserve_gpt2.export.example import example
-from llmserve_gpt2.export.shape import Shape
+from llmserve_gpt2.export.model import Shape, example
 
 FILE = "model.pt"
 # It has no types of its own.
@@ -36,7 +35,6 @@ def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
 
 
 def load(folder: Path) -> Runner:
-    """Return what runs the exported file."""
     module = _JIT.load(str(folder / FILE), map_location="cpu")
     fed: list[str] = list(names.INPUTS)
     given = [names.LOGITS]

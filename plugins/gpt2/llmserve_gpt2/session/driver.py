@@ -15,36 +15,31 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.protocols import Parts
-from llmserve.runtime.stage import failure, tensors_of
+from llmserve.runtime import Parts, RequestError, failure, tensors_of
 from llmserve_gpt2.session.graph import END, START, Graph, Turn
-from llmserve_gpt2.session.opening import Wishes, opened
-from llmserve_gpt2.session.sequences import Sequence as Told
-from llmserve_gpt2.session.sequences import Sequences
+from llmserve_gpt2.session.sequences import ClientSequence, Sequences, StepRequest, open_sequence
 
 # Of a batch's time, what may be spent on bringing sequences together.
 _SMALL_PART = 0.05
 
 
 @dataclass
-class Asked:
+class PendingRequest:
     """A request under way, and how many tokens it still gets."""
 
     raw: Any
-    told: Told
+    sequence: ClientSequence
     left: int
     failed: bool = False
 
     @property
     def going(self) -> bool:
-        """Whether it needs another step."""
-        return self.left > 0 and not self.told.generation.done
+        return self.left > 0 and not self.sequence.generation.done
 
     @property
     def last(self) -> bool:
         """Whether the sequence surely ends with the next token."""
-        generation = self.told.generation
+        generation = self.sequence.generation
         by_length = len(generation.token_ids) + 1 >= generation.max_tokens
         return by_length or (self.left == 1 and bool(self.raw.flags() & END))
 
@@ -65,10 +60,9 @@ class SessionDriver:
         self._wait = settings["wait_seconds"]
         self._pause = pause
         self._sequences = Sequences(slots=settings["slots"], idle_seconds=settings["idle_seconds"])
-        self._closing: list[Told] = []
+        self._closing: list[ClientSequence] = []
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts."""
         self._parts = parts
         self._graph: Graph = parts.generator
 
@@ -84,14 +78,14 @@ class SessionDriver:
                     self._answer(one)
         if self._closing:
             self._step([])
-        self._wait_for_the_others([one.told for one in asked], now)
+        self._wait_for_the_others([one.sequence for one in asked], now)
 
     def finalize(self) -> None:
         """Let go of everything; the generator may be gone already."""
         self._sequences.clear()
         self._graph.close()
 
-    def _wait_for_the_others(self, answered: Sequence[Told], began: float) -> None:
+    def _wait_for_the_others(self, answered: Sequence[ClientSequence], began: float) -> None:
         """Let who was just answered ask again before those begin who waited meanwhile.
 
         Else two groups of sequences would take turns for ever: whoever misses a batch comes while
@@ -99,31 +93,31 @@ class SessionDriver:
         """
         ended = time.monotonic()
         took = ended - began
-        for told in answered:
-            told.seen = ended
+        for sequence in answered:
+            sequence.seen = ended
         if self._sequences.apart(answered, since=began - took):
             self._pause(min(self._wait, _SMALL_PART * took))
 
-    def _arrive(self, raw: Any, now: float) -> Asked | None:
+    def _arrive(self, raw: Any, now: float) -> PendingRequest | None:
         """Match a request with its sequence; who needs no step is answered at once."""
         tensors = tensors_of(raw)
         if not tensors["READY"].any():
             # It only fills a slot whose sequence has no request now; Triton wants an answer.
-            self._send(raw, self._told(None))
+            self._send(raw, self._piece_of(None))
             return None
         key, flags = raw.correlation_id(), raw.flags()
         try:
-            wishes = Wishes.read(tensors)
+            request = StepRequest.read(tensors)
             if flags & START:
-                told = opened(wishes, self._parts, self._graph.sequence(), now)
-                self._closing += self._sequences.start(key, told)
-            elif flags & END and wishes.step == 0:
+                sequence = open_sequence(request, self._parts, self._graph.sequence(), now)
+                self._closing += self._sequences.start(key, sequence)
+            elif flags & END and request.step == 0:
                 self._forget(key)
-                self._send(raw, self._told(None))
+                self._send(raw, self._piece_of(None))
                 return None
             else:
-                told = self._sequences.step(key, now)
-                told = self._continued(key, told, wishes, now)
+                sequence = self._sequences.step(key, now)
+                sequence = self._continued(key, sequence, request, now)
         except RequestError as error:
             # A step that asks for nonsense leaves its sequence as it was.
             if flags & (START | END):
@@ -135,63 +129,68 @@ class SessionDriver:
             self._forget(key)
             self._refuse(raw, failure(error, self._parts))
             return None
-        step = 1 if wishes.step is None else wishes.step
-        one = Asked(raw, told, min(step, self._most_tokens))
+        step = 1 if request.step is None else request.step
+        one = PendingRequest(raw, sequence, min(step, self._most_tokens))
         if not one.going:
             self._answer(one)
         return one
 
-    def _continued(self, key: Any, told: Told, wishes: Wishes, now: float) -> Told:
+    def _continued(
+        self, key: Any, sequence: ClientSequence, request: StepRequest, now: float
+    ) -> ClientSequence:
         """Go on with a sequence, or begin anew where the text that is resent has changed."""
         if not self._resent:
-            wishes.refuse_as_step(told.generation.params)
-            return told
-        if wishes.prompt == told.generation.prompt + told.generation.text:
-            return told
-        anew = opened(wishes, self._parts, self._graph.sequence(), now)
+            request.refuse_as_step(sequence.generation.params)
+            return sequence
+        if request.prompt == sequence.generation.prompt + sequence.generation.text:
+            return sequence
+        anew = open_sequence(request, self._parts, self._graph.sequence(), now)
         self._closing += self._sequences.start(key, anew)
         return anew
 
-    def _step(self, going: Sequence[Asked]) -> None:
+    def _step(self, going: Sequence[PendingRequest]) -> None:
         """Make a token for everyone, and tell the generator who is gone."""
-        gone = [told for told in self._closing if told.open]
+        gone = [sequence for sequence in self._closing if sequence.open]
         self._closing.clear()
-        turns = [Turn(one.told.number, one.told.lane, one.told.feed(), one.last) for one in going]
-        turns += [Turn(told.number, told.lane, [0], True) for told in gone]
+        turns = [
+            Turn(one.sequence.number, one.sequence.lane, one.sequence.feed(), one.last)
+            for one in going
+        ]
+        turns += [Turn(sequence.number, sequence.lane, [0], True) for sequence in gone]
         if not turns:
             return
         answers = self._graph.step(turns, self._parts.pb_utils)
         for one, turn, logits in zip(going, turns, answers, strict=False):
-            one.told.ended = turn.ends
+            one.sequence.ended = turn.ends
             try:
                 if isinstance(logits, Exception):
                     raise logits
-                one.told.generation.push(one.told.sampler.choose(logits))
+                one.sequence.generation.push(one.sequence.sampler.choose(logits))
             except Exception as error:
                 self._fail(one, error)
                 continue
             one.left -= 1
-            if one.told.generation.done:
-                self._closing.append(one.told)
+            if one.sequence.generation.done:
+                self._closing.append(one.sequence)
 
-    def _fail(self, one: Asked, error: Exception) -> None:
+    def _fail(self, one: PendingRequest, error: Exception) -> None:
         """Give up one sequence; the others of the step know nothing of it."""
         one.left, one.failed = 0, True
         self._forget(one.raw.correlation_id())
         self._refuse(one.raw, failure(error, self._parts))
 
-    def _answer(self, one: Asked) -> None:
+    def _answer(self, one: PendingRequest) -> None:
         if one.failed:
             return
         if one.raw.flags() & END:
             self._forget(one.raw.correlation_id())
-        self._send(one.raw, self._told(one.told))
+        self._send(one.raw, self._piece_of(one.sequence))
 
-    def _told(self, told: Told | None) -> dict[str, Any]:
-        if told is None:
+    def _piece_of(self, sequence: ClientSequence | None) -> dict[str, Any]:
+        if sequence is None:
             return {"piece": "", "so_far": "", "echo": "", "reason": "", "counts": [0, 0]}
-        generation = told.generation
-        echo = generation.prompt if told.echo and generation.untold else ""
+        generation = sequence.generation
+        echo = generation.prompt if sequence.echo and not generation.taken else ""
         return {
             "piece": generation.take(),
             "so_far": generation.text,
@@ -201,8 +200,8 @@ class SessionDriver:
         }
 
     def _forget(self, key: Any) -> None:
-        if (told := self._sequences.end(key)) is not None:
-            self._closing.append(told)
+        if (sequence := self._sequences.end(key)) is not None:
+            self._closing.append(sequence)
 
     def _send(self, raw: Any, values: Mapping[str, Any]) -> None:
         pb = self._parts.pb_utils

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve_gpt2.export import names
-from llmserve_gpt2.session.cache import Lane, rooms
+from llmserve_gpt2.session.sequences import Lane, rooms
 
 START, END = 1, 2
 
@@ -48,7 +48,6 @@ class Graph:
         self._next = secrets.randbits(48)
 
     def sequence(self) -> int:
-        """Return an id that no sequence of the generator has had."""
         self._next += 1
         return self._next
 
@@ -70,7 +69,6 @@ class Graph:
         ]
 
     def close(self) -> None:
-        """Let go of the threads."""
         self._pool.shutdown()
 
     def _request(self, turn: Turn, room: int, pb: Any) -> Any:

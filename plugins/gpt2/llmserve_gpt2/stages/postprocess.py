@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.protocols import Answer, Parts
-from llmserve.runtime.stage import Tensors, respond, tensors_of
+from llmserve.runtime import Answer, Parts, Tensors, format_answers, respond, tensors_of
 
 
 class Postprocess:
@@ -17,11 +16,9 @@ class Postprocess:
         del settings, folder
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts."""
         self._parts = parts
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
-        """Answer every request of a batch, each for itself."""
         return respond(requests, self._answer, self._parts)
 
     def finalize(self) -> None:
@@ -29,7 +26,7 @@ class Postprocess:
 
     def _answer(self, raw: Any) -> Tensors:
         answer = read_answer(tensors_of(raw))
-        tensors = self._parts.formatter.format([answer])
+        tensors = format_answers([answer], self._parts)
         return {name: values.reshape(-1, 1) for name, values in tensors.items()}
 
 
@@ -37,12 +34,11 @@ class NextTokens(Postprocess):
     """Gives the piece alone, in the tensor and the shape of the sequence batcher tutorial."""
 
     def _answer(self, raw: Any) -> Tensors:
-        tensors = self._parts.formatter.format([read_answer(tensors_of(raw))])
+        tensors = format_answers([read_answer(tensors_of(raw))], self._parts)
         return {"NEXT_TOKENS": tensors["text_output"].reshape(-1)}
 
 
 def read_answer(tensors: Tensors) -> Answer:
-    """Read what the session stage sent."""
     names = ("piece", "so_far", "echo", "reason")
     said = {name: tensors[name].reshape(-1)[0].decode("utf-8") for name in names}
     read, written = tensors["counts"].reshape(-1).tolist()

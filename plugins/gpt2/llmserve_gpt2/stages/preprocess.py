@@ -8,12 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.params import Params
-from llmserve.runtime.protocols import Parts
-from llmserve.runtime.request import read_prompts
-from llmserve.runtime.stage import Tensors, respond
-from llmserve_gpt2.session.opening import Wishes
+from llmserve.runtime import Params, Parts, RequestError, Tensors, read_prompts, respond
+from llmserve_gpt2.session.sequences import StepRequest
 
 _MOST = 2**31 - 1
 _NONE = -1
@@ -25,59 +21,25 @@ class Preprocess:
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
-        self._text: str = settings["text"]
-        """What the prompt's tensor is called here."""
+        self._renamed = {settings["text"]: "text_input"}
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts."""
         self._parts = parts
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
-        """Answer every request of a batch, each for itself."""
         return respond(requests, self._answer, self._parts)
 
     def finalize(self) -> None:
         """Nothing is held."""
 
     def _answer(self, raw: Any) -> Tensors:
-        request = _Renamed(raw, self._text)
-        prompts = read_prompts(request, self._parts, empty=True)
+        prompts = read_prompts(raw, self._parts, empty=True, renamed=self._renamed)
         if len(prompts) > 1:
             raise RequestError(f"a sequence takes one prompt, not {len(prompts)}")
         prompt = prompts[0]
-        wishes = Wishes(prompt.text, tuple(prompt.ids), prompt.params, _step(prompt.params))
+        step = StepRequest(prompt.text, tuple(prompt.ids), prompt.params, _step(prompt.params))
         ids = np.array([prompt.ids or [_NONE]], np.int64)
-        return {"prompt_ids": ids, "wishes": np.array([[wishes.write().encode()]], np.object_)}
-
-
-class _Renamed:
-    """A request whose prompt has another name than ours."""
-
-    def __init__(self, raw: Any, name: str) -> None:
-        self._raw = raw
-        self._name = name
-
-    def parameters(self) -> str:
-        """Return the request's parameters."""
-        return str(self._raw.parameters())
-
-    def inputs(self) -> list[Any]:
-        """Return the request's tensors."""
-        return [
-            _Text(tensor) if tensor.name() == self._name else tensor
-            for tensor in self._raw.inputs()
-        ]
-
-
-class _Text:
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def name(self) -> str:
-        return "text_input"
-
-    def as_numpy(self) -> Any:
-        return self._tensor.as_numpy()
+        return {"prompt_ids": ids, "wishes": np.array([[step.write().encode()]], np.object_)}
 
 
 def _step(params: Params) -> int | None:

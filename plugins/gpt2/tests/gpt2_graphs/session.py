@@ -13,23 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from llmserve import modelconfig
+from llmserve.repository import config as modelconfig
 from llmserve.runtime.params import Params
-from llmserve.server.backends.native.engine import Engine
-from llmserve.server.backends.native.serving import Place, Serving
-from llmserve.server.backends.onnxruntime.backend import Graph as OnnxGraph
-from llmserve.server.backends.pytorch.backend import Graph as TorchGraph
 from llmserve.testing import FakeBackendUtils, FakeRequest, make_parts
 from llmserve.testing.models import FakeInferenceRequest
 from llmserve.testing.values import FakeResponse
+from llmserve_gpt2.build import declare
 from llmserve_gpt2.export.run import FORMATS, Exported, export
-from llmserve_gpt2.generator import declare
 from llmserve_gpt2.session.driver import SessionDriver
 from llmserve_gpt2.session.graph import Graph
-from llmserve_gpt2.session.opening import Wishes
+from llmserve_gpt2.session.sequences import StepRequest
+from llmserve_standins import graphs
+from llmserve_standins.onnxruntime import model as onnx_model
+from llmserve_standins.pytorch import model as torch_model
 
 START, END = 1, 2
-ENGINES: dict[str, Callable[[Place], Engine]] = {"onnx": OnnxGraph, "torchscript": TorchGraph}
+LOADERS: dict[str, Callable[[graphs.Place], graphs.Graph]] = {
+    "onnx": onnx_model.load,
+    "torchscript": torch_model.load,
+}
 
 
 class Generator:
@@ -39,8 +41,8 @@ class Generator:
         config = modelconfig.new_config("graph", backend="x", max_batch_size=16)
         declare(config, exported)
         config.sequence_batching.max_sequence_idle_microseconds = 60_000_000
-        place = Place(home, "1", json.loads(_as_json(config)), None)
-        self.serving = Serving(ENGINES[form](place), place, FakeBackendUtils())
+        place = graphs.Place(home, "1", json.loads(_as_json(config)), None)
+        self.serving = graphs.GraphModel(LOADERS[form](place), place, FakeBackendUtils())
         self.batches: list[int] = []
         self._moment = moment
         self._waiting: list[tuple[FakeRequest, Future[FakeResponse]]] = []
@@ -100,7 +102,7 @@ class Session:
     @property
     def open(self) -> int:
         """How many caches the generator holds."""
-        return len(self.generator.serving._states)
+        return len(self.generator.serving.kept)
 
 
 class Letters:
@@ -127,11 +129,11 @@ def request(
     **params: Any,
 ) -> FakeRequest:
     """Return what the first stage would hand on."""
-    wishes = Wishes(Letters().decode(prompt), prompt, Params(**params), step)
+    request = StepRequest(Letters().decode(prompt), prompt, Params(**params), step)
     return FakeRequest(
         {
             "prompt_ids": np.array([prompt or (-1,)]),
-            "wishes": np.array([[wishes.write().encode()]], np.object_),
+            "wishes": np.array([[request.write().encode()]], np.object_),
             "READY": np.ones((1, 1), np.int32),
         },
         sequence=key,

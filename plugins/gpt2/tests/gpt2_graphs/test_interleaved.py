@@ -193,5 +193,5 @@ def test_ten_thousand_sequences_opened_and_abandoned_leave_memory_flat(
 
 
 def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * 4096

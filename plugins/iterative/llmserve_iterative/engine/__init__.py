@@ -1,9 +1,9 @@
-"""In-flight decoding of many sequences in one process.
+"""Decoding many sequences at once, with a paged cache of keys and values.
 
-:class:`Engine` owns the sequences and their room in the cache, a runner turns tokens into
-logits, and everything a request sees happens in its ``Generation``.
+:class:`Engine` is what drivers see. The :class:`~llmserve_iterative.engine.scheduler.Scheduler`
+says what each step computes, a runner computes it, and ``PagePool`` keeps the books of the cache.
 """
 
-from llmserve_iterative.engine.engine import Engine, Progress
+from llmserve_iterative.engine.engine import Engine
 
-__all__ = ["Engine", "Progress"]
+__all__ = ["Engine"]

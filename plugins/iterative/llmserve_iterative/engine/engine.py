@@ -1,26 +1,27 @@
-"""The engine: who runs, who waits, and one step of all of them at a time."""
+"""The engine: what drivers ask for, and what one step does to every sequence."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
-from llmserve_iterative.engine.choosing import Choice, choose
-from llmserve_iterative.engine.room import Room
+import numpy.typing as npt
+import torch
+
+from llmserve.runtime import Generation, RequestError, Tokenizer
+from llmserve_iterative.engine.pages import PagePool
 from llmserve_iterative.engine.runner import make_runner
-from llmserve_iterative.engine.sequence import Sequence, room
-from llmserve_iterative.engine.span import Span
+from llmserve_iterative.engine.scheduler import Chunk, Scheduler, Sequence
+
+Token = tuple[Sequence, int, "npt.NDArray[Any] | None"]
+"""A sequence's next token, with the logits if the sequence wants to know them."""
 
 
 @dataclass
 class Progress:
-    """What one step brought: who is done, and whose request failed on its own."""
+    """Whose request failed in a step, on its own."""
 
-    finished: list[Generation] = field(default_factory=list)
     failed: list[tuple[Generation, Exception]] = field(default_factory=list)
 
 
@@ -43,83 +44,60 @@ class Engine:
         max_sequences: int,
         cache_tokens: int,
         prefill_chunk: int = 256,
-        max_waiting: int | None = None,
     ) -> None:
-        self.max_sequences = max_sequences
-        self.max_waiting = max_waiting
-        self.prefill_chunk = max(1, prefill_chunk)
         config = model.config.get_text_config()
         self.context_length: int | None = getattr(config, "max_position_embeddings", None)
         self.tokens_computed = 0
         self._tokenizer = tokenizer
         self._runner = make_runner(model, cache_tokens)
-        self._room = Room(cache_tokens, self._runner.copy)
-        self._waiting: deque[Generation] = deque()
-        self._live: list[Sequence] = []
-
-    @property
-    def way(self) -> str:
-        """How the model runs: ``"flat"`` is fast, ``"padded"`` suits any model."""
-        return self._runner.way
+        self._pool = PagePool(self._runner.page_count, self._runner.page_size)
+        self._scheduler = Scheduler(
+            self._pool, max_sequences=max_sequences, prefill_chunk=prefill_chunk
+        )
 
     @property
     def live(self) -> int:
-        """How many sequences are under way."""
-        return len(self._live)
+        return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """How many generations wait for room."""
-        return len(self._waiting)
+        return len(self._scheduler.waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._live or self._waiting)
+        return bool(self._scheduler.running or self._scheduler.waiting)
 
     @property
     def cache_tokens(self) -> int:
-        """How many tokens the cache has room for."""
-        return self._room.size
+        return self._pool.count * self._pool.page_size
 
     @property
     def cache_used(self) -> int:
-        """How many tokens' room the live sequences hold."""
-        return self._room.used
-
-    @property
-    def cache_kept(self) -> int:
-        """How many tokens' room finished sequences hold until somebody needs it."""
-        return self._room.kept
+        return (self._pool.count - self._pool.available) * self._pool.page_size
 
     def admit(self, generation: Generation) -> None:
         """Take a generation: it runs as soon as there is room. What can never run is refused."""
-        needed, prompt = room(generation), len(generation.prompt_ids)
+        prompt, answer = len(generation.prompt_ids), generation.max_tokens
+        # The last token is told and never computed.
+        needed = prompt + answer - 1
         if not prompt:
             raise RequestError("the prompt has no tokens: send at least one")
-        if self.context_length is not None and needed >= self.context_length + 1:
+        if self.context_length is not None and needed > self.context_length:
             raise RequestError(
-                f"the prompt's {prompt} tokens and max_tokens {generation.max_tokens} are over the "
+                f"the prompt's {prompt} tokens and max_tokens {answer} are over the "
                 f"model's context of {self.context_length}: shorten the prompt or ask for fewer"
             )
-        if not self._room.could_hold(needed):
+        if needed > self.cache_tokens:
             raise RequestError(
-                f"the prompt's {prompt} tokens and max_tokens {generation.max_tokens} are over the "
+                f"the prompt's {prompt} tokens and max_tokens {answer} are over the "
                 f"cache of {self.cache_tokens} tokens: ask for fewer, or serve with more cache"
             )
-        if self.max_waiting is not None and len(self._waiting) >= self.max_waiting:
-            raise RequestError(f"{self.max_waiting} requests are waiting already: try again later")
-        self._waiting.append(generation)
+        self._scheduler.waiting.append(Sequence(generation, self._tokenizer))
 
     def drop(self, generation: Generation) -> None:
-        """Forget a generation, wherever it is; its room is free at once."""
-        if generation in self._waiting:
-            self._waiting.remove(generation)
-        for sequence in self._live:
-            if sequence.generation is generation:
-                self._live.remove(sequence)
-                self._room.free(sequence)
-                return
+        """Forget a generation, wherever it is; its pages are free at once."""
+        if sequence := self._scheduler.find(generation):
+            self._scheduler.remove(sequence)
 
     def step(self) -> Progress:
         """Compute a token for every live sequence and, beside it, a piece of new prompts.
@@ -128,59 +106,52 @@ class Engine:
         itself failed; nothing was told to anybody, and the step may be tried again.
         """
         progress = Progress()
-        self._seat(progress)
-        spans = self._spans()
-        if not spans:
+        chunks = self._scheduler.plan()
+        if not chunks:
             return progress
-        logits = self._runner.run(spans)
-        self.tokens_computed += sum(len(span.ids) for span in spans)
-        for span in spans:
-            span.sequence.computed = span.stop
-        whole = [index for index, span in enumerate(spans) if span.complete]
-        sequences = [spans[index].sequence for index in whole]
-        for choice in choose(sequences, logits, whole, progress.failed):
-            self._push(choice, progress)
+        logits = self._runner.run(chunks)
+        self.tokens_computed += sum(chunk.stop - chunk.start for chunk in chunks)
+        for chunk in chunks:
+            self._scheduler.computed(chunk)
+        for sequence, token, row in self._choose(chunks, logits, progress):
+            generation = sequence.generation
+            try:
+                generation.push(token, row)
+            except Exception as error:
+                progress.failed.append((generation, error))
+                continue
+            if generation.done:
+                self._scheduler.remove(sequence)
         for generation, _ in progress.failed:
             self.drop(generation)
         return progress
 
-    def _seat(self, progress: Progress) -> None:
-        """Give room to those who wait, in the order in which they came."""
-        while self._waiting and len(self._live) < self.max_sequences:
-            generation = self._waiting[0]
-            extent = self._room.take(generation)
-            if extent is None:
-                return
-            self._waiting.popleft()
-            try:
-                sequence = Sequence(generation, self._tokenizer, extent)
-            except Exception as error:
-                self._room.give_back(extent)
-                progress.failed.append((generation, error))
+    def _choose(
+        self, chunks: list[Chunk], logits: torch.Tensor, progress: Progress
+    ) -> Iterator[Token]:
+        """Yield the next token of each sequence that is computed to its end."""
+        # Those who want no more than the likeliest token cost one look at the device together.
+        likeliest = _argmax(logits)
+        for row, chunk in enumerate(chunks):
+            if not chunk.complete:
                 continue
-            self._room.furnish(sequence, self._live)
-            self._live.append(sequence)
+            sequence, generation = chunk.sequence, chunk.sequence.generation
+            if sequence.sampler is None and not generation.wants_logits:
+                yield sequence, likeliest[row], None
+                continue
+            own = logits[row].float().cpu().numpy()
+            token = likeliest[row]
+            if sequence.sampler is not None:
+                try:
+                    token = sequence.sampler.choose(own)
+                except Exception as error:
+                    progress.failed.append((generation, error))
+                    continue
+            yield sequence, token, own if generation.wants_logits else None
 
-    def _spans(self) -> list[Span]:
-        """Return what this step computes: the newest token of each, and prompts up to a limit."""
-        spans = [Span(s, s.computed, s.length) for s in self._live if not s.prefilling]
-        budget = self.prefill_chunk
-        for sequence in self._live:
-            if sequence.prefilling and budget:
-                stop = min(sequence.length, sequence.computed + budget)
-                spans.append(Span(sequence, sequence.computed, stop))
-                budget -= stop - sequence.computed
-        return spans
 
-    def _push(self, choice: Choice, progress: Progress) -> None:
-        sequence, token, logits = choice
-        generation = sequence.generation
-        try:
-            generation.push(token, logits)
-        except Exception as error:
-            progress.failed.append((generation, error))
-            return
-        if generation.done:
-            self._live.remove(sequence)
-            self._room.retire(sequence)
-            progress.finished.append(generation)
+def _argmax(logits: torch.Tensor) -> list[int]:
+    if logits.device.type == "cpu":
+        # Several times quicker than PyTorch's.
+        return [int(token) for token in logits.float().numpy().argmax(axis=-1)]
+    return [int(token) for token in logits.argmax(dim=-1).tolist()]

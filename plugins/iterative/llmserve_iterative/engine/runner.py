@@ -1,105 +1,249 @@
-"""Which way a model runs: the fastest that gives the model's own results."""
+"""Running the model: the fastest way that gives its own results."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
 
-from llmserve.errors import IncompatibleError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
-from llmserve_iterative.engine.arena import Extent
-from llmserve_iterative.engine.flat import FlatRunner
-from llmserve_iterative.engine.fused import fuse
-from llmserve_iterative.engine.kernels import make_kernels
-from llmserve_iterative.engine.packed import can_pack, pack
-from llmserve_iterative.engine.padded import PaddedRunner
-from llmserve_iterative.engine.sequence import Sequence as Running
-from llmserve_iterative.engine.span import Span
+from llmserve.plugin import IncompatibleError
+from llmserve_iterative.engine.attention import FlashPlan, PagePlan, Rule, Store, Tokens
+from llmserve_iterative.engine.graphs import DecodeGraphs
+from llmserve_iterative.engine.linear import speed_up
+from llmserve_iterative.engine.scheduler import Chunk, detached_sequence
 
 LOG = logging.getLogger(__name__)
+ATTENTION = "llmserve_pages"
+
+Update = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Runner(Protocol):
-    """Turns spans of tokens into logits."""
+class PassCache(Cache):  # type: ignore[misc]
+    """What a model takes for its cache: it hands each layer's keys and values to a function."""
 
-    way: str
+    is_compileable = False
+    is_initialized = True
 
-    def run(self, spans: Sequence[Span]) -> torch.Tensor:
-        """Return the logits after the last token of each span, one row per span."""
+    def __init__(self, update: Update, layers: int, *, past: int = 0, width: int = 0) -> None:
+        super().__init__(layers=[])
+        self._update, self._count, self._past, self._width = update, layers, past, width
 
-    def copy(self, source: Extent, target: Extent, tokens: int) -> None:
-        """Copy the keys and values of a sequence's first tokens to another extent."""
+    def __len__(self) -> int:
+        return self._count
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self._update(layer, keys, values)
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        return self._past
+
+    get_query_offset = get_seq_length
+
+    def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return self._width, 0
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        # No layer forgets: windows are left to the mask.
+        return [False] * self._count
+
+    is_linear = is_dummy = is_sliding
 
 
-def make_runner(model: Any, places: int) -> Runner:
+class FlatRunner:
+    """Runs all chunks as one row of tokens, each of which attends to its own sequence.
+
+    Everything in a decoder but attention treats tokens one by one, so nothing needs padding: the
+    model's own code runs over the row, and its attention is one of ours.
+    """
+
+    way = "flat"
+
+    def __init__(
+        self, plan: type[PagePlan | FlashPlan], model: Any, page_count: int, *, graphs: bool = False
+    ) -> None:
+        AttentionInterface.register(ATTENTION, _attend)
+        model.set_attn_implementation(ATTENTION)
+        self.page_count, self.page_size = page_count, plan.page_size
+        self._plan, self._model = plan, model
+        # PyTorch's attention in half precision is several times slower on a CPU than in single.
+        dtype = torch.float32 if model.device.type == "cpu" else model.dtype
+        # What fills up a recorded pass writes to a page of its own.
+        self._store = Store(
+            page_count + graphs, plan.page_size, dtype, tokens_first=plan.tokens_first
+        )
+        self._layers = model.config.get_text_config().num_hidden_layers
+        self._graphs = DecodeGraphs(self._forward, spare_page=page_count) if graphs else None
+        for module in model.modules():
+            if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+                # There is no padding, and looking for it waits for the device in each pass.
+                module.warn_if_padding_and_no_attention_mask = _say_nothing
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        plan: Any = self._plan(chunks, self._model.device)
+        if self._graphs is not None and chunks[-1].single:
+            return self._graphs.run(plan)
+        return self._forward(plan)
+
+    def _forward(self, plan: PagePlan | FlashPlan) -> Tensor:
+        def update(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            return self._store.write(layer, plan.tokens, keys[0], values[0])
+
+        output = self._model(
+            input_ids=plan.tokens.ids[None],
+            position_ids=plan.tokens.positions[None],
+            past_key_values=PassCache(update, self._layers),
+            use_cache=True,
+            logits_to_keep=plan.last,
+            llmserve_plan=plan,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+class PaddedRunner:
+    """Runs the model's own attention, of any kind, over rows padded to one length.
+
+    Rows are padded on the left, as ``generate`` pads a batch, so that whatever a model makes of
+    distances (windows, biases) is right. The price is a copy of the cache in every step.
+    """
+
+    way = "padded"
+    page_size = 32
+
+    def __init__(self, model: Any, page_count: int) -> None:
+        self.page_count = page_count
+        self._model = model
+        self._store = Store(page_count, self.page_size, model.dtype)
+        self._layers = model.config.get_text_config().num_hidden_layers
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        singles = [chunk for chunk in chunks if chunk.single]
+        # A chunk of several tokens goes alone: padding would put it beside the others' ends.
+        groups = [[chunk] for chunk in chunks if not chunk.single]
+        if singles:
+            groups.insert(0, singles)
+        return torch.cat([self._forward(group) for group in groups])
+
+    def _forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        device = self._model.device
+        tokens = Tokens.of(chunks, self.page_size, device)
+        width = max(chunk.stop for chunk in chunks)
+        stops = torch.tensor([chunk.stop for chunk in chunks], device=device)[:, None]
+        positions = torch.arange(-width, 0, device=device) + stops
+        # What stands left of a beginning is masked, and read from the first token's place.
+        at = positions.clamp(min=0)
+        tables = [torch.tensor(chunk.pages, device=device) for chunk in chunks]
+        pages = pad_sequence(tables, batch_first=True).gather(1, at // self.page_size)
+        rows = len(chunks), len(tokens.ids) // len(chunks)
+
+        def update(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            new = (part.transpose(0, 1).flatten(1, 2) for part in (keys, values))
+            whole = self._store.write(layer, tokens, *new)
+            first, second = (t[pages, :, at % self.page_size].transpose(1, 2) for t in whole)
+            return first, second
+
+        output = self._model(
+            input_ids=tokens.ids.view(rows),
+            attention_mask=(positions >= 0).long(),
+            position_ids=tokens.positions.view(rows),
+            past_key_values=PassCache(update, self._layers, past=width - rows[1], width=width),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+Runner = FlatRunner | PaddedRunner
+
+
+def make_runner(model: Any, cache_tokens: int) -> Runner:
     """Return the first runner that agrees with the model about a short trial."""
     trial = Trial(model)
-    # The trial itself needs a little room, however small the cache.
-    places = max(places, Trial.PLACES)
     own_attention = model.config._attn_implementation
-    fuse(model)
-    if can_pack(model):
-        pack(model)
+    speed_up(model)
+    ways: list[Callable[..., Runner]] = []
     if getattr(model, "_supports_attention_backend", False):
-        kernels = make_kernels(model.dtype, model.device, places)
-        for ours in (kernels, None) if kernels else (None,):
-            runner = trial.passed(partial(FlatRunner, model, places, ours))
-            if runner is not None:
-                return runner
+        if model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16):
+            ways += [partial(FlatRunner, FlashPlan, graphs=True), partial(FlatRunner, FlashPlan)]
+        ways.append(partial(FlatRunner, PagePlan))
+    for way in (*ways, PaddedRunner):
+        page_size = FlashPlan.page_size if FlashPlan in getattr(way, "args", ()) else 32
+        # The trial itself needs two pages, however small the cache.
+        if runner := trial.passed(partial(way, model, max(2, -(-cache_tokens // page_size)))):
+            return runner
         model.set_attn_implementation(own_attention)
-    runner = trial.passed(lambda: PaddedRunner(model, places))
-    if runner is None:
-        raise IncompatibleError(
-            f"{type(model).__name__} cannot be decoded token by token with a cache of keys and "
-            f"values ({trial.reason})",
-            mend="serve it with the plugin hf",
-        )
-    return runner
+    raise IncompatibleError(
+        f"{type(model).__name__} cannot be decoded token by token with a cache of keys and "
+        f"values ({trial.reason})",
+        mend="serve it with the plugin hf",
+    )
 
 
 class Trial:
     """Two short sequences, whose logits the untouched model tells."""
-
-    PLACES = 32
 
     def __init__(self, model: Any) -> None:
         self.reason = ""
         size = model.config.get_text_config().vocab_size
         self._ids = [[(7 * i + 3) % size for i in range(9)], [(5 * i + 1) % size for i in range(6)]]
         with torch.inference_mode():
-            self._expected = torch.stack(
-                [model(torch.tensor([ids], device=model.device)).logits[0, -1] for ids in self._ids]
-            )
+            rows = [model(torch.tensor([ids], device=model.device)) for ids in self._ids]
+            self._expected = torch.stack([row.logits[0, -1] for row in rows])
 
     def passed(self, make: Callable[[], Runner]) -> Runner | None:
         """Return the runner if it can be made and agrees; else tell the log why not."""
         try:
             runner = make()
-            logits = self._logits(runner)
+            # Both beside each other: pieces, then a token and a piece, then tokens.
+            first, second = (detached_sequence(ids, [page]) for page, ids in enumerate(self._ids))
+            runner.run([Chunk(first, 0, 4), Chunk(second, 0, 4)])
+            runner.run([Chunk(second, 4, 5), Chunk(first, 4, 8)])
+            logits = runner.run([Chunk(s, s.length - 1, s.length) for s in (first, second)])
+            rough = 1e-3 if logits.dtype == torch.float32 else 0.1
+            apart = (logits - self._expected).abs().max().item()
+            if apart <= rough * max(1.0, self._expected.abs().max().item()):
+                return runner
+            self.reason = f"its logits are off by {apart:.2g}"
         except Exception as error:
             self.reason = f"{type(error).__name__}: {error}"
-            LOG.info("a runner does not suit this model: %s", self.reason)
-            return None
-        rough = 1e-3 if logits.dtype == torch.float32 else 0.1
-        apart = (logits - self._expected).abs().max().item()
-        if apart <= rough * max(1.0, self._expected.abs().max().item()):
-            return runner
-        self.reason = f"its logits are off by {apart:.2g}"
         LOG.info("a runner does not suit this model: %s", self.reason)
         return None
 
-    def _logits(self, runner: Runner) -> torch.Tensor:
-        sequences = [_sequence(ids, 16 * n) for n, ids in enumerate(self._ids)]
-        runner.run([Span(s, 0, 4) for s in sequences])
-        runner.run([Span(sequences[0], 4, 8), Span(sequences[1], 4, 5)])
-        return runner.run([Span(s, s.length - 1, s.length) for s in sequences])
+
+def _say_nothing(*_: Any) -> None:
+    """Stand in for a warning that does not apply."""
 
 
-def _sequence(ids: list[int], place: int) -> Running:
-    silent = Generation(ids, Params(), max_tokens=1, eos_ids=frozenset(), decode=lambda _: "")
-    return Running(silent, None, Extent(place, 16))  # type: ignore[arg-type]
+def _attend(
+    _module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    llmserve_plan: PagePlan | FlashPlan,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer."""
+    unknown = (others.get(name) for name in ("s_aux", "position_bias"))
+    if attention_mask is not None or any(one is not None for one in unknown):
+        raise NotImplementedError("attention with sinks, biases or a mask of its own")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    seen = llmserve_plan.attend(query[0], key, value, Rule(scale, sliding_window, softcap))
+    return seen[None].to(query.dtype), None

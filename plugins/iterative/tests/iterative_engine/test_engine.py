@@ -1,4 +1,4 @@
-"""Room, refusals, chunks, prefixes, seeds and failures."""
+"""Pages, refusals, chunks, shared beginnings, seeds and failures."""
 
 from __future__ import annotations
 
@@ -21,21 +21,62 @@ from .families import (
     same_as_alone,
 )
 
+PAGE = 32
+
 
 def make_engine(**settings: Any) -> Engine:
     given = {"max_sequences": 4, "cache_tokens": 512, **settings}
     return Engine(make_model("gpt2"), PlainTokenizer(), **given)
 
 
-def test_who_finds_no_room_waits() -> None:
+def test_who_finds_no_pages_waits() -> None:
     engine = make_engine(cache_tokens=64)
-    several = [generation([n + 1] * 10, 30) for n in range(3)]
+    several = [generation([n + 1] * 40, 20) for n in range(3)]
     for one in several:
         engine.admit(one)
     engine.step()
     assert (engine.live, engine.waiting) == (1, 2)
     finish(engine)
     assert all(same_as_alone("gpt2", one) for one in several)
+
+
+def test_no_more_is_held_than_there_are_tokens() -> None:
+    engine = make_engine()
+    one = generation([1] * 10, 100)
+    engine.admit(one)
+    while not one.done:
+        engine.step()
+        assert one.done or engine.cache_used == -(-(9 + len(one.token_ids)) // PAGE) * PAGE
+
+
+def test_the_last_that_came_is_put_back_when_the_cache_is_full_and_computed_again() -> None:
+    engine = make_engine(cache_tokens=128)
+    first, last = generation([1] * 20, 90), generation([2] * 20, 90)
+    for one in (first, last):
+        engine.admit(one)
+    put_back = False
+    while not first.done:
+        engine.step()
+        put_back |= (engine.live, engine.waiting) == (1, 1)
+        assert len(first.token_ids) >= len(last.token_ids)
+    assert put_back
+    assert 0 < len(last.token_ids) < 90
+    finish(engine)
+    assert engine.tokens_computed > 2 * 109
+    assert same_as_alone("gpt2", first)
+    assert same_as_alone("gpt2", last)
+
+
+def test_a_draw_goes_on_where_it_was_put_back() -> None:
+    def drawn(cache_tokens: int) -> list[list[int]]:
+        engine = make_engine(cache_tokens=cache_tokens)
+        several = [generation([n + 3] * 20, 90, temperature=1.3, seed=n) for n in range(3)]
+        for one in several:
+            engine.admit(one)
+        finish(engine)
+        return [one.token_ids for one in several]
+
+    assert drawn(128) == drawn(512)
 
 
 def test_what_never_fits_is_refused() -> None:
@@ -57,13 +98,6 @@ def test_the_whole_context_can_be_used() -> None:
     engine.admit(one)
     finish(engine)
     assert same_as_alone("gpt2", one)
-
-
-def test_a_full_queue_refuses() -> None:
-    engine = make_engine(max_waiting=1)
-    engine.admit(generation([1], 5))
-    with pytest.raises(RequestError, match="waiting already"):
-        engine.admit(generation([1], 5))
 
 
 def test_a_long_prompt_does_not_stall_the_others() -> None:
@@ -124,26 +158,25 @@ def test_a_beginning_is_shared_with_one_who_still_runs() -> None:
 
 def test_a_conversation_goes_on_where_it_stopped() -> None:
     engine = make_engine()
-    first = generation([(5 * i) % 90 for i in range(20)], 12)
+    first = generation([(5 * i) % 90 for i in range(22)], 12)
     engine.admit(first)
     finish(engine)
     computed = engine.tokens_computed
     second = generation([*first.prompt_ids, *first.token_ids, 8, 9], 5)
     engine.admit(second)
     finish(engine)
-    # The last token of the first answer was told and never computed.
-    assert engine.tokens_computed - computed == 3 + 4
+    # A page of 32 is full; the rest, and what was said since, is computed.
+    assert engine.tokens_computed - computed == 36 - 32 + 4
     assert same_as_alone("gpt2", second)
 
 
-def test_kept_prefixes_give_way() -> None:
+def test_what_finished_ones_leave_gives_way() -> None:
     engine = make_engine(cache_tokens=128)
     for n in range(6):
         one = generation([n + 1] * 40, 20)
         engine.admit(one)
         finish(engine)
         assert same_as_alone("gpt2", one)
-        assert 0 < engine.cache_kept <= 128
     assert engine.cache_used == 0
 
 
@@ -156,7 +189,7 @@ def test_dropping_frees_at_once() -> None:
     assert engine.cache_used > 0
     engine.drop(waiting)
     engine.drop(running)
-    assert (engine.live, engine.waiting, engine.cache_used, engine.cache_kept) == (0, 0, 0, 0)
+    assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
     engine.drop(running)
 
 

@@ -30,7 +30,7 @@ def engine(family: str) -> Engine:
 
 
 def test_its_way(engine: Engine, family: str) -> None:
-    assert engine.way == ("padded" if family in PADDED else "flat")
+    assert engine._runner.way == ("padded" if family in PADDED else "flat")
 
 
 def test_alone(engine: Engine, family: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.located import located
-from llmserve.runtime.protocols import Parts
-from llmserve.server.backends.tensorrtllm import Flight, Settings, StandIn, Tokens, read_rows
+import numpy as np
+
+from llmserve.runtime import Parts, RequestError, Tensors, located, tensors_of
+from llmserve_trtllm.runtime.sampling import words_of
+from llmserve_trtllm.runtime.stand_in import load_stand_in
 
 
 class LlmApi:
@@ -19,12 +21,12 @@ class LlmApi:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._settings = settings
         self._folder = folder
-        self._stand_in: StandIn | None = None
+        self._stand_in: Any = None
+        self._running: dict[str, list[Any]] = {}
 
     def start(self, parts: Parts) -> None:
         """Load the model; without TensorRT-LLM only where the build asked for the stand-in."""
         self._pb = parts.pb_utils
-        self._shape = self._shape_of(parts.name)
         self._context: int = parts.generator.context_length
         try:
             import tensorrt_llm
@@ -34,7 +36,7 @@ class LlmApi:
                     "TensorRT-LLM is not installed here: serve this in NVIDIA's container, or "
                     "build it with --set stand_in=true to try it with PyTorch"
                 ) from None
-            self._stand_in = StandIn(self._shape, parts.pb_utils)
+            self._stand_in = load_stand_in(parts.name, self._settings, self._folder)
         else:
             self._llm = self._load(tensorrt_llm)
 
@@ -44,14 +46,19 @@ class LlmApi:
             self._stand_in.execute(requests)
             return
         for raw in requests:
-            given = {tensor.name(): tensor.as_numpy() for tensor in raw.inputs()}
-            flight = Flight(raw, given, self._shape, self._pb)
-            try:
-                flight.rows = read_rows(given, self._context, flight.is_cancelled)
-            except RequestError as error:
-                flight.fail(str(error), internal=False)
+            given = tensors_of(raw)
+            answer = _Answer(raw, given, self._pb, streams=self._settings["streams"])
+            if "stop" in given and given["stop"].any():
+                for result in self._running.get(raw.request_id(), ()):
+                    result.abort()
+                answer.close()
                 continue
-            threading.Thread(target=self._fly, args=(flight,), daemon=True).start()
+            try:
+                answer.rows = _rows(given, self._context)
+            except RequestError as error:
+                answer.refuse(str(error))
+                continue
+            threading.Thread(target=self._answer, args=(answer,), daemon=True).start()
 
     def finalize(self) -> None:
         """Let go of the model."""
@@ -60,49 +67,27 @@ class LlmApi:
         elif hasattr(self, "_llm"):
             self._llm.shutdown()
 
-    def _fly(self, flight: Flight) -> None:
-        """Answer a request: its rows are under way together, and are told one after another."""
+    def _answer(self, answer: _Answer) -> None:
+        """Answer a request: its rows are made together, and are sent one after another."""
         try:
             results = [
-                self._llm.generate_async(
-                    row.prompt_ids, self._sampling(row), streaming=flight.streams
-                )
-                for row in flight.rows
+                self._llm.generate_async(row.ids, sampling(row), streaming=answer.streams)
+                for row in answer.rows
             ]
-            for row, result in zip(flight.rows, results, strict=True):
-                for output in result if flight.streams else [result.result()]:
-                    for token in output.outputs[0].token_ids[len(row.token_ids) :]:
-                        row.push(token)
-                    flight.tell()
-                    if row.done:
+            self._running[answer.request_id] = results
+            for row, result in zip(answer.rows, results, strict=True):
+                for output in result if answer.streams else [result.result()]:
+                    row.take(output.outputs[0].token_ids)
+                    if row.ended or answer.is_cancelled():
                         result.abort()
                         break
-                row.end()
-            flight.tell()
+                    if answer.streams:
+                        answer.send()
+            answer.send(final=True)
         except Exception as error:
-            flight.fail(f"the LLM API failed: {type(error).__name__}: {error}", internal=True)
-
-    @staticmethod
-    def _sampling(row: Tokens) -> Any:
-        from tensorrt_llm import SamplingParams
-
-        params = row.params
-        end = min(row.eos_ids, default=-1)
-        greedy = params.heat == 0
-        return SamplingParams(
-            max_tokens=row.max_tokens,
-            end_id=end,
-            pad_id=max(end, 0),
-            temperature=None if greedy else params.heat,
-            top_k=1 if greedy else params.top_k or None,
-            top_p=None if greedy else params.top_p,
-            seed=params.seed,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            min_tokens=params.min_tokens or None,
-            detokenize=False,
-        )
+            answer.refuse(f"the LLM API failed: {type(error).__name__}: {error}", internal=True)
+        finally:
+            self._running.pop(answer.request_id, None)
 
     def _load(self, tensorrt_llm: Any) -> Any:
         from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
@@ -121,26 +106,133 @@ class LlmApi:
             max_batch_size=given["max_batch_size"],
             max_seq_len=self._context,
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
-            kv_cache_config=KvCacheConfig(
-                free_gpu_memory_fraction=given["free_gpu_memory_fraction"],
-                enable_block_reuse=given["enable_block_reuse"],
-                max_tokens=given["max_tokens"] or None,
-            ),
+            kv_cache_config=KvCacheConfig(**given["kv_cache"]),
         )
 
-    def _shape_of(self, name: str) -> Settings:
-        given = self._settings
-        outputs = {key: (kind, tuple(dims)) for key, (kind, dims) in given["outputs"].items()}
-        source = {key: given[key] for key in ("id", "revision", "path") if key in given}
-        if "path" in source:
-            source["path"] = str(self._folder / source["path"])
-        return Settings(
-            name=name,
-            source=source,
-            static=given["static"],
-            decoupled=given["streams"],
-            max_batch_size=given["max_batch_size"],
-            excludes_input=True,
-            cache_tokens=given["max_tokens"],
-            outputs=outputs,
-        )
+
+@dataclass
+class _Row:
+    """One prompt, what is asked for it, and its tokens so far."""
+
+    ids: list[int]
+    asked: Mapping[str, Any]
+    stop_words: list[list[int]]
+    bad_words: list[list[int]]
+    tokens: list[int] = field(default_factory=list)
+    sent: int = 0
+    ended: bool = False
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take all tokens so far; what comes after a stop word is left out."""
+        for token in tokens[len(self.tokens) :]:
+            if self.ended:
+                return
+            self.tokens.append(token)
+            if len(self.tokens) >= self.asked.get("min_tokens", 0):
+                self.ended = any(self.tokens[-len(w) :] == w for w in self.stop_words)
+
+
+def _rows(given: Tensors, context: int) -> list[_Row]:
+    """Return a row for each prompt of a request."""
+    rows = []
+    for index, ids in enumerate(given["input_ids"]):
+        asked = {
+            name: values.reshape(-1)[index].item()
+            for name, values in given.items()
+            if name not in ("input_ids", "stop_words_list", "bad_words_list")
+        }
+        prompt = ids[: asked["input_lengths"]].tolist()
+        wanted = asked["request_output_len"]
+        if wanted < 1 or len(prompt) + wanted > context:
+            raise RequestError(
+                f"request_output_len {wanted} and the prompt's {len(prompt)} tokens are over the "
+                f"model's {context}"
+            )
+        words = {
+            name: words_of(given[name][index]) if name in given else []
+            for name in ("stop_words_list", "bad_words_list")
+        }
+        rows.append(_Row(prompt, asked, words["stop_words_list"], words["bad_words_list"]))
+    return rows
+
+
+def sampling(row: _Row) -> Any:
+    """Return a row's ``SamplingParams``."""
+    from tensorrt_llm import SamplingParams
+
+    asked = row.asked
+    top_k, top_p = asked.get("runtime_top_k", 0), asked.get("runtime_top_p", 0.0)
+    # With neither of them TensorRT-LLM takes the likeliest token.
+    greedy = top_k == 1 or not (top_k or top_p)
+    end = asked.get("end_id", -1)
+    params = SamplingParams(
+        max_tokens=asked["request_output_len"],
+        end_id=end,
+        pad_id=max(asked.get("pad_id", end), 0),
+        bad_token_ids=[word[0] for word in row.bad_words if len(word) == 1] or None,
+        temperature=None if greedy else asked.get("temperature"),
+        top_k=1 if greedy else top_k or None,
+        top_p=None if greedy else top_p or None,
+        seed=asked.get("seed"),
+        repetition_penalty=asked.get("repetition_penalty"),
+        presence_penalty=asked.get("presence_penalty"),
+        frequency_penalty=asked.get("frequency_penalty"),
+        min_tokens=asked.get("min_tokens") or None,
+        detokenize=False,
+    )
+    if longer := [word for word in row.bad_words if len(word) > 1]:
+        # Words of several tokens have no public field: LLM fills this one in with its tokenizer,
+        # and here preprocessing has done so (tensorrt_llm/sampling_params.py, _get_bad_words).
+        params.bad = [""] * len(longer)
+        params._bad_word_ids = longer
+    return params
+
+
+class _Answer:
+    """The responses that a request gets."""
+
+    def __init__(self, raw: Any, given: Tensors, pb: Any, *, streams: bool) -> None:
+        self.request_id: str = raw.request_id()
+        self.rows: list[_Row] = []
+        self.streams = streams and "streaming" in given and bool(given["streaming"].any())
+        exclude = given.get("exclude_input_in_output")
+        # As the engine does: a stream has new tokens only.
+        self._echo = exclude is not None and not exclude.any() and not self.streams
+        self._raw, self._pb = raw, pb
+        self._sender = raw.get_response_sender()
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone."""
+        return bool(self._raw.is_cancelled())
+
+    def send(self, *, final: bool = False) -> None:
+        """Send what is new."""
+        pieces = []
+        for row in self.rows:
+            pieces.append([*(row.ids if self._echo else ()), *row.tokens[row.sent :]])
+            row.sent = len(row.tokens)
+        if not final and not any(pieces):
+            return
+        ids = np.zeros((len(pieces), 1, max(map(len, pieces))), np.int32)
+        for row_ids, piece in zip(ids, pieces, strict=True):
+            row_ids[0, : len(piece)] = piece
+        lengths = np.array([[len(piece)] for piece in pieces], np.int32)
+        tensors = [self._pb.Tensor("output_ids", ids), self._pb.Tensor("sequence_length", lengths)]
+        self._respond(self._pb.InferenceResponse(output_tensors=tensors), final=final)
+
+    def close(self) -> None:
+        """Answer a request that only stops another: with nothing, as the engine's backend."""
+        self._respond(self._pb.InferenceResponse(output_tensors=[]), final=True)
+
+    def refuse(self, message: str, *, internal: bool = False) -> None:
+        """Send an error."""
+        code = self._pb.TritonError.INTERNAL if internal else self._pb.TritonError.INVALID_ARG
+        error = self._pb.TritonError(message, code)
+        self._respond(self._pb.InferenceResponse(output_tensors=[], error=error), final=True)
+
+    def _respond(self, response: Any, *, final: bool) -> None:
+        flag = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(response, flags=flag)
+        if final:
+            # A request that outlives its model brings the process down with it.
+            self._raw = self._sender = None

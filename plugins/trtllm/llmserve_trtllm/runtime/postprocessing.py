@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
-from llmserve.runtime.protocols import Answer, Parts
-from llmserve.runtime.stage import Tensors, respond, tensors_of
+from llmserve.runtime import Answer, Generation, Params, Parts, Tensors, respond, tensors_of
 
 _OUTPUT = "text_output"
 
@@ -20,7 +17,7 @@ _OUTPUT = "text_output"
 class Postprocessing:
     """Writes answers.
 
-    Where the model answers in one piece, preprocessing has told what there is to know of the
+    Where the model answers in one piece, preprocessing sends what there is to know of the
     request. Triton lets nothing by a decoupled engine, so a piece of a stream is all that there is:
     its spaces are kept, and a character whose bytes are in two pieces cannot be put together.
     """
@@ -28,7 +25,6 @@ class Postprocessing:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
         self._echoes: bool = settings["engine_echoes"]
-        self._nested: bool = settings["nested"]
 
     def start(self, parts: Parts) -> None:
         """Take the tokenizer and the formatter."""
@@ -47,10 +43,10 @@ class Postprocessing:
         given = tensors_of(raw)
         tokens = given["TOKENS_BATCH"]
         lengths = given.get("SEQUENCE_LENGTH")
-        told = given.get("REQUEST")
+        requests = given.get("REQUEST")
         answers = []
         for row in range(tokens.shape[0]):
-            about = None if told is None else json.loads(told.reshape(-1)[row])
+            about = None if requests is None else json.loads(requests.reshape(-1)[row])
             beams = []
             for beam in range(tokens.shape[1]):
                 length = tokens.shape[2] if lengths is None else int(lengths[row][beam])
@@ -91,9 +87,10 @@ class Postprocessing:
 
     def _tensors(self, answers: list[list[Answer]]) -> Tensors:
         form = self._parts.formatter.format
-        texts = np.stack([form(beams)[_OUTPUT] for beams in answers])
+        # A text for each row and beam in one dimension: that is how NVIDIA's clients read it.
+        texts = np.concatenate([form(beams)[_OUTPUT] for beams in answers])
         first = form([beams[0] for beams in answers])
         others = {
             name.upper(): values.reshape(-1, 1) for name, values in first.items() if name != _OUTPUT
         }
-        return {"OUTPUT": texts[..., None] if self._nested else texts, **others}
+        return {"OUTPUT": texts, **others}

@@ -1,4 +1,4 @@
-"""The model ``preprocessing``: a request's text and wishes to the tensors of the engine."""
+"""The model ``preprocessing``: a request's text and parameters to the tensors of the engine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.protocols import Parts
-from llmserve.runtime.request import Prompt, read_prompts, room_for
-from llmserve.runtime.stage import Tensors, respond, tensors_of
-from llmserve_trtllm.runtime.bias import bias_of
-from llmserve_trtllm.runtime.remote import RemoteEngine
-from llmserve_trtllm.runtime.renamed import Renamed
-from llmserve_trtllm.runtime.wishes import Wishes, numpy_type, pad_of
-from llmserve_trtllm.runtime.words import word_ids, word_tensor
+from llmserve.runtime import (
+    Parts,
+    Prompt,
+    RequestError,
+    Tensors,
+    answer_limit,
+    read_prompts,
+    respond,
+    tensors_of,
+)
+from llmserve_trtllm.runtime.limits import EngineLimits, Renamed
+from llmserve_trtllm.runtime.sampling import (
+    SamplingValues,
+    bias_of,
+    numpy_type,
+    pad_of,
+    word_ids,
+    word_tensor,
+)
 
 
 class Preprocessing:
@@ -32,8 +42,10 @@ class Preprocessing:
     def start(self, parts: Parts) -> None:
         """Take the tokenizer and the engine's limits."""
         self._parts = parts
-        self._engine: RemoteEngine = parts.generator
-        self._wishes = Wishes(self._settings["wishes"], max_beam_width=self._engine.max_beam_width)
+        self._engine: EngineLimits = parts.generator
+        self._values = SamplingValues(
+            self._settings["sampling"], max_beam_width=self._engine.max_beam_width
+        )
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
         """Answer every request, each for itself."""
@@ -46,7 +58,7 @@ class Preprocessing:
         prompts = read_prompts(Renamed(raw, self._names), self._parts)
         rows = [self._row(prompt) for prompt in prompts]
         width = max(len(prompt.ids) for prompt in prompts)
-        pads = [row["wishes"].get("pad_id", 0) for row in rows]
+        pads = [row["sampling"].get("pad_id", 0) for row in rows]
         ids = [p.ids + [pad] * (width - len(p.ids)) for p, pad in zip(prompts, pads, strict=True)]
         words = self._parts.tokenizer
         tensors = {
@@ -59,16 +71,21 @@ class Preprocessing:
             "STOP_WORDS_IDS": word_tensor([row["stop"] for row in rows]),
         }
         if "EMBEDDING_BIAS" in self._kinds:
+            given = tensors_of(raw)
             tensors["EMBEDDING_BIAS"] = bias_of(
-                tensors_of(raw), len(prompts), self._engine.vocab_size, words
+                given.get("EMBEDDING_BIAS_WORDS"),
+                given.get("EMBEDDING_BIAS_WEIGHTS"),
+                len(prompts),
+                self._engine.vocab_size,
+                words,
             )
         if "REQUEST" in self._kinds:
-            told = [[json.dumps(row["told"]).encode()] for row in rows]
-            tensors["REQUEST"] = np.array(told, np.object_)
+            texts = [[json.dumps(row["request"]).encode()] for row in rows]
+            tensors["REQUEST"] = np.array(texts, np.object_)
         for name, values in (("OUT_STREAM", "stream"), ("OUT_EXCLUDE_INPUT_IN_OUTPUT", "exclude")):
             if name in self._kinds:
                 tensors[name] = np.array([[row[values]] for row in rows], np.bool_)
-        made = self._wishes.arrays([row["wishes"] for row in rows])
+        made = self._values.arrays([row["sampling"] for row in rows])
         return {**tensors, **{f"OUT_{name.upper()}": value for name, value in made.items()}}
 
     def _row(self, prompt: Prompt) -> dict[str, Any]:
@@ -79,7 +96,7 @@ class Preprocessing:
                 "--set decoupled=true"
             )
         self._engine.check_prompt(prompt.ids)
-        room = room_for(prompt, self._engine.context_length, parts.defaults["max_tokens"])
+        room = answer_limit(prompt, self._engine.context_length, parts.defaults["max_tokens"])
         if params.min_tokens > room:
             raise RequestError(
                 f"min_tokens {params.min_tokens} is over max_tokens {room}: lower it"
@@ -97,8 +114,8 @@ class Preprocessing:
             "exclude": not echo,
             # The engine itself stops at one id; what else ends an answer goes as words do.
             "stop": word_ids(params.stop_words, parts.tokenizer) + [[other] for other in ends[1:]],
-            "wishes": self._wishes.values(params, end_id=end, pad_id=pad),
-            "told": {
+            "sampling": self._values.values(params, end_id=end, pad_id=pad),
+            "request": {
                 "prompt": prompt.text if echo else "",
                 "stop": list(params.stop_words),
                 "min_tokens": params.min_tokens,

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import llmserve
-from llmserve import modelconfig
-from llmserve.modelconfig import ModelConfig
+from llmserve.plugin import ModelConfig
+from llmserve.repository import config as modelconfig
+from llmserve_trtllm.versions import Version
 
 ENGINES = Path(__file__).with_name("engines")
-_FOLDERS = {"0.5.0": "0.5", "0.12.0": "0.12", "0.19.0": "0.19", "1.2.1": "1.2"}
-VERSIONS = tuple(_FOLDERS)
-"""Those that the tests hold against their templates."""
+
+
+def engine_of(folder: Path, version: str, **build: Any) -> Path:
+    """Write an engine of a version in the form of its time, with changes in how it was built."""
+    wanted = Version.parse(version)
+    forms = {
+        Version(0, 5): "0.5",
+        Version(0, 12): "0.12",
+        Version(0, 19): "0.19",
+        Version(1, 2): "1.2",
+    }
+    source = next(name for first, name in reversed(forms.items()) if wanted >= first)
+    shutil.copytree(ENGINES / source, folder, dirs_exist_ok=True)
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "version" in content:
+        content["version"] = str(wanted)
+        content["build_config"] |= build
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
 
 
 def build(output: Path, version: str, **options: Any) -> dict[str, ModelConfig]:
     """Build for a version and return the configurations by NVIDIA's names."""
-    if options.get("layout") != "llmapi":
-        options = {"engine": str(ENGINES / _FOLDERS[version]), **options}
+    if options.get("layout") != "llmapi" and "engine" not in options:
+        options["engine"] = str(engine_of(output / f"engine-{version}", version))
     repository = output / version
     llmserve.build(
         "trtllm", "demo", name="ensemble", output=repository, trtllm_version=version, **options

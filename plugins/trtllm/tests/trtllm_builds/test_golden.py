@@ -16,14 +16,9 @@ from .building import build
 
 GOLDEN = Path(__file__).with_name("golden")
 BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "0.5.0": ("0.5.0", {}),
     "0.5.0-static": ("0.5.0", {"batching": "static"}),
-    "0.12": ("0.12.0", {}),
-    "0.12-static": ("0.12.0", {"batching": "static"}),
-    "0.19": ("0.19.0", {}),
-    "1.2": ("1.2.1", {}),
-    "1.2-decoupled": ("1.2.1", {"decoupled": True}),
-    "1.2-llmapi": ("1.2.1", {"layout": "llmapi"}),
+    "0.19": ("0.19.0", {"decoupled": False}),
+    "1.2-decoupled": ("1.2.1", {}),
     "1.2-llmapi-static": ("1.2.1", {"layout": "llmapi", "batching": "static"}),
 }
 

@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve import modelconfig
-from llmserve.check import check_repository
-from llmserve.errors import IncompatibleError, LLMServeError
+from llmserve.errors import IncompatibleError, LLMServeError, OptionError
+from llmserve.repository.check import check_repository
 
-from .building import ENGINES, VERSIONS, build
+from .building import ENGINES, build, engine_of
 
 WAYS: list[tuple[str, dict[str, Any]]] = [
-    *((version, {}) for version in VERSIONS),
     ("0.5.0", {"batching": "static"}),
-    ("0.12.0", {"bls": True}),
-    ("0.12.0", {"decoupled": True}),
-    ("1.2.1", {"decoupled": True}),
-    ("1.2.1", {"decoupled": True, "stream_through": "ensemble"}),
-    ("1.2.1", {"decoupled": True, "stream_through": "ensemble", "bls": True}),
+    ("0.12.0", {"decoupled": False, "bls": True}),
+    ("0.12.0", {}),
+    ("1.2.1", {}),
+    ("1.2.1", {"stream_through": "ensemble", "bls": True}),
+    ("1.2.1", {"decoupled": False, "prompt_embedding_table_data_type": "TYPE_BF16"}),
+    ("1.2.1", {"prompt_embedding_table_data_type": "TYPE_FP32"}),
     ("1.2.1", {"layout": "llmapi"}),
     ("1.2.1", {"layout": "llmapi", "batching": "static", "decoupled": True}),
 ]
@@ -60,22 +59,26 @@ def test_nvidias_wiring_leads_nothing_by_a_decoupled_engine(tmp_path: Path) -> N
     assert "finish_reason" not in {tensor.name for tensor in configs["ensemble"].output}
 
 
-def test_a_wish_that_was_renamed_goes_under_both_names_where_it_is_not_known_when(
-    tmp_path: Path,
+@pytest.mark.parametrize(("version", "streams"), [("0.5.0", False), ("0.12.0", True)])
+def test_in_flight_batching_streams_unless_told_otherwise(
+    tmp_path: Path, version: str, streams: bool
 ) -> None:
-    engine = tmp_path / "engine"
-    shutil.copytree(ENGINES / "1.2", engine)
-    content = json.loads((engine / "config.json").read_text())
-    (engine / "config.json").write_text(json.dumps({**content, "version": "1.0.0"}))
-    llmserve.build("trtllm", "demo", name="ensemble", output=tmp_path / "r",
-                   container="25.10", engine=str(engine))  # fmt: skip
-    config = modelconfig.read(tmp_path / "r" / "tensorrt_llm")
-    names = {tensor.name for tensor in config.input}
-    assert {"seed", "random_seed", "min_tokens", "min_length"} <= names
+    engine = build(tmp_path, version)["tensorrt_llm"]
+    assert engine.model_transaction_policy.decoupled == streams
+    unary = build(tmp_path / "unary", version, decoupled=False)["tensorrt_llm"]
+    assert not unary.model_transaction_policy.decoupled
+    static = build(tmp_path / "static", version, batching="static")["tensorrt_llm"]
+    assert not static.model_transaction_policy.decoupled
+
+
+def test_a_stream_is_answered_by_as_many_copies_as_were_asked_for(tmp_path: Path) -> None:
+    configs = build(tmp_path, "1.2.1", bls_instance_count=6)
+    assert [group.count for group in configs["tensorrt_llm_bls"].instance_group] == [6]
 
 
 def test_parts_are_called_after_the_build_unless_it_is_nvidias(tmp_path: Path) -> None:
-    llmserve.build("trtllm", "demo", output=tmp_path, engine=str(ENGINES / "1.2"))
+    engine = str(ENGINES / "1.2")
+    llmserve.build("trtllm", "demo", output=tmp_path, engine=engine, decoupled=False)
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
         "demo", "demo_preprocessing", "demo_tensorrt_llm", "demo_postprocessing",
     }  # fmt: skip
@@ -95,8 +98,10 @@ def test_the_container_is_that_of_the_version(tmp_path: Path) -> None:
 def test_a_version_of_which_no_container_is_known_gets_none_that_would_not_do(
     tmp_path: Path,
 ) -> None:
-    build(tmp_path, "0.19.0")
-    text = (tmp_path / "0.19.0" / "Dockerfile").read_text()
+    # 25.11 has 1.0.3; of what is older than 1.0 and newer than 0.21 there is none.
+    engine = engine_of(tmp_path / "engine", "0.22.0")
+    build(tmp_path, "0.22.0", engine=str(engine))
+    text = (tmp_path / "0.22.0" / "Dockerfile").read_text()
     assert "FROM ${IMAGE}" in text
     assert "transformers==" not in text
 
@@ -125,7 +130,6 @@ def test_the_models_in_pytorch_lie_in_the_same_repository(tmp_path: Path) -> Non
         ("0.5.0", {"bls": True}, "has no tensorrt_llm_bls"),
         ("0.5.0", {"layout": "llmapi"}, "layout=engine"),
         ("1.2.1", {"batching": "static"}, "layout=llmapi for static batches"),
-        ("1.2.1", {"batching": "dynamic"}, "choose one of inflight, static"),
         ("1.2.1", {"layout": "llmapi", "engine_at": "/engine"}, "leave out --engine-at"),
         ("0.12.0", {"engine": str(ENGINES / "0.19")}, r"0\.19\.0, and this is for 0\.12\.0"),
         ("1.2.1", {"layout": "llmapi", "cuda_graph_mode": True}, "leave out --cuda-graph-mode"),
@@ -133,6 +137,12 @@ def test_the_models_in_pytorch_lie_in_the_same_repository(tmp_path: Path) -> Non
         ("1.2.1", {"stand_in": True}, "leave out --stand-in"),
         ("0.5.0", {"max_queue_size": 8}, r"0\.5\.0 has no max_queue_size.*from 0\.12 on"),
         ("0.12.0", {"logits_datatype": "TYPE_FP16"}, r"from 0\.17 on"),
+        ("0.5.0", {"enable_chunked_context": True}, r"has no enable_chunked_context.*0\.12"),
+        ("0.12.0", {"cuda_graph_mode": True}, r"0\.12\.0 has no cuda_graph_mode.*from 0\.15"),
+        ("1.2.1", {"max_num_sequences": 4}, r"and before 0\.8"),
+        ("0.19.0", {"enable_trt_overlap": True}, r"from 0\.5 on and before 0\.11 or from 1\.2 on"),
+        ("0.5.0", {"exclude_input_in_output": False}, "0.5.0 has no exclude_input_in_output"),
+        ("0.12.0", {"decoding_mode": "eagle"}, "has no decoding_mode eagle"),
         ("1.2.1", {"container": "24.08"}, r"1\.2\.1 was asked for, and container 24\.08 has"),
     ],
 )
@@ -153,3 +163,26 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     (engine / "config.json").write_text(json.dumps(content))
     with pytest.raises(LLMServeError, match=r"ids up to \d+, and the engine.*vocabulary of 512"):
         build(tmp_path, "1.2.1", engine=str(engine))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"kv_cache_free_gpu_mem_fracton": 0.9}, "did you mean 'kv_cache_free_gpu_mem_fraction'"),
+        ({"kv_cache_free_gpu_mem_fraction": 1.5}, "at most 1"),
+        ({"kv_cache_free_gpu_mem_fraction": "much"}, "takes a number"),
+        ({"max_tokens_in_paged_kv_cache": -1}, "at least 0"),
+        ({"enable_kv_cache_reuse": "yes"}, "true or false"),
+        ({"decoding_mode": "topk"}, "choose one of"),
+        ({"scheduler": "fastest"}, "choose one of guaranteed_no_evict"),
+        ({"container": "99.01"}, "not known which TensorRT-LLM"),
+        ({"engine": ""}, "no engine to serve"),
+        ({"logits_datatype": "TYPE_BF16"}, "choose one of TYPE_FP32, TYPE_FP16"),
+    ],
+)
+def test_options_are_checked_for_name_type_and_range(
+    tmp_path: Path, asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        build(tmp_path, "1.2.1", **asked)
+    assert "\n" not in str(caught.value)

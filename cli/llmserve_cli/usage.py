@@ -1,0 +1,62 @@
+"""Mistakes on the command line, in the form of all errors: what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmserve.names import near
+
+HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What newer versions of click raise for a group without a command; its message is the help."""
+
+
+class Group(click.Group):
+    """A group that says which command was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a command line."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            mend = near(name, self.list_commands(ctx))
+            raise click.UsageError(f"no command is called {name!r}: {mend}")
+        return super().resolve_command(ctx, args)
+
+
+def explain_usage(error: click.ClickException) -> str:
+    """Say in one line what click has found wrong."""
+    ctx = getattr(error, "ctx", None) or click.Context(click.Command(None), info_name="llmserve")
+    command, see_help = ctx.command_path.removeprefix("llmserve "), f"see {ctx.command_path} --help"
+    if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
+        return f"{error.option_name} needs a value"
+    if isinstance(error, click.NoSuchOption):
+        mend = near(error.option_name, error.possibilities) if error.possibilities else see_help
+        return f"{command} has no option {error.option_name}: {mend}"
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        choices = ", ".join(_choices(error.param, ctx))
+        mend = f"choose one of {choices}" if choices else see_help
+        return f"{command} needs {_name(error.param)}: {mend}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        if isinstance(error.param.type, click.Choice):
+            value, choices = error.message.split(" is not ")[0], ", ".join(error.param.type.choices)
+            return f"{_name(error.param)} cannot be {value}: choose one of {choices}"
+        return f"{_name(error.param)}: {_one_line(error.message)}"
+    text = _one_line(error.format_message())
+    # Sentences of click's own begin with a capital, and say nothing of what would do.
+    return f"{text[0].lower()}{text[1:]}: {see_help}" if text[:1].isupper() else text
+
+
+def _choices(param: click.Parameter, ctx: click.Context) -> list[str]:
+    """Return what a parameter takes, which is what the shell completes."""
+    return [item.value for item in param.shell_complete(ctx, "") if item.type == "plain"]
+
+
+def _name(param: click.Parameter) -> str:
+    return max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name).upper()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).removesuffix(".")

@@ -1,0 +1,334 @@
+"""Requests and responses as the protocol has them: prompts, options and tensors.
+
+Options go to a model that llmserve built as request parameters. Triton batches only requests that
+carry the same optional inputs, and requests with different options must still share a batch. To
+any other model they go as the inputs that its config declares, else as parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.results import Logprob, Piece
+from llmserve.errors import ClientError, OptionError, UsageError
+
+Value = bool | int | float | str | list[Any]
+
+# TensorRT-LLM has renamed these over its versions.
+_SECOND_NAMES = {
+    "seed": "random_seed",
+    "random_seed": "seed",
+    "min_tokens": "min_length",
+    "min_length": "min_tokens",
+}
+QUEUE_TIMEOUT = "queue_timeout"
+"""How long a request may wait for its turn, in seconds; not how long its answer may take."""
+_LONGEST_QUEUE = 1e7
+_INT64 = range(-(2**63), 2**63)
+
+
+def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
+    """Drop what is None and refuse what no model could take; ranges are the server's affair."""
+    checked: dict[str, Value] = {}
+    for name, given in options.items():
+        if name == "stream":
+            raise OptionError("stream is no option here", mend="call stream() or generate()")
+        if name.startswith(("sequence_", "triton_")):
+            raise OptionError(f"{name} is set by the client", mend="leave it out")
+        if given is not None:
+            checked[name] = _check(name, given)
+    return checked
+
+
+def _check(name: str, given: Any) -> Value:
+    # What comes out of numpy or torch knows how to become plain Python.
+    value = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(value, (list, tuple)):
+        if name == "messages":
+            return _as_json(name, list(value))
+        if all(isinstance(part, (bool, int, float, str)) for part in value):
+            return list(value)
+    elif isinstance(value, (bool, int, float, str)):
+        return value
+    raise OptionError(
+        f"{name} cannot be a {type(given).__name__}",
+        mend="give a number, a text, true or false, or a list of them",
+    )
+
+
+def _as_json(name: str, value: list[Any]) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"{name} cannot be written as JSON: {error}") from None
+
+
+def _set_parameters(parameters: Any, options: Mapping[str, Value]) -> None:
+    for name, value in options.items():
+        slot = parameters[name]
+        if isinstance(value, bool):
+            slot.bool_param = value
+        elif isinstance(value, int) and value in _INT64:
+            slot.int64_param = value
+        elif isinstance(value, float):
+            slot.double_param = value
+        else:
+            # Triton refuses uint64_param here, so an integer beyond int64 goes as text too.
+            slot.string_param = _text(name, value)
+
+
+def _text(name: str, value: Value) -> str:
+    text = _as_json(name, value) if isinstance(value, list) else str(value)
+    if "\0" in text:
+        # Triton would cut the text there and say nothing.
+        raise OptionError(f"{name} cannot hold a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise OptionError(f"{name} has a character that UTF-8 cannot carry") from None
+    return text
+
+
+def _queue_microseconds(info: ModelInfo, value: Value) -> int:
+    if not info.queue_timeout:
+        # Triton would say nothing and let it wait.
+        raise OptionError(
+            f"{info.name!r} does not take a {QUEUE_TIMEOUT}",
+            mend="leave it out, or give its queue a default_timeout_microseconds and "
+            "allow_timeout_override in config.pbtxt",
+        )
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value < _LONGEST_QUEUE
+    ):
+        raise OptionError(f"{QUEUE_TIMEOUT} takes seconds above 0, not {value!r}")
+    return max(1, round(1_000_000 * value))
+
+
+def _pack_option(
+    tensor: Tensor, value: Value, rows: int, *, batched: bool
+) -> tuple[list[int], bytes]:
+    """Give the shape and the bytes of an option's input; every row gets the same."""
+    values = value if isinstance(value, list) else [value]
+    dims = _fit(tensor.dims, len(values))
+    if prod(dims) != len(values):
+        raise OptionError(f"{tensor.name} takes {prod(dims)} values, not {len(values)}")
+    values = values * rows if batched else values
+    if tensor.datatype == "BYTES":
+        raw = pack_texts(part if isinstance(part, str) else json.dumps(part) for part in values)
+    else:
+        try:
+            raw = pack_numbers(tensor.datatype, values)
+        except ValueError as error:
+            raise OptionError(f"{tensor.name} {error}") from None
+    return [rows, *dims] if batched else dims, raw
+
+
+def _fit(dims: Iterable[int], width: int) -> list[int]:
+    """Fill in open dimensions: the last one takes the width, others become 1."""
+    fitted = list(dims)
+    for at in reversed(range(len(fitted))):
+        if fitted[at] < 0:
+            fitted[at], width = width, 1
+    return fitted
+
+
+OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
+LOGPROBS_OUTPUTS = ("logprobs", "output_log_probs", "cum_log_probs")
+"""Names of ``llmserve.runtime.contract``, which a client does without: a test compares them."""
+_WIDEST = 8
+
+
+def build_request(
+    info: ModelInfo,
+    prompts: Sequence[str],
+    options: Mapping[str, Value],
+    *,
+    request_id: str = "",
+    controls: Mapping[str, Value] | None = None,
+) -> Any:
+    """Build a ``ModelInferRequest``: one row per prompt, the same options for all of them."""
+    request = service_pb2.ModelInferRequest(model_name=info.name, id=request_id)
+    request.inputs.add(name="text_input", datatype="BYTES", shape=_text_shape(info, len(prompts)))
+    request.raw_input_contents.append(pack_texts(prompts))
+    parameters = dict(controls or {})
+    for name, value in options.items():
+        tensor = info.inputs.get(name) or info.inputs.get(_SECOND_NAMES.get(name, name))
+        if name == QUEUE_TIMEOUT:
+            parameters["timeout"] = _queue_microseconds(info, value)
+        elif info.made_by_llmserve or tensor is None:
+            parameters[name] = value
+        else:
+            shape, raw = _pack_option(tensor, value, len(prompts), batched=info.batched)
+            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+            request.raw_input_contents.append(raw)
+    _set_parameters(request.parameters, parameters)
+    return request
+
+
+def _text_shape(info: ModelInfo, rows: int) -> list[int]:
+    tensor = info.inputs.get("text_input")
+    if tensor is None or tensor.datatype != "BYTES" or "text_output" not in info.outputs:
+        raise UsageError(
+            f"{info.name!r} takes no text: its inputs are {', '.join(info.inputs) or 'none'}",
+            mend="name a model that takes text_input and gives text_output",
+        )
+    if info.batched:
+        return [rows, *(1 for _ in tensor.dims)]
+    return [rows if at == 0 else 1 for at, _ in enumerate(tensor.dims)]
+
+
+def read_response(response: Any, rows: int) -> list[Piece]:
+    """Read a ``ModelInferResponse``: one piece per row, none where it carries no text."""
+    tensors = {
+        output.name: (output.datatype, raw)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)
+    }
+    if "text_output" not in tensors:
+        return []
+    texts, reasons, read, written = (_rows(tensors, name, rows) for name in OUTPUTS)
+    logprobs = _logprobs(tensors, rows)
+    known = {*OUTPUTS, *LOGPROBS_OUTPUTS} - ({"logprobs"} if logprobs is None else set())
+    extra = {name: _extra(tensors, name, rows) for name in tensors if name not in known}
+    return [
+        Piece(
+            text,
+            row,
+            (reasons[row] or None) if reasons else None,
+            read[row] if read else None,
+            written[row] if written else None,
+            {name: values[row] for name, values in extra.items() if values},
+            logprobs[row] if logprobs else None,
+        )
+        for row, text in enumerate(texts)
+    ]
+
+
+def is_last(message: Any) -> bool:
+    """Say whether a message of a stream is the last one for its request."""
+    parameters = message.infer_response.parameters
+    return "triton_final_response" in parameters and bool(
+        parameters["triton_final_response"].bool_param
+    )
+
+
+def _logprobs(
+    tensors: Mapping[str, tuple[str, bytes]], rows: int
+) -> list[tuple[Logprob, ...]] | None:
+    if "logprobs" not in tensors:
+        return None
+    try:
+        entries = [json.loads(text) for text in _rows(tensors, "logprobs", rows)]
+        return [tuple(_logprob(entry) for entry in row) for row in entries]
+    except (ValueError, KeyError, TypeError, ClientError):
+        # Another model's, in a form of its own.
+        return None
+
+
+def _logprob(entry: Mapping[str, Any]) -> Logprob:
+    own = int(entry["id"]), str(entry["token"]), float(entry["logprob"])
+    return Logprob(*own, tuple(_logprob(other) for other in entry.get("top", ())))
+
+
+def _extra(tensors: Mapping[str, tuple[str, bytes]], name: str, rows: int) -> list[Any]:
+    """Return an output of the formatter's own; what is no single value a row is left alone."""
+    datatype, raw = tensors[name]
+    if datatype != "BYTES" and len(raw) > rows * _WIDEST:
+        return []
+    try:
+        values = _unpack(datatype, raw)
+    except ClientError:
+        # An extra output is no reason to lose the answer.
+        return []
+    return values if len(values) == rows else []
+
+
+def _rows(tensors: Mapping[str, tuple[str, bytes]], name: str, rows: int) -> list[Any]:
+    if name not in tensors:
+        return []
+    datatype, raw = tensors[name]
+    values = _unpack(datatype, raw)
+    if len(values) % rows:
+        raise ClientError(f"the server sent {len(values)} values of {name} for {rows} prompts")
+    # A model that searches several beams sends them all, the best one first.
+    return values[:: len(values) // rows] if values else []
+
+
+# Triton lays values out in little-endian, and texts behind their length.
+_TYPES = ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+_FORMATS = dict(zip((*_TYPES, "FP16", "FP32", "FP64"), "?bhiqBHIQefd", strict=True))
+
+
+def _unpack(datatype: str, raw: bytes) -> list[Any]:
+    return unpack_texts(raw) if datatype == "BYTES" else unpack_numbers(datatype, raw)
+
+
+def pack_texts(texts: Iterable[str]) -> bytes:
+    """Pack texts into the bytes of a STRING tensor."""
+    parts: list[bytes] = []
+    for text in texts:
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text has a character that UTF-8 cannot carry, at {error.start}",
+                mend="give text that was read as UTF-8",
+            ) from None
+        parts += (struct.pack("<I", len(raw)), raw)
+    return b"".join(parts)
+
+
+def unpack_texts(raw: bytes) -> list[str]:
+    """Read what :func:`pack_texts` wrote; anything else is the model's mistake.
+
+    >>> unpack_texts(pack_texts(["so", "", "gut wie möglich"]))
+    ['so', '', 'gut wie möglich']
+    """
+    texts: list[str] = []
+    at = 0
+    while at < len(raw):
+        start = at + 4
+        end = start + int.from_bytes(raw[at:start], "little")
+        if start > len(raw) or end > len(raw):
+            raise ClientError("the server sent a text that is cut off")
+        try:
+            texts.append(raw[start:end].decode())
+        except UnicodeDecodeError as error:
+            raise ClientError(
+                f"the server sent text that is not UTF-8 (byte {raw[start + error.start]:#04x} "
+                f"at {error.start})",
+                mend="the model must hold back a character until it is whole",
+            ) from None
+        at = end
+    return texts
+
+
+def pack_numbers(datatype: str, values: Sequence[Any]) -> bytes:
+    """Pack numbers or booleans; ValueError where one does not fit the type."""
+    code = _FORMATS.get(datatype)
+    if code is None:
+        raise ValueError(f"a tensor of type {datatype} cannot be sent")
+    kinds = (bool,) if code == "?" else (int, float) if code in "efd" else (int,)
+    for value in values:
+        if not isinstance(value, kinds) or (code != "?" and isinstance(value, bool)):
+            raise ValueError(f"takes {datatype}, not {value!r}")
+    try:
+        return struct.pack(f"<{len(values)}{code}", *values)
+    except (struct.error, OverflowError):
+        raise ValueError(f"does not fit into {datatype}: {values[0]!r}") from None
+
+
+def unpack_numbers(datatype: str, raw: bytes) -> list[Any]:
+    """Read the numbers of a tensor."""
+    code = _FORMATS.get(datatype)
+    if code is None or len(raw) % struct.calcsize(f"<{code}"):
+        raise ClientError(f"the server sent a tensor of type {datatype} that cannot be read")
+    return list(struct.unpack(f"<{len(raw) // struct.calcsize(f'<{code}')}{code}", raw))

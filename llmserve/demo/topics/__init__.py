@@ -1,1 +1,0 @@
-"""What the demo model has read about: one module for each subject."""

@@ -1,0 +1,1 @@
+"""A model repository on disk: configuration, manifest, sources, Dockerfiles, publishing, checks."""

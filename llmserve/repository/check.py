@@ -1,0 +1,388 @@
+"""What would not load in a model repository, found without a server and said in plain words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from llmserve.errors import ConfigError, reason
+from llmserve.names import near
+from llmserve.registry import Registry
+from llmserve.repository import config as modelconfig
+from llmserve.repository.config import ModelConfig
+from llmserve.repository.manifest import Manifest, parts_of
+from llmserve.repository.problems import CheckedModel, Problem
+from llmserve.repository.runtimes import check_classes, classes_of, problem_with
+from llmserve.roles import ROLES
+
+__all__ = ["Problem", "check_repository"]
+
+_PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
+_UNSET = "take it out if the default is meant, else give it a value"
+
+
+def check_repository(
+    repository: Path,
+    registry: Registry | None = None,
+    *,
+    models: Sequence[str] = (),
+    quick: bool = False,
+    served_here: bool = True,
+) -> list[Problem]:
+    """Return everything that is wrong with a repository, model by model.
+
+    ``models`` are the only ones that are looked at, with their parts. A ``quick`` check, which
+    takes less than a second, looks whether files and modules are there; else files are read and
+    classes imported too. What is installed matters where the models are ``served_here`` and not
+    in a container. Plugins add what only they can see.
+
+    >>> check_repository(Path("/nowhere"))[0].what
+    'there is no such folder'
+    """
+    if not repository.is_dir():
+        return [Problem(str(repository), "there is no such folder", "llmserve build makes one")]
+    every = {path.name: path for path in sorted(repository.iterdir()) if path.is_dir()}
+    if not every:
+        return [Problem(str(repository), "it holds no model", "llmserve build makes one")]
+    registry = registry or Registry.load()
+    asked = dict.fromkeys(name for each in models for name in (*parts_of(repository, each), each))
+    problems = [
+        Problem(name, f"it is not in {repository}", near(name, every))
+        for name in asked
+        if name not in every
+    ]
+    folders = [path for name, path in every.items() if name in asked or not models]
+    configs: dict[str, ModelConfig] = {}
+    manifests: dict[str, Manifest] = {}
+    for folder in every.values():
+        config, found = _read(folder)
+        if folder in folders:
+            problems += found
+        if config is not None:
+            configs[folder.name] = config
+    for folder in folders:
+        if (config := configs.get(folder.name)) is not None:
+            problems += check_config(folder, config)
+            problems += check_ensemble(folder.name, config, configs, set(every))
+            problems += ask_plugins(registry, CheckedModel(folder, config, configs))
+        try:
+            manifest = Manifest.read(folder)
+        except ConfigError as error:
+            problems.append(Problem(folder.name, error.problem, error.mend or "build it again"))
+            continue
+        if manifest is not None:
+            manifests[folder.name] = manifest
+            problems += check_files(folder, manifest, quick=quick)
+            problems += check_components(folder, manifest)
+            if served_here:
+                problems += check_needs(folder.name, manifest)
+    if served_here and not quick:
+        problems += check_runtime_classes(manifests, registry)
+    return problems
+
+
+def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
+    """Return what plugins find wrong with a model that only they can see."""
+    for plugin, check in registry.implementations("llmserve_check_model"):
+        try:
+            yield from check(model=model)
+        except (Exception, SystemExit) as error:
+            # A stranger's check must not keep the others' from being read.
+            what = f"the check of plugin {plugin} failed: {reason(error)}"
+            yield Problem(model.name, what, "leave the plugin out, or mend it", fatal=False)
+
+
+def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
+    path = folder / modelconfig.FILE
+    if not path.is_file():
+        versions = any(child.is_dir() and child.name.isdigit() for child in folder.iterdir())
+        what = f"it has no {modelconfig.FILE}" if versions else "it is no model"
+        mend = "build it again" if versions else "move the folder out: Triton stops over it"
+        return None, [Problem(folder.name, what, mend)]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if unfilled := ", ".join(dict.fromkeys(_unfilled(text, quoted=False))):
+        return None, [
+            Problem(folder.name, f"placeholders are not filled in: {unfilled}", "give each a value")
+        ]
+    # As text, one can be read: TensorRT-LLM takes it for a parameter that is not set.
+    unset = ", ".join(dict.fromkeys(_unfilled(text, quoted=True)))
+    told = [Problem(folder.name, f"{unset} is not filled in", _UNSET, fatal=False)] if unset else []
+    try:
+        return modelconfig.read(folder), told
+    except ConfigError as error:
+        return None, [Problem(folder.name, error.problem, "write it as Triton's ModelConfig says")]
+
+
+def _unfilled(text: str, *, quoted: bool) -> Iterator[str]:
+    """Find template placeholders outside of comments: those within quotes, or the others."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        code = line.split("#", 1)[0]
+        for match in _PLACEHOLDER.finditer(code):
+            if quoted == bool(code[: match.start()].count('"') % 2):
+                yield f"${{{match[1]}}} in line {number}"
+
+
+_FILES = {
+    "python": "model.py",
+    "onnxruntime": "model.onnx",
+    "pytorch": "model.pt",
+    "tensorrt": "model.plan",
+}
+_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
+
+
+def check_config(folder: Path, config: ModelConfig) -> Iterator[Problem]:
+    """Check a configuration against its folder and against itself."""
+    yield from _check_name(folder, config)
+    yield from _check_versions(folder, config)
+    yield from _check_tensors(folder.name, config)
+    yield from _check_batching(folder.name, config)
+    for group in config.instance_group:
+        if group.kind == pb.ModelInstanceGroup.KIND_GPU and not group.gpus:
+            yield Problem(
+                folder.name,
+                "KIND_GPU without gpus makes a copy of the model on every GPU",
+                "list the GPUs, or use KIND_MODEL",
+                fatal=False,
+            )
+
+
+def _check_name(folder: Path, config: ModelConfig) -> Iterator[Problem]:
+    if config.name and config.name != folder.name:
+        yield Problem(
+            folder.name,
+            f"its configuration is called {config.name!r}",
+            "give the folder and the configuration the same name",
+        )
+
+
+def _check_versions(folder: Path, config: ModelConfig) -> Iterator[Problem]:
+    versions = [child for child in folder.iterdir() if child.is_dir() and child.name.isdigit()]
+    if not versions:
+        yield Problem(folder.name, "it has no version folder", "put its files into a folder 1/")
+        return
+    backend = config.backend or _PLATFORMS.get(config.platform, "")
+    if config.platform == "ensemble":
+        return
+    if not backend:
+        yield Problem(folder.name, "it names no backend", 'write backend: "python", for example')
+        return
+    wanted = config.default_model_filename or _FILES.get(backend)
+    for version in versions:
+        path = version / wanted if wanted else None
+        if path is None:
+            continue
+        if not path.exists():
+            yield Problem(
+                folder.name,
+                f"{version.name}/{wanted} is missing",
+                f"the {backend} backend loads that file",
+            )
+        elif backend == "python":
+            yield from _check_source(folder.name, path)
+
+
+def _check_source(model: str, path: Path) -> Iterator[Problem]:
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        yield Problem(model, f"{path.parent.name}/{path.name} is no Python: {error}", "mend it")
+
+
+def _check_tensors(model: str, config: ModelConfig) -> Iterator[Problem]:
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        names = [tensor.name for tensor in tensors]
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+            yield Problem(model, f"{kind} {name} is declared twice", "declare it once")
+        for tensor in tensors:
+            if tensor.data_type == pb.DataType.TYPE_INVALID:
+                yield Problem(model, f"{kind} {tensor.name} has no data_type", "give it one")
+            if not tensor.dims:
+                yield Problem(model, f"{kind} {tensor.name} has no dims", "give it dims: 1, say")
+
+
+def _check_batching(model: str, config: ModelConfig) -> Iterator[Problem]:
+    scheduler = config.WhichOneof("scheduling_choice")
+    if scheduler == "dynamic_batching" and config.max_batch_size < 1:
+        yield Problem(
+            model,
+            "dynamic_batching needs a batch dimension",
+            "set max_batch_size to 1 or more, or take dynamic_batching out",
+        )
+    for size in config.dynamic_batching.preferred_batch_size:
+        if size > config.max_batch_size:
+            yield Problem(
+                model,
+                f"preferred_batch_size {size} is over max_batch_size {config.max_batch_size}",
+                "lower one or raise the other",
+            )
+    sequence = config.sequence_batching
+    if sequence.iterative_sequence and not config.model_transaction_policy.decoupled:
+        yield Problem(
+            model,
+            "iterative_sequence on a model that is not decoupled answers once at the end",
+            "set model_transaction_policy { decoupled: true } to stream",
+            fatal=False,
+        )
+
+
+def check_ensemble(
+    model: str, config: ModelConfig, configs: Mapping[str, ModelConfig], names: set[str]
+) -> Iterator[Problem]:
+    """Follow every tensor of an ensemble from where it comes to where it goes.
+
+    ``configs`` are those that could be read, ``names`` all models there are.
+    """
+    if config.platform != "ensemble":
+        return
+    types = {tensor.name: tensor.data_type for tensor in config.input}
+    read: set[str] = set()
+    for step in config.ensemble_scheduling.step:
+        if step.model_name not in names:
+            yield Problem(
+                model,
+                f"its step {step.model_name} is no model of this repository",
+                f"build {step.model_name} too, or name another model",
+            )
+        part = configs.get(step.model_name)
+        read.update(step.input_map.values())
+        yield from _check_step(model, step, part)
+        outputs = {tensor.name: tensor.data_type for tensor in part.output} if part else {}
+        types.update({ours: outputs.get(theirs) for theirs, ours in step.output_map.items()})
+    for name in sorted(read - types.keys()):
+        yield Problem(model, f"nothing makes the tensor {name}", "map an output to it")
+    for tensor in config.input:
+        if tensor.name not in read:
+            yield Problem(
+                model, f"its input {tensor.name} goes nowhere", "map it to a step, or remove it"
+            )
+    for tensor in config.output:
+        if tensor.name not in types:
+            yield Problem(
+                model, f"its output {tensor.name} comes from nowhere", "map a step's output to it"
+            )
+        elif types[tensor.name] not in (None, tensor.data_type):
+            yield Problem(
+                model,
+                f"its output {tensor.name} has another data_type than the step's",
+                "give both the same",
+            )
+
+
+def _check_step(model: str, step: ModelConfig, part: ModelConfig | None) -> Iterator[Problem]:
+    if part is None:
+        return
+    inputs = {tensor.name: tensor.optional for tensor in part.input}
+    outputs = {tensor.name for tensor in part.output}
+    for name in sorted(step.input_map.keys() - inputs.keys()):
+        yield Problem(model, f"{step.model_name} has no input {name}", "mend the input_map")
+    for name in sorted(step.output_map.keys() - outputs):
+        yield Problem(model, f"{step.model_name} has no output {name}", "mend the output_map")
+    for name, optional in inputs.items():
+        if not optional and name not in step.input_map:
+            yield Problem(model, f"{step.model_name} needs its input {name}", "map a tensor to it")
+
+
+# A recipe is what chose the components, not one of them.
+_ROLES = ROLES.keys() - {"recipe", "backend"}
+
+
+def check_files(folder: Path, manifest: Manifest, *, quick: bool) -> Iterator[Problem]:
+    """Compare a model's files with what was built; ``quick`` sees only which are missing."""
+    if quick:
+        differences = [
+            f"{name} is missing" for name in manifest.files if not (folder / name).exists()
+        ]
+    else:
+        differences = manifest.differences(folder)
+    for difference in differences:
+        missing = difference.endswith("is missing")
+        mend = "build it again" if missing else "build it again, if that was not meant"
+        yield Problem(folder.name, difference, mend, fatal=missing)
+
+
+def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    """Check that what a manifest names is there: its components, parts and weights."""
+    if manifest.name != folder.name:
+        yield Problem(
+            folder.name,
+            f"its manifest is that of {manifest.name!r}",
+            f"call the folder {manifest.name} again, or build it as {folder.name}",
+            fatal=False,
+        )
+    if not manifest.part_of:
+        for role in sorted(_ROLES - manifest.components.keys()):
+            yield Problem(folder.name, f"its manifest names no {role}", "build it again")
+    for part in manifest.parts:
+        if not (folder.parent / part).is_dir():
+            yield Problem(folder.name, f"its part {part} is missing", "build it again")
+    if manifest.part_of and folder.name not in parts_of(folder.parent, manifest.part_of):
+        yield Problem(
+            folder.name,
+            f"it is a part of {manifest.part_of}, which is not here or no longer needs it",
+            "build that again, or move the folder out",
+            fatal=False,
+        )
+    for role, component in manifest.components.items():
+        path = component["settings"].get("path", "")
+        if path.startswith("/") and not Path(path).is_dir():
+            yield Problem(
+                folder.name,
+                f"its {role} is kept at {path}, and nothing is there",
+                "put it back, or build with --set weights=copy",
+            )
+
+
+def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
+    """Say which packages of a model are missing here or of another version, and which classes."""
+    for package, wanted in manifest.packages.items():
+        try:
+            found = installed_version(package).partition("+")[0]
+        except PackageNotFoundError:
+            yield Problem(
+                model,
+                f"it needs {package}, which is not installed here",
+                f"pip install {package}=={wanted}, or serve it from its container",
+            )
+            continue
+        if found != wanted:
+            yield Problem(
+                model,
+                f"it was built with {package} {wanted}, and {found} is installed here",
+                "build it again",
+                fatal=False,
+            )
+    for role, component in manifest.components.items():
+        if problem := problem_with(component["runtime"]):
+            yield Problem(
+                model,
+                f"its {role} {component['name']!r} cannot be run: {problem}",
+                "install the plugin it comes from, or serve it from its container",
+            )
+
+
+def check_runtime_classes(
+    manifests: Mapping[str, Manifest], registry: Registry
+) -> Iterator[Problem]:
+    """Import the classes that models name, in another process, and look at their methods."""
+    classes = {
+        name: [each for each in classes_of(manifest, registry) if not problem_with(each.runtime)]
+        for name, manifest in manifests.items()
+    }
+    wrong = check_classes(each for found in classes.values() for each in found)
+    for model, found in classes.items():
+        for each in found:
+            if problem := wrong.get(each):
+                yield Problem(
+                    model,
+                    f"its {each.role} {each.name!r} cannot be run: {problem.what}",
+                    "install the plugin it comes from again, or tell its author"
+                    if problem.fatal
+                    else "serve it from its container, if that has it",
+                    fatal=problem.fatal,
+                )

@@ -1,0 +1,171 @@
+"""``llmserve.json``: what a model was made from, by what, and the hash of every file of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import ConfigError
+from llmserve.names import is_model_name
+from llmserve.runtime.contract import MANIFEST, SCHEMA
+
+# What a server leaves behind when it loads a model is nobody's edit.
+_LEFT_BY_PYTHON = "__pycache__"
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_IMAGE = re.compile(r"([a-z0-9][A-Za-z0-9._/:@-]*)?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A model's papers. The same inputs give the same manifest: it holds no time and no path.
+
+    But for one: a local model built with ``weights=reference`` is found by the absolute path of
+    its folder, which stands in the settings of its components.
+    """
+
+    name: str
+    recipe: str
+    plugin: str
+    exchange: str
+    source: Mapping[str, Any]
+    options: Mapping[str, Any]
+    components: Mapping[str, Any]
+    contract: Mapping[str, Any]
+    packages: Mapping[str, str]
+    trust_remote_code: bool
+    llmserve: str
+    part_of: str = ""
+    """The model that this one is a part of, where several answer under one name."""
+    parts: Sequence[str] = ()
+    """The other models that this one needs beside it in the repository."""
+    image: str | None = ""
+    """The container image that it needs, where NVIDIA's plain one will not do; None where it is
+    not known which one does."""
+    brought: Sequence[str] = ()
+    """The packages that this image brings, and which nothing may replace."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest with the hash of every file beside it."""
+        content = {**asdict(self), "files": hashes(folder)}
+        text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """Read a model folder's manifest; None if it has none."""
+        path = folder / MANIFEST
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            schema = content["schema"]
+            if schema == SCHEMA:
+                return _checked(cls(**content))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            raise ConfigError(f"{path} is damaged", mend="build the model again") from None
+        raise ConfigError(
+            f"{path} has schema {schema}, this llmserve reads {SCHEMA}",
+            mend="build the model again, or use the llmserve that built it",
+        )
+
+    def differences(self, folder: Path) -> list[str]:
+        """Say which files are not as they were built; a missing one is told as such."""
+        now = hashes(folder)
+        told = [
+            f"{name} {'was changed' if name in now else 'is missing'}"
+            for name, digest in sorted(self.files.items())
+            if now.get(name) != digest
+        ]
+        return told + [f"{name} was added" for name in sorted(now.keys() - self.files.keys())]
+
+
+def references(repository: Path) -> list[Path]:
+    """Return the folders outside of a repository that its models need.
+
+    A damaged manifest counts for nothing here: it must not keep the other models from being
+    served, and its own model says what is wrong when it is loaded.
+    """
+    paths: set[str] = set()
+    for folder in repository.iterdir():
+        with suppress(ConfigError):
+            manifest = Manifest.read(folder)
+            parts = manifest.components.values() if manifest else ()
+            paths.update(part["settings"].get("path", "") for part in parts)
+    return [Path(path) for path in sorted(paths) if path.startswith("/")]
+
+
+def parts_of(repository: Path, name: str) -> list[str]:
+    """Return the models that have to be loaded with one, before it."""
+    with suppress(ConfigError):
+        manifest = Manifest.read(repository / name)
+        return list(manifest.parts) if manifest else []
+    return []
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder, but for the manifest itself."""
+    return {
+        path.relative_to(folder).as_posix(): _sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / MANIFEST and _LEFT_BY_PYTHON not in path.parts
+    }
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """Return a manifest that has the shape which its readers rely on, else raise ValueError."""
+    texts = (
+        manifest.name, manifest.recipe, manifest.plugin, manifest.exchange, manifest.llmserve,
+        manifest.part_of, *manifest.parts, *manifest.brought,
+    )  # fmt: skip
+    maps = (manifest.source, manifest.options, manifest.components, manifest.contract)
+    parts = manifest.components.values() if isinstance(manifest.components, dict) else ()
+    sound = (
+        isinstance(manifest.parts, list | tuple)
+        and isinstance(manifest.brought, list | tuple)
+        and all(isinstance(text, str) for text in texts)
+        # A build replaces and removes the folders of these.
+        and all(is_model_name(part) for part in (*manifest.parts, manifest.part_of or "none"))
+        and all(isinstance(content, dict) for content in maps)
+        and all(_is_component(part) for part in parts)
+        and _maps_texts(manifest.files)
+        and _maps_texts(manifest.packages)
+        # These become part of the Dockerfile.
+        and (manifest.image is None or bool(_IMAGE.fullmatch(manifest.image)))
+        and all(_PACKAGE.fullmatch(name) for name in manifest.packages)
+        and all(_VERSION.fullmatch(version) for version in manifest.packages.values())
+        and isinstance(manifest.trust_remote_code, bool)
+    )
+    if not sound:
+        raise ValueError
+    return manifest
+
+
+def _is_component(part: object) -> bool:
+    return (
+        isinstance(part, dict)
+        and isinstance(part.get("name"), str)
+        and isinstance(part.get("runtime"), str)
+        and isinstance(settings := part.get("settings"), dict)
+        and isinstance(settings.get("path", ""), str)
+    )
+
+
+def _maps_texts(content: object) -> bool:
+    return isinstance(content, dict) and all(isinstance(text, str) for text in content.values())

@@ -1,0 +1,240 @@
+"""Putting a finished model into its repository: all of it or nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from llmserve.errors import ConfigError, OutputError
+from llmserve.repository import config as modelconfig
+from llmserve.repository import dockerfile
+from llmserve.repository.dockerfile import Needs
+from llmserve.repository.manifest import Manifest, parts_of
+
+MODELS = "models"
+"""Within a stage: the models as they were built."""
+ASIDE = ".replaced"
+"""Within a stage: where the models that are being replaced wait."""
+_JOURNAL = ".swap"
+
+
+def swap(stage: Path, output: Path, fresh: Iterable[str], stale: Iterable[str]) -> None:
+    """Move the models ``fresh`` from a stage to the repository, and ``stale`` out of it."""
+    fresh = list(fresh)
+    aside = stage / ASIDE
+    aside.mkdir(exist_ok=True)
+    draft = stage / f"{_JOURNAL}.new"
+    draft.write_text(json.dumps(fresh), encoding="utf-8")
+    draft.replace(stage / _JOURNAL)
+    for name in stale:
+        (output / name).rename(aside / name)
+    for name in fresh:
+        (stage / MODELS / name).rename(output / name)
+
+
+def commit(stage: Path) -> None:
+    """From here on nothing is moved back."""
+    (stage / _JOURNAL).unlink()
+
+
+def undo(stage: Path, output: Path) -> None:
+    """Move everything back, however far it had come: what has moved is seen in what is there."""
+    journal = stage / _JOURNAL
+    if not journal.exists():
+        return
+    for name in json.loads(journal.read_text(encoding="utf-8")):
+        staged = stage / MODELS / name
+        if not staged.exists() and (output / name).exists():
+            (output / name).rename(staged)
+    for model in (stage / ASIDE).glob("*"):
+        if not (output / model.name).exists():
+            model.rename(output / model.name)
+    journal.unlink()
+
+
+__all__ = ["MODELS", "locked", "staging"]
+
+
+@contextmanager
+def staging(output: Path) -> Iterator[Path]:
+    """Lend a folder on the repository's own file system; what is left in it is thrown away.
+
+    It lies beside the repository, for Triton does not start over a folder that is no model.
+    A build that was killed leaves its stage behind; the next one sweeps it away.
+    """
+    output = output.absolute()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(output)
+        folder, handle = _claim(output)
+    except OSError as error:
+        raise OutputError(f"{output} cannot be written: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Keep two builds into one repository from crossing; the folder itself is the lock."""
+    handle = os.open(output, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _prefix(output: Path) -> str:
+    return f".{output.name}.llmserve-build-"
+
+
+def _claim(output: Path) -> tuple[Path, int]:
+    """Make a stage and lock it: the lock, which ends with its process, says that it is in use.
+
+    A process id in its name would not do: another container's processes are not to be seen.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            # Swept away before it was locked.
+            continue
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, handle
+        os.close(handle)
+
+
+def _sweep(output: Path) -> None:
+    """Remove the stages of builds that are no more."""
+    for stage in [p for p in output.parent.iterdir() if p.name.startswith(_prefix(output))]:
+        try:
+            handle = os.open(stage, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _put_back(stage, output)
+            shutil.rmtree(stage, ignore_errors=True)
+        except BlockingIOError:
+            # Its build is under way.
+            continue
+        finally:
+            os.close(handle)
+
+
+def _put_back(stage: Path, output: Path) -> None:
+    """Bring back the models that their build had set aside when it was killed."""
+    if output.is_dir():
+        with locked(output):
+            undo(stage, output)
+
+
+_OTHER_NAME = "give another --name, or --force to replace"
+
+
+def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
+    """Refuse an output that holds something else, and models that are not ours to replace.
+
+    The first of ``names`` is the model that was asked for, the others are its parts.
+    """
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise OutputError(f"{output} is a file", mend="name a folder with --output")
+    strangers = sorted(
+        path.name
+        for path in output.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and not _is_model(path)
+    )
+    if strangers:
+        raise OutputError(
+            f"{output} holds something else: {strangers[0]}/ is no Triton model",
+            mend="name a new or empty folder with --output",
+        )
+    for name in {*names, *parts_of(output, names[0])}:
+        if (output / name).exists():
+            _check_target(output / name, names[0], force=force)
+
+
+def _check_target(target: Path, name: str, *, force: bool) -> None:
+    """Refuse to replace what somebody else made, has edited or needs."""
+    try:
+        manifest = Manifest.read(target)
+    except ConfigError as error:
+        if force:
+            return
+        raise OutputError(error.problem, mend=_OTHER_NAME) from None
+    owner = manifest.part_of if manifest else ""
+    if owner != name and target.name in parts_of(target.parent, owner or "."):
+        raise OutputError(f"{target} is a part of {owner}", mend="give another --name")
+    if force:
+        return
+    if manifest is None:
+        raise OutputError(f"{target} was not built by llmserve", mend=_OTHER_NAME)
+    if target.name != name and owner != name:
+        raise OutputError(f"{target} is a model of its own", mend=_OTHER_NAME)
+    edits = [line for line in manifest.differences(target) if not line.endswith("is missing")]
+    if edits:
+        raise OutputError(f"{target} was edited since it was built: {edits[0]}", mend=_OTHER_NAME)
+
+
+def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
+    """Move a stage's models into the repository, and its Dockerfile with them.
+
+    Everything that can be refused is refused before anything moves; on any failure the old
+    models stay or come back.
+    """
+    created = not output.exists()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with locked(output):
+            built = sorted(folder.name for folder in (stage / MODELS).iterdir())
+            # What was asked for comes last: whoever sees it sees its parts.
+            built.sort(key=lambda model: model == name)
+            check_output(output, [name, *built], force=force)
+            _move(stage, output, name, built)
+    except BaseException as error:
+        if created:
+            with suppress(OSError):
+                output.rmdir()
+        if isinstance(error, OSError):
+            raise OutputError(
+                f"{output / name} cannot be written: {error.strerror or error}"
+            ) from error
+        raise
+
+
+def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
+    old = {name, *built, *parts_of(output, name)}
+    stale = sorted((model for model in old if (output / model).exists()), key=name.__ne__)
+    manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
+    needs = {model: Needs.of(papers) for model, papers in manifests.items()}
+    text = dockerfile.updated(output, needs, newest=name, gone=stale)
+    draft = stage / f".{dockerfile.FILE}"
+    if text is not None:
+        draft.write_text(text, encoding="utf-8")
+    try:
+        swap(stage, output, built, stale)
+        if text is not None:
+            # At once or not at all: nobody reads half a Dockerfile.
+            draft.replace(output / dockerfile.FILE)
+        commit(stage)
+    except BaseException:
+        undo(stage, output)
+        raise
+
+
+def _is_model(folder: Path) -> bool:
+    versions = (child for child in folder.iterdir() if child.is_dir() and child.name.isdigit())
+    return (folder / modelconfig.FILE).is_file() or any(versions)

@@ -1,0 +1,137 @@
+"""Continuous batching by a thread of the model's own.
+
+Triton hands requests over and is let go at once. The thread makes steps for as long as anything
+is under way: what has arrived joins before the next step, and answers leave through the requests'
+own senders. It drives any generator of the mode ``"step"``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from llmserve.runtime.errors import panics_as_errors
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.job import Job
+from llmserve.runtime.protocols import Parts, Stepper
+
+# A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
+# of a stream, for each stream that there is, sending stays a small part of the work.
+_STREAM_INTERVAL = 0.005
+# The same for asking Triton whether a client is still there, which takes 0.06 ms.
+_CANCEL_INTERVAL = 0.003
+
+
+@dataclass
+class ActiveRequest:
+    """A request under way, and when its next piece may leave."""
+
+    job: Job
+    next_send: float = 0.0
+
+
+class ContinuousDriver:
+    """Answers requests through a generator that can be stepped, from a thread of its own."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        del settings, folder
+        self._arrived: SimpleQueue[Job | None] = SimpleQueue()
+        self._active: list[ActiveRequest] = []
+
+    def start(self, parts: Parts) -> None:
+        """Take the model's other parts and start the thread."""
+        self._parts = parts
+        self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
+        self._thread = Thread(target=self._run, name=f"{parts.name}-steps", daemon=True)
+        self._thread.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Read requests and hand them to the thread; Triton may bring the next ones at once."""
+        for raw in requests:
+            job = Job(raw, self._parts, eager=False)
+            try:
+                job.admit(raw)
+            except Exception as error:
+                job.responder.fail(error)
+            else:
+                self._arrived.put(job)
+
+    def finalize(self) -> None:
+        """End the thread; whoever still waits gets an error."""
+        self._arrived.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._take_arrived():
+            try:
+                with panics_as_errors():
+                    failed = self._engine.step().failed
+            except Exception as error:
+                # Nobody knows whose fault it was, so all of them fail, and the next can come.
+                failed = [(g, error) for active in self._active for g in active.job.generations]
+            for generation, why in failed:
+                self._fail(generation, why)
+            self._send(time.monotonic())
+
+    def _take_arrived(self) -> bool:
+        """Begin what has arrived, and wait while there is nothing to do; False is the end."""
+        while True:
+            try:
+                job = self._arrived.get(block=not self._active)
+            except Empty:
+                return True
+            if job is None:
+                for active in self._active:
+                    self._end(active.job, RuntimeError("the model is being unloaded"))
+                return False
+            try:
+                with panics_as_errors():
+                    for generation in job.generations:
+                        self._engine.admit(generation)
+            except Exception as error:
+                self._end(job, error)
+            else:
+                self._active.append(ActiveRequest(job))
+
+    def _send(self, now: float) -> None:
+        """Send first pieces and whole answers at once, other pieces at a steady pace."""
+        interval = _STREAM_INTERVAL * sum(active.job.streams for active in self._active)
+        for active in self._active:
+            job = active.job
+            job.responder.recent = _CANCEL_INTERVAL * len(self._active)
+            try:
+                with panics_as_errors():
+                    if job.responder.cancelled():
+                        self._drop(job)
+                        for generation in job.generations:
+                            generation.cancel()
+                    if job.done or (job.streams and now >= active.next_send and _has_news(job)):
+                        active.next_send = now + interval
+                        job.send()
+            except Exception as error:
+                self._end(job, error)
+        self._active = [active for active in self._active if not active.job.responder.closed]
+
+    def _fail(self, generation: Generation, error: Exception) -> None:
+        for active in self._active:
+            if generation in active.job.generations:
+                self._end(active.job, error)
+
+    def _end(self, job: Job, error: Exception) -> None:
+        """Give up a request and free what it holds."""
+        self._drop(job)
+        if not job.responder.closed:
+            job.responder.fail(error)
+
+    def _drop(self, job: Job) -> None:
+        for generation in job.generations:
+            self._engine.drop(generation)
+
+
+def _has_news(job: Job) -> bool:
+    return any(generation.has_news for generation in job.generations)

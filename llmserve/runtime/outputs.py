@@ -1,0 +1,64 @@
+"""What a formatter returns, held to what it declared when the model was built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmserve.runtime.contract import Tensor
+from llmserve.runtime.protocols import Answer, Parts
+
+_NAMES = {"TYPE_BOOL": "bool", "TYPE_STRING": "object", "TYPE_FP16": "float16",
+          "TYPE_FP32": "float32", "TYPE_FP64": "float64"}  # fmt: skip
+_DTYPES = {kind: np.dtype(name) for kind, name in _NAMES.items()} | {
+    f"TYPE_{sign}INT{bits}": np.dtype(f"{sign.lower()}int{bits}")
+    for sign in ("", "U")
+    for bits in (8, 16, 32, 64)
+}
+
+
+class OutputError(Exception):
+    """A formatter returned something else than it declared: its author's fault."""
+
+
+def format_answers(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDArray[Any]]:
+    """Return the formatter's tensors; the first dimension of each is that of the answers."""
+    tensors = parts.formatter.format(answers)
+    declared = parts.outputs
+    if declared:
+        for name, values in tensors.items():
+            if problem := _problem(values, declared.get(name), len(answers)):
+                raise OutputError(f"{_name(parts)} returned {problem} for {name!r}")
+        for name, tensor in declared.items():
+            if not tensor.optional and name not in tensors:
+                raise OutputError(f"{_name(parts)} returned no {name!r}, which it declares")
+    return tensors
+
+
+def _problem(values: Any, tensor: Tensor | None, count: int) -> str | None:
+    if tensor is None:
+        return "a tensor, but declares none"
+    if not isinstance(values, np.ndarray):
+        return f"{type(values).__name__} instead of a numpy array"
+    shape, rest = values.shape, tensor.dims[1:]
+    fits = len(shape) == len(rest) + 1 and shape[0] == count
+    if fits and rest:
+        fits = all(size in (-1, found) for size, found in zip(rest, shape[1:], strict=True))
+    if fits and values.dtype == _DTYPES[tensor.data_type]:
+        return None
+    wanted = [count, *rest]
+    return f"{list(shape)} of {values.dtype} instead of {wanted} of {tensor.data_type[5:]}"
+
+
+def _name(parts: Parts) -> str:
+    kind = type(parts.formatter)
+    return f"the formatter {kind.__module__}:{kind.__qualname__}"
+
+
+def declared_outputs(manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the outputs that a manifest's contract lists, by name."""
+    listed = manifest["contract"].get("outputs", ())
+    return {entry["name"]: Tensor(**{**entry, "dims": tuple(entry["dims"])}) for entry in listed}

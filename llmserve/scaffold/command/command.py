@@ -1,0 +1,21 @@
+"""``llmserve scaffold``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmserve.plugin import Manifest, UsageError, section
+
+
+@section("Extend")
+@click.command("scaffold")
+@click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
+def main(repository: Path) -> None:
+    """List the models of a repository."""
+    if not repository.is_dir():
+        raise UsageError(f"no folder at {repository}", mend="name a model repository")
+    for folder in sorted(path for path in repository.iterdir() if path.is_dir()):
+        manifest = Manifest.read(folder)
+        click.echo(f"{folder.name}: {manifest.recipe if manifest else 'not built by llmserve'}")

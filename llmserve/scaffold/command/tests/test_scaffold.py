@@ -1,0 +1,30 @@
+"""The command, run as click runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from llmserve.plugin import UsageError
+from llmserve.scaffold.command import llmserve_register_commands
+from llmserve.scaffold.command.command import main
+
+
+def test_it_is_added_to_llmserve() -> None:
+    cli = click.Group()
+    llmserve_register_commands(cli)
+    assert list(cli.commands) == ["scaffold"]
+
+
+def test_it_lists_models(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    done = CliRunner().invoke(main, [str(tmp_path)])
+    assert done.output == "mine: not built by llmserve\n"
+
+
+def test_a_mistake_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name a model repository"):
+        CliRunner().invoke(main, [str(tmp_path / "nowhere")], catch_exceptions=False)

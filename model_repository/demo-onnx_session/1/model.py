@@ -1,1 +1,0 @@
-from llmserve.runtime.model import TritonPythonModel as TritonPythonModel

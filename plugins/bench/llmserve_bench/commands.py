@@ -1,0 +1,272 @@
+"""The commands ``bench``, ``compare``, ``sweep`` and ``report``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llmserve_bench.options import (
+    Asked,
+    build_option,
+    check_outputs,
+    csv_option,
+    measuring,
+    repository_option,
+    url_option,
+)
+
+if TYPE_CHECKING:
+    from llmserve_bench.results import Result
+    from llmserve_bench.targets import Target
+
+_CONCURRENCY = 8
+
+
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _completing(names: Callable[[click.Context], Iterable[str]]) -> Complete:
+    """Complete a parameter with names that are looked up when the shell asks."""
+    return lambda ctx, _, begun: sorted(name for name in names(ctx) if name.startswith(begun))
+
+
+@_completing
+def _complete_model(ctx: click.Context) -> Iterable[str]:
+    folder = Path(ctx.params.get("repository") or "model_repository")
+    return (path.parent.name for path in folder.glob("*/config.pbtxt"))
+
+
+@_completing
+def _complete_recipe(_: click.Context) -> Iterable[str]:
+    from llmserve.registry import Registry
+    from llmserve.roles import Recipe
+
+    return (recipe.name for recipe in Registry.load().all(Recipe))
+
+
+@_completing
+def _complete_pair(_: click.Context) -> Iterable[str]:
+    from llmserve.registry import Registry
+    from llmserve_bench.targets import find_pairs
+
+    return ["list", *find_pairs(Registry.load())]
+
+
+@_completing
+def _complete_vary(ctx: click.Context) -> Iterable[str]:
+    from llmserve.registry import Registry
+    from llmserve_bench.measure import LOADS
+    from llmserve_bench.targets import Variant
+
+    known = Variant("", ctx.params.get("plugin") or "").known(Registry.load()) or set()
+    return (f"{name}=" for name in {*LOADS, *known})
+
+
+@click.command()
+@click.argument("model", shell_complete=_complete_model)
+@url_option
+@click.option("--concurrency", type=click.IntRange(1), help="Requests under way, by default 1.")
+@repository_option
+@click.option("--http-url", help="Triton's HTTP, by default a port below that of gRPC.")
+@click.option("--metrics-url", help="Triton's /metrics, by default a port above that of gRPC.")
+@click.option(
+    "--tool", "tools", multiple=True, type=click.Choice(["perf_analyzer", "aiperf"]),
+    help="Measure the same with this as well.",
+)  # fmt: skip
+@csv_option
+@measuring
+def bench(asked: Asked) -> Result:
+    """Measure a served model.
+
+    Throughput, latency, time to first token and between tokens, and what Triton says of it. Keeps
+    --concurrency requests under way, or sends --rate requests a second; latency then counts from
+    when a request was due. Ctrl-C shows the figures until then.
+
+    \b
+    llmserve bench demo --concurrency 8 --requests 98
+    llmserve bench demo --rate 5 --duration 30 --limit-latency 500
+    llmserve bench demo --dataset questions.json --concurrency 98 --report report
+    """
+    from llmserve.client.url import parse_url
+    from llmserve.errors import UsageError
+    from llmserve_bench.measure import bench, with_tools
+    from llmserve_bench.targets import Target
+    from llmserve_bench.tools import TOOLS
+    from llmserve_bench.triton import fetch
+
+    options = asked.options
+    for name in options["tools"]:
+        TOOLS[name].check()
+    if (metrics := options["metrics_url"]) and fetch(metrics) is None:
+        raise UsageError(f"there are no metrics at {metrics}", mend="leave out --metrics-url")
+    places = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
+    target = Target(options["model"], options["url"] or str(parse_url()), **places)
+    load = asked.load_at(options["concurrency"] or 1)
+    return with_tools(bench(target, load, asked.plan), target, asked.plan, options["tools"])
+
+
+@click.command()
+@click.argument("subjects", nargs=-1, shell_complete=_complete_model)
+@click.option(
+    "--pair", shell_complete=_complete_pair, help="A ready-made pair; --pair list names them."
+)
+@click.option("--model", help="What to build variants of: a folder, an id on the hub, or 'demo'.")
+@url_option
+@build_option
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns.")
+@click.option("--concurrency", metavar="N[,N...]", help="Requests under way, by default 8.")
+@repository_option
+@measuring
+def compare(asked: Asked) -> Result:
+    """Measure several models in turns.
+
+    All get the same load, and the difference is told with its spread. A subject is MODEL or
+    MODEL@URL, which is served already, or PLUGIN:KEY=VALUE,..., a variant of --model that is built
+    and served for the purpose. LABEL= in front names it.
+
+    \b
+    llmserve compare demo demo-iterative --concurrency 1,8,32
+    llmserve compare --pair static-inflight --model demo --concurrency 98 --requests 98
+    llmserve compare one=hf:max_batch_size=0 eight=hf:max_batch_size=8 --model gpt2
+    """
+    from llmserve.client.url import parse_url
+    from llmserve.options import parse_assignments
+    from llmserve.registry import Registry
+    from llmserve_bench.measure import compare
+    from llmserve_bench.targets import (
+        Variant,
+        building,
+        find_pairs,
+        parse_subject,
+        serving,
+        with_settings,
+    )
+
+    options, plan, registry = asked.options, asked.plan, Registry.load()
+    pairs, pair, model = find_pairs(registry), options["pair"], options["model"]
+    if pair == "list":
+        for one in pairs.values():
+            given = "".join(f" --build {key}={value}" for key, value in one.common.items())
+            click.echo(f"{one.name}: {one.first} {one.second}{given}")
+        raise SystemExit(0)
+    if pair is not None and options["subjects"]:
+        raise click.UsageError("give a pair or subjects, not both")
+    if pair is not None and pair not in pairs:
+        names = ", ".join(pairs) or "no recipe that is installed offers one"
+        raise click.UsageError(f"there is no pair {pair!r}: {names}")
+    chosen = pairs[pair] if pair else None
+    texts = (chosen.first, chosen.second) if chosen else options["subjects"]
+    wanted = [parse_subject(text) for text in texts]
+    if len(wanted) < 2:
+        raise click.UsageError("give two subjects or more, or --pair")
+    levels = _numbers(options["concurrency"] or str(_CONCURRENCY))
+    variants = [one for one in wanted if isinstance(one, Variant)]
+    if variants and model is None:
+        raise click.UsageError(f"{variants[0].label} is to be built: name its --model")
+    common = parse_assignments(options["build"])
+    variants = with_settings(variants, common, registry, plan.on_step)
+    usual = chosen.defaults(common) if chosen else {}
+    variants = with_settings(variants, usual, registry, plan.on_step)
+    with ExitStack() as stack:
+        made: list[Target] = []
+        if variants:
+            folder = stack.enter_context(building(variants, model, registry, plan.on_step))
+            made = stack.enter_context(serving(variants, model, folder, plan.on_step))
+        built = iter(made)
+        url, repository = options["url"] or str(parse_url()), options["repository"]
+        targets = [
+            next(built)
+            if isinstance(one, Variant)
+            else replace(one, url=one.url or url, repository=repository)
+            for one in wanted
+        ]
+        targets = [replace(target, tokenizer=options["tokenizer"]) for target in targets]
+        loads = [asked.load_at(level) for level in levels]
+        return compare(targets, loads, plan, rounds=options["rounds"], title=pair or "")
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--plugin", required=True, shell_complete=_complete_recipe, help="See `llmserve plugins`."
+)
+@click.option(
+    "--vary", multiple=True, required=True, metavar="KEY=VALUE,VALUE",
+    shell_complete=_complete_vary,
+    help="A build option, batching, concurrency or rate; repeat for several.",
+)  # fmt: skip
+@build_option
+@click.option(
+    "--rounds", type=click.IntRange(1), default=3, show_default=True,
+    help="Turns for those that can still win.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", type=click.IntRange(1), help="Requests under way, where it is not varied."
+)
+@measuring
+def sweep(asked: Asked) -> Result:
+    """Find the fastest way to serve a model.
+
+    Builds, serves and measures every variant in rounds. Variants that cannot win any more are
+    stopped, the others are ranked by throughput among those within --limit-latency and
+    --limit-ttft. Ctrl-C shows the ranking until then.
+
+    \b
+    llmserve sweep demo --plugin hf --vary max_batch_size=4,8,16 --vary queue_delay_us=0,2000
+    llmserve sweep demo --plugin iterative --vary batching=static,iterative --vary concurrency=1,8
+    """
+    from llmserve.errors import UsageError
+    from llmserve.options import parse_assignments
+    from llmserve.registry import Registry
+    from llmserve_bench.measure import LOADS, make_trials, parse_varied, sweep
+
+    options, varied = asked.options, parse_varied(asked.options["vary"])
+    common = parse_assignments(options["build"])
+    if twice := sorted(varied.keys() & common.keys()):
+        raise UsageError(f"{twice[0]} is varied and given", mend="leave it out of --build")
+    if (options["concurrency"] or asked.load.rate) and varied.keys() & set(LOADS):
+        raise click.UsageError("--concurrency and --rate are for sweeps that vary neither of them")
+
+    load, model = asked.load_at(options["concurrency"] or _CONCURRENCY), options["model"]
+    trials = make_trials(options["plugin"], model, varied, common, load)
+    return sweep(trials, model, asked.plan, Registry.load(), rounds=options["rounds"])
+
+
+@click.command()
+@click.argument("result", type=click.Path(path_type=Path), metavar="RESULT.json")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default="report", show_default=True,
+    metavar="DIR", help="The folder to write to; it is made if need be.",
+)  # fmt: skip
+def report(result: Path, output: Path) -> None:
+    """Make the report of a measurement again.
+
+    Reads what --json has saved and prints the files that it wrote: a page that opens from the
+    disk, the same as Markdown, and the plots of that.
+
+    \b
+    llmserve bench demo --concurrency 8 --json run.json
+    llmserve report run.json --output report
+    """
+    from llmserve_bench.files import load
+    from llmserve_bench.report import write_report
+
+    check_outputs(output)
+    for path in write_report(load(result), output):
+        click.echo(str(path))
+
+
+def _numbers(text: str) -> list[int]:
+    """Read ``1,8,32``."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise click.UsageError(f"{text!r} is not a list of numbers above 0: write 1,8,32")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,351 @@
+"""The figures of a run, by name, and what compares and ranks them.
+
+A failed request counts as a request and as an error, and in no time and no rate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from math import ceil, exp, floor, inf, isfinite, log, log10, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+from llmserve_bench.results import Case, Load, Record, Result, Run
+
+_UNITS = {"time": ("ms", 1e3), "seconds": ("s", 1.0), "share": ("%", 1e2), "memory": ("GB", 1e-9)}
+"""How a unit is written, and the factor to that; other figures are plain numbers."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a figure is called and measured in; ``more_is_better`` where one of both is better."""
+
+    name: str
+    label: str
+    unit: str = "number"
+    more_is_better: bool | None = None
+
+    @property
+    def title(self) -> str:
+        unit = _UNITS.get(self.unit, ("",))[0]
+        return f"{self.label} ({unit})" if unit else self.label
+
+    def text(self, value: float) -> str:
+        """Write a value in this unit.
+
+        >>> Figure("latency_p50", "P50 latency", "time").text(0.0123456)
+        '12.3'
+        """
+        return number(value * _UNITS.get(self.unit, ("", 1.0))[1])
+
+
+_SPREADS = {
+    "latency": "latency",
+    "ttft": "time to first token",
+    "token_time": "time between tokens",
+}
+_PARTS = {"mean": "Mean", "p50": "P50", "p90": "P90", "p99": "P99"}
+_ALL = (
+    Figure("requests_per_second", "Requests/s", "rate", True),
+    Figure("output_tokens_per_second", "Output tokens/s", "rate", True),
+    *(
+        Figure(f"{name}_{part}", f"{word} {label}", "time", False)
+        for name, label in _SPREADS.items()
+        for part, word in _PARTS.items()
+    ),
+    Figure("gap_max", "Longest gap in an answer", "time", False),
+    Figure("goodput", "Requests/s within limits", "rate", True),
+    Figure("within_limits", "Requests within limits", "share", True),
+    Figure("input_tokens", "Input tokens per request"),
+    Figure("output_tokens", "Output tokens per request"),
+    Figure("in_flight", "Mean requests in flight"),
+    Figure("seconds", "Duration", "seconds"),
+    Figure("requests", "Requests", "count"),
+    Figure("failed", "Failed requests", "count"),
+    Figure("unfinished", "Unfinished at the end", "count"),
+)
+FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _ALL}
+COMPARED = (
+    "requests_per_second", "output_tokens_per_second", "goodput", "latency_mean", "latency_p50",
+    "latency_p99", "ttft_mean", "ttft_p50", "ttft_p99", "token_time_mean",
+)  # fmt: skip
+"""What subjects are compared by."""
+MACHINE_GAUGES = {
+    "nv_gpu_utilization": ("GPU utilization", "share"),
+    "nv_gpu_memory_used_bytes": ("GPU memory", "memory"),
+    "nv_gpu_power_usage": ("GPU power (W)", "number"),
+    "nv_cpu_utilization": ("CPU utilization", "share"),
+    "nv_cpu_memory_used_bytes": ("CPU memory", "memory"),
+    "nv_pinned_memory_pool_used_bytes": ("Pinned memory", "memory"),
+}
+"""What Triton publishes of the machine; the rest of its metrics the statistics tell better."""
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t for 95 %, by degrees of freedom; the standard library has no quantile of it."""
+_FEW_ROUNDS = 3
+_MANY_FAILED = 0.01
+
+
+def number(value: float) -> str:
+    """Write a number with three digits that count; whole ones keep all of theirs.
+
+    >>> number(60.0), number(1234.5), number(0.0123456), number(98.76)
+    ('60', '1,234', '0.0123', '98.8')
+    """
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{min(6, 2 - floor(log10(abs(value))))}f}"
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Give a percentile, interpolated between neighbours.
+
+    >>> percentile([3.0, 1.0, 2.0, 4.0], 0.5)
+    2.5
+    """
+    order = sorted(values)
+    at = (len(order) - 1) * share
+    low, high = order[floor(at)], order[ceil(at)]
+    return low + (high - low) * (at - floor(at))
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Give the mean and percentiles of values as figures; none where there are no values."""
+    if not values:
+        return {}
+    parts = {f"{name}_p{share}": percentile(values, share / 100) for share in (50, 90, 99)}
+    return {f"{name}_mean": fmean(values), **parts}
+
+
+def figures_of(run: Run, load: Load) -> dict[str, float]:
+    """Work out the figures of a run by the names of :data:`FIGURES`; seconds where they are times.
+
+    Time to first token and between tokens are left out where answers came in one piece: they
+    would only repeat the latency. Token figures are left out where the model does not count.
+    """
+    good, seconds = run.good, run.seconds or 1e-9
+    read = [record.input_tokens for record in good if record.input_tokens is not None]
+    written = [record.output_tokens for record in good if record.output_tokens is not None]
+    in_flight = sum(run.unfinished) + sum(record.done - record.sent for record in run.records)
+    found: dict[str, float] = {
+        "requests_per_second": len(good) / seconds,
+        "in_flight": in_flight / seconds,
+        "seconds": run.seconds,
+        "requests": len(run.records),
+        "failed": len(run.records) - len(good),
+        "unfinished": len(run.unfinished),
+        **spread("latency", [record.latency for record in good]),
+    }
+    if read:
+        found["input_tokens"] = fmean(read)
+    if written:
+        found["output_tokens"] = fmean(written)
+        found["output_tokens_per_second"] = sum(written) / seconds
+    if load.stream and any(len(record.pieces) > 1 for record in good):
+        between = [time for record in good if (time := record.token_time) is not None]
+        found |= spread("ttft", [record.first_token for record in good])
+        found |= spread("token_time", between)
+        found["gap_max"] = max(b - a for record in good for a, b in pairwise(record.pieces))
+    if load.limit_latency is not None or load.limit_ttft is not None:
+        held = sum(_holds_limits(record, load) for record in good)
+        found["goodput"] = held / seconds
+        found["within_limits"] = held / max(1, len(run.records))
+    return found
+
+
+def server_figures(run: Run) -> list[tuple[Figure, float]]:
+    """Give Triton's own figures, per request where they are times, and the gauges it publishes.
+
+    Triton knows of an ensemble only how long it took; its parts have the rest.
+    """
+    if run.server is None:
+        return []
+    # By our own count: an iterative model counts a request at each of its steps.
+    sent = max(1, len(run.records) + len(run.unfinished))
+    whole, *parts = run.server.models
+    found: list[tuple[Figure, float]] = []
+    if parts:
+        found.append((Figure("server_success", "Server: whole", "time"), whole.success / sent))
+    for model in parts or [whole]:
+        where = f"Server, {part_name(model.model, whole.model)}" if parts else "Server"
+        for what in ("queue", "compute_input", "compute_infer", "compute_output"):
+            figure = Figure(f"server_{what}", f"{where}: {what.replace('_', ' ')}", "time")
+            found.append((figure, getattr(model, what) / sent))
+        rows = model.inferences / max(1, model.executions)
+        found.append((Figure("server_batch", f"{where}: rows per batch"), rows))
+        executions = Figure("server_executions", f"{where}: executions", "count")
+        found.append((executions, model.executions))
+    for name, gauge in run.server.gauges.items():
+        label, unit = MACHINE_GAUGES.get(name, (name, "number"))
+        found.append((Figure(f"{name}_mean", f"{label}, mean", unit), gauge.mean))
+        found.append((Figure(f"{name}_peak", f"{label}, peak", unit), gauge.peak))
+    return found
+
+
+def part_name(part: str, whole: str) -> str:
+    """Shorten the name of an ensemble's part, which begins with that of the ensemble.
+
+    >>> part_name("demo_preprocessing", "demo")
+    'preprocessing'
+    """
+    return part.removeprefix(f"{whole}_")
+
+
+def rows_of(case: Case) -> dict[Figure, list[float]]:
+    """Give every figure of a case that exists, with its value in each round."""
+    found: dict[Figure, list[float]] = {}
+    for run in case.runs:
+        values = figures_of(run, case.load)
+        known = [(figure, values[name]) for name, figure in FIGURES.items() if name in values]
+        for figure, value in (*known, *server_figures(run)):
+            found.setdefault(figure, []).append(value)
+    for name in ("failed", "unfinished"):
+        if not any(found.get(FIGURES[name], ())):
+            found.pop(FIGURES[name], None)
+    return found
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure of a case divided by that of the first one under the same load.
+
+    ``low`` and ``high`` are a 95 % confidence interval over rounds. ``verdict`` is ``better`` or
+    ``worse``, or says why it is neither.
+    """
+
+    figure: Figure
+    load: str
+    name: str
+    against: str
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Give the mean of ratios, one for each round, and where it lies with 95 % confidence.
+
+    Rounds are what is independent here: requests of one round share what the machine did then, so
+    hundreds of them say less than they seem to. Logarithms, because twice and half are as far from
+    the same. A single round says nothing of the spread, and its interval has no end.
+
+    >>> interval([2.0, 2.0, 2.0])
+    (2.0, 2.0, 2.0)
+    """
+    logs = [log(ratio) for ratio in ratios]
+    middle = fmean(logs)
+    if len(logs) < 2:
+        return exp(middle), 0.0, inf
+    t = _T[min(len(logs) - 1, len(_T)) - 1]
+    reach = t * stdev(logs) / sqrt(len(logs))
+    return exp(middle), exp(middle - reach), exp(middle + reach)
+
+
+def ratios_of(result: Result) -> list[Ratio]:
+    """Compare every case with the first one under the same load, round by round."""
+    found = []
+    for load in result.loads:
+        first, *others = [case for case in result.cases if case.load.label == load]
+        for case in others:
+            made = [_ratio(FIGURES[name], case, first) for name in COMPARED]
+            found += [ratio for ratio in made if ratio is not None]
+    return found
+
+
+def _ratio(figure: Figure, case: Case, first: Case) -> Ratio | None:
+    pairs = list(zip(case.runs, first.runs, strict=False))
+    values = [
+        (figures_of(one, case.load).get(figure.name), figures_of(two, first.load).get(figure.name))
+        for one, two in pairs
+    ]
+    quotients = [a / b for a, b in values if a and b]
+    if not quotients or len(quotients) < len(values):
+        return None
+    middle, low, high = interval(quotients)
+    runs = [run for pair in pairs for run in pair]
+    failed = max(1 - len(run.good) / len(run.records) for run in runs)
+    if failed > _MANY_FAILED:
+        verdict = f"unclear, {failed:.0%} failed"
+    elif len(pairs) < _FEW_ROUNDS:
+        verdict = f"unclear, {len(pairs)} round{'s' if len(pairs) > 1 else ''}"
+    elif low <= 1.0 <= high:
+        verdict = "unclear, within spread"
+    else:
+        verdict = "better" if (middle > 1.0) == figure.more_is_better else "worse"
+    return Ratio(figure, case.load.label, case.name, first.name, middle, low, high, verdict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A case in a sweep's ranking: its throughput in each round, and whether it holds the limits.
+
+    ``overlaps`` says that its rounds reach into those of the first, so the order may be chance.
+    """
+
+    case: Case
+    rounds: tuple[float, ...]
+    p99: float
+    within: bool
+    overlaps: bool = False
+
+    @property
+    def throughput(self) -> float:
+        return fmean(self.rounds)
+
+
+def place_of(case: Case) -> Place | None:
+    """Work out what a case is ranked by; None where not one request succeeded."""
+    load, good = case.load, [record for run in case.runs for record in run.good]
+    if not good:
+        return None
+    p99 = percentile([record.latency for record in good], 0.99)
+    ttft = percentile([record.first_token for record in good], 0.99)
+    figures = [figures_of(run, load) for run in case.runs]
+    # Requests where the model does not count its tokens.
+    rates = [one.get("output_tokens_per_second", one["requests_per_second"]) for one in figures]
+    within = p99 <= (load.limit_latency or inf) and ttft <= (load.limit_ttft or inf)
+    return Place(case, tuple(rates), p99, within)
+
+
+def ranking(cases: Iterable[Case]) -> list[Place]:
+    """Rank what was measured to the end: within the limits by throughput, then the others."""
+    places = [place_of(case) for case in cases if case.state == "done"]
+    order = [place for place in places if place is not None]
+    order.sort(key=lambda place: (not place.within, -place.throughput))
+    return [
+        replace(p, overlaps=p.within == order[0].within and max(p.rounds) >= min(order[0].rounds))
+        for p in order
+    ]
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """Give what follows from the records, for readers of the JSON file."""
+    content: dict[str, Any] = {"cases": [], "ratios": [], "ranking": []}
+    for case in result.cases:
+        errors = Counter(r.error for run in case.runs for r in run.records if r.error)
+        rounds = [figures_of(run, case.load) for run in case.runs]
+        own: dict[str, Any] = {"name": case.name, "load": case.load.label, "rounds": rounds}
+        content["cases"].append({**own, "errors": errors})
+    for ratio in ratios_of(result) if result.kind == "compare" else ():
+        # JSON has no infinity, which the interval of a single round reaches to.
+        high = ratio.high if isfinite(ratio.high) else None
+        own = {**asdict(ratio), "figure": ratio.figure.name, "high": high}
+        content["ratios"].append(own)
+    for place in ranking(result.cases) if result.kind == "sweep" else ():
+        own = {"name": place.case.name, "throughput": place.throughput, "latency_p99": place.p99}
+        content["ranking"].append(
+            {**own, "within_limits": place.within, "overlaps_first": place.overlaps}
+        )
+    return content
+
+
+def _holds_limits(record: Record, load: Load) -> bool:
+    latency, ttft = load.limit_latency or inf, load.limit_ttft or inf
+    return record.latency <= latency and record.first_token <= ttft

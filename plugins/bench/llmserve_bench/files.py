@@ -1,0 +1,104 @@
+"""Results as JSON, which is read back, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from llmserve.errors import ConfigError
+from llmserve_bench.figures import summary
+from llmserve_bench.results import Record, Result
+
+SCHEMA = 2
+COLUMNS = (
+    "index", "scheduled", "sent", "first", "done", "latency", "ttft", "time_between_tokens",
+    "input_tokens", "output_tokens", "pieces", "finish_reason", "error", "message", "stand_in",
+)  # fmt: skip
+T = TypeVar("T")
+
+
+def to_json(result: Result) -> str:
+    """Write a result, with the figures that follow from its records."""
+    content = {"schema": SCHEMA, **asdict(result), "summary": summary(result)}
+    return json.dumps(content, ensure_ascii=False)
+
+
+def save(result: Result, path: Path) -> None:
+    """Write a result to a file, all of it or nothing."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(to_json(result) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def load(path: Path) -> Result:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        schema = content["schema"]
+        if schema == SCHEMA:
+            return _decode(Result, content)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigError(f"{path} is not a result of llmserve's measurements") from None
+    raise ConfigError(
+        f"{path} has schema {schema}, this llmserve-bench reads {SCHEMA}",
+        mend="measure again, or use the llmserve that wrote it",
+    )
+
+
+def to_csv(result: Result) -> str:
+    """Write every request of a measurement, a line each, with its times in seconds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for case in result.cases:
+        for record in (record for run in case.runs for record in run.records):
+            times = ["" if value is None else f"{value:.6f}" for value in _times(record)]
+            counts = record.input_tokens, record.output_tokens, len(record.pieces)
+            end = record.finish_reason, record.error, record.message, ", ".join(case.stand_ins)
+            writer.writerow([record.index, *times, *counts, *end])
+    return text.getvalue()
+
+
+def _times(record: Record) -> list[float | None]:
+    first = record.pieces[0] if record.pieces else None
+    times = [record.scheduled, record.sent, first, record.done]
+    if record.error is not None:
+        return [*times, None, None, None]
+    streamed = len(record.pieces) > 1
+    return [*times, record.latency, record.first_token if streamed else None, record.token_time]
+
+
+def _decode(kind: type[T], content: Any) -> T:
+    """Build a dataclass of its JSON; unknown fields are passed over."""
+    hints = get_type_hints(kind)
+    names = [part.name for part in fields(kind) if part.name in content]  # type: ignore[arg-type]
+    return kind(**{name: _value(hints[name], content[name]) for name in names})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _value(arguments[0], value)
+    if origin is tuple:
+        return tuple(_value(arguments[0], part) for part in value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {key: _value(arguments[1], part) for key, part in value.items()}
+    if is_dataclass(hint):
+        return _decode(hint, value)  # type: ignore[arg-type]
+    if hint is float:
+        return float(value)
+    if hint in (int, str, bool) and not isinstance(value, hint):
+        raise TypeError(f"{value!r} is not of type {hint.__name__}")
+    return value

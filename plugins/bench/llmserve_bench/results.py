@@ -1,0 +1,248 @@
+"""What every measurement gives: a :class:`Result`, kept as one JSON file.
+
+::
+
+    Result        what `bench`, `compare` or `sweep` found, and where it ran
+      cases       Case: one model under one load
+        subject   Subject: the model, and how it was built
+        load      Load: how it was asked
+        runs      Run: one measurement, one for each round
+          records   Record: one request and its times
+          server    ServerFigures: what Triton says it did meanwhile
+          generator GeneratorCost: what it cost to send the requests
+          tools     ToolFigures: what perf_analyzer or AIPerf measured
+
+All times are in seconds; those of a record count from the start of its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request.
+
+    ``scheduled`` is when it was due: its arrival time under a rate, otherwise the moment its
+    place became free. Latency counts from there, so that a server which stalls cannot hide it.
+    ``pieces`` are the times at which parts of the answer came, and ``tokens`` how many output
+    tokens each of them brought, where the model counts tokens.
+    """
+
+    index: int
+    scheduled: float
+    sent: float
+    done: float
+    pieces: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+    @property
+    def latency(self) -> float:
+        """Seconds from when it was due to the end of the answer."""
+        return self.done - self.scheduled
+
+    @property
+    def first_token(self) -> float:
+        """Seconds to the first piece; an answer without text counts to its end."""
+        return (self.pieces[0] if self.pieces else self.done) - self.scheduled
+
+    @property
+    def token_time(self) -> float | None:
+        """Mean seconds between tokens; None where the answer came in one piece."""
+        later = sum(self.tokens[1:])
+        return (self.pieces[-1] - self.pieces[0]) / later if later > 0 else None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model behind a gRPC address. ``build`` says how it was built, where that is known."""
+
+    name: str
+    model: str
+    url: str
+    build: Mapping[str, Any] = field(default_factory=dict)
+    server: str | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a model is asked.
+
+    Either ``concurrency`` requests are always under way, or ``rate`` of them are sent every second
+    whatever comes back. ``requests`` or ``duration`` ends it. ``prompts`` says in words what is
+    asked, and ``limit_latency`` and ``limit_ttft`` are the limits that goodput counts under.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    arrivals: str = "poisson"
+    requests: int | None = None
+    duration: float | None = None
+    warmup: int = 4
+    stream: bool = False
+    seed: int = 0
+    prompts: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limit_latency: float | None = None
+    limit_ttft: float | None = None
+    processes: int = 1
+    timeout: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Name it in two words.
+
+        >>> Load(concurrency=8).label, Load(rate=2.5).label
+        ('concurrency 8', 'rate 2.5/s')
+        """
+        return f"rate {self.rate:g}/s" if self.rate else f"concurrency {self.concurrency}"
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """Triton's own statistics of one model, summed over the run; an ensemble has several.
+
+    ``inferences`` counts rows and ``executions`` batches. ``batches`` says how often each size ran.
+    """
+
+    model: str
+    requests: int
+    inferences: int
+    executions: int
+    success: float
+    queue: float
+    compute_input: float
+    compute_infer: float
+    compute_output: float
+    batches: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A value on ``/metrics`` that rises and falls, over the times it was read during the run."""
+
+    mean: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class ServerFigures:
+    """What the server says of the run; the model that was asked comes first.
+
+    ``counters`` holds by how much the models' own metrics grew. ``stand_ins`` names the models
+    that a stand-in answered, and what it stood in for.
+    """
+
+    models: tuple[ModelFigures, ...]
+    counters: Mapping[str, float] = field(default_factory=dict)
+    gauges: Mapping[str, Gauge] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GeneratorCost:
+    """What the load generator took for itself.
+
+    ``cpu`` is processor time of all its processes, ``busy`` the share of a core that the busiest
+    one used, and ``late`` the 99th percentile of how late it did what was due.
+    """
+
+    processes: int
+    cpu: float
+    busy: float
+    late: float
+
+
+@dataclass(frozen=True)
+class ToolFigures:
+    """What another tool measured, by the names of :data:`llmserve_bench.figures.FIGURES`."""
+
+    tool: str
+    version: str
+    command: str
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement of ``seconds``.
+
+    ``unfinished`` says of each request that was still under way at the end for how long it had
+    been. ``ended_early`` is why the run ended before its time, such as a server that died.
+    """
+
+    started: str
+    seconds: float
+    records: tuple[Record, ...]
+    server: ServerFigures | None
+    generator: GeneratorCost
+    tools: tuple[ToolFigures, ...] = ()
+    unfinished: tuple[float, ...] = ()
+    interrupted: bool = False
+    ended_early: str | None = None
+
+    @property
+    def good(self) -> list[Record]:
+        return [record for record in self.records if record.error is None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model under one load, with a run for each round.
+
+    ``varied`` are the settings that tell it from the other variants of a sweep. ``state`` is
+    ``done``, ``stopped`` (it could not win any more) or ``failed``; ``why`` says why.
+    """
+
+    subject: Subject
+    load: Load
+    runs: tuple[Run, ...] = ()
+    varied: Mapping[str, str] = field(default_factory=dict)
+    state: str = "done"
+    why: str = ""
+
+    @property
+    def stand_ins(self) -> list[str]:
+        """What stood in for something else while it was measured."""
+        found = {name for run in self.runs if run.server for name in run.server.stand_ins.values()}
+        return sorted(found)
+
+    @property
+    def name(self) -> str:
+        """What tables and legends call it."""
+        varied = " ".join(f"{key}={value}" for key, value in self.varied.items())
+        return f"{varied or self.subject.name}{' (stand-in)' if self.stand_ins else ''}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found. The first case is what a comparison measures the others against.
+
+    ``problems`` are what went wrong beside the measurement, as with another tool.
+    """
+
+    kind: Literal["bench", "compare", "sweep"]
+    title: str
+    started: str
+    rounds: int
+    machine: Mapping[str, str]
+    cases: tuple[Case, ...]
+    interrupted: bool = False
+    ended_early: str | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for case in self.cases for run in case.runs]
+
+    @property
+    def loads(self) -> list[str]:
+        return list(dict.fromkeys(case.load.label for case in self.cases))

@@ -1,0 +1,188 @@
+"""What is measured: models that are served already, and variants built for the purpose."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from llmserve.builder.build import build_spec
+from llmserve.builder.plan import BuildSpec, known_options, make_plan
+from llmserve.client import ModelInfo, connect
+from llmserve.errors import LLMServeError, UsageError
+from llmserve.options import parse_assignments
+from llmserve.registry import Registry
+from llmserve.repository.manifest import parts_of
+from llmserve.roles import Pair, Recipe
+from llmserve.server import ServerSettings, start
+from llmserve_bench.results import Subject
+from llmserve_bench.tokens import TokenCounter, find_counter
+
+COMPONENTS = {"tokenizer", "generator", "batching", "formatter"} & {
+    part.name for part in fields(BuildSpec)
+}
+"""The roles that a build can choose for."""
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_LABEL = re.compile(r"([\w. -]+)=(?=[^=])")
+OnStep = Callable[[str], None]
+"""Called with what is done next."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model that is served, and where its tokenizer may be read."""
+
+    model: str
+    url: str
+    name: str = ""
+    repository: Path | None = None
+    tokenizer: Path | None = None
+    metrics_url: str | None = None
+    http_url: str | None = None
+    build: Mapping[str, Any] = field(default_factory=dict)
+    server: str | None = None
+
+    def info(self) -> ModelInfo:
+        with connect(self.url) as client:
+            return client.model(self.model)
+
+    def counter(self) -> TokenCounter:
+        return find_counter(self.repository, self.model, self.tokenizer)
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.name or self.model, self.model, self.url, self.build, self.server)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A build of a model: a recipe, and its settings that differ from the defaults."""
+
+    label: str
+    plugin: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return _NOT_IN_NAMES.sub("-", self.label).strip("-._") or "model"
+
+    def spec(self, model: str, output: Path) -> BuildSpec:
+        parts: dict[str, Any] = {k: v for k, v in self.settings.items() if k in COMPONENTS}
+        options = {key: value for key, value in self.settings.items() if key not in parts}
+        return BuildSpec(
+            self.plugin, model, name=self.name, output=output, options=options, **parts
+        )
+
+    def known(self, registry: Registry) -> set[str] | None:
+        """Name what it can be built with; None where the build will be refused anyway."""
+        parts: dict[str, Any] = {k: v for k, v in self.settings.items() if k in COMPONENTS}
+        try:
+            recipe = registry.recipe(self.plugin)
+            if parts:
+                # With a part of it replaced, a default may be one of an option that is gone.
+                recipe = replace(recipe, **parts, defaults={})
+            return {*COMPONENTS, *(option.name for option in known_options(recipe, registry))}
+        except LLMServeError:
+            return None
+
+
+def parse_subject(text: str) -> Variant | Target:
+    """Read a subject of ``compare``.
+
+    ``PLUGIN:KEY=VALUE,...`` (or ``PLUGIN:``) is to be built; ``MODEL`` or ``MODEL@URL`` is served
+    already. ``LABEL=`` in front names either.
+
+    >>> parse_subject("static=iterative:batching=static")
+    Variant(label='static', plugin='iterative', settings={'batching': 'static'})
+    >>> parse_subject("demo@127.0.0.1:9001").url
+    '127.0.0.1:9001'
+    """
+    label, rest = "", text
+    head = _LABEL.match(text)
+    if head and not {":", "@"} & set(head[0]):
+        label, rest = head[1], text[head.end() :]
+    model, _, url = rest.partition("@")
+    plugin, colon, settings = rest.partition(":")
+    if url or not colon:
+        return Target(model, url, label or rest)
+    assignments = [part for part in settings.split(",") if part]
+    return Variant(label or rest.rstrip(":"), plugin, parse_assignments(assignments))
+
+
+def find_pairs(registry: Registry) -> dict[str, Pair]:
+    """Give the comparisons that recipes offer, by name."""
+    return {pair.name: pair for recipe in registry.all(Recipe) for pair in recipe.pairs}
+
+
+def with_settings(
+    variants: Sequence[Variant], common: Mapping[str, str], registry: Registry, on_step: OnStep
+) -> list[Variant]:
+    """Give each variant the common settings that its recipe knows; its own come first.
+
+    What only some know is reported. What none knows is left for the build to refuse.
+    """
+    known = [variant.known(registry) for variant in variants]
+    added: list[dict[str, str]] = [{} for _ in variants]
+    for name, value in common.items():
+        having = [at for at, names in enumerate(known) if names is None or name in names]
+        for at in having or range(len(variants)):
+            added[at][name] = value
+        if 0 < len(having) < len(variants):
+            labels = " and ".join(variants[at].label for at in having)
+            on_step(f"{name}={value} is for {labels} alone")
+    pairs = zip(variants, added, strict=True)
+    return [replace(variant, settings={**own, **variant.settings}) for variant, own in pairs]
+
+
+def check_variants(variants: Iterable[Variant], model: str, registry: Registry) -> None:
+    """Refuse unknown recipes, options and values before anything is built."""
+    for variant in variants:
+        make_plan(variant.spec(model, Path()), registry)
+
+
+@contextmanager
+def building(
+    variants: Sequence[Variant], model: str, registry: Registry, on_step: OnStep
+) -> Iterator[Path]:
+    """Build variants of a model into one repository, which is gone afterwards."""
+    names = [variant.name for variant in variants]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        mend = "give them labels, as in LABEL=PLUGIN:..."
+        raise UsageError(f"two variants are called {twice[0]}", mend=mend)
+    check_variants(variants, model, registry)
+    with tempfile.TemporaryDirectory(prefix="llmserve-bench-") as folder:
+        repository = Path(folder) / "model_repository"
+        for variant in variants:
+            on_step(f"building {variant.label}")
+            build_spec(variant.spec(model, repository), registry=registry, report=on_step)
+        yield repository
+
+
+@contextmanager
+def serving(
+    variants: Sequence[Variant], model: str, repository: Path, on_step: OnStep
+) -> Iterator[list[Target]]:
+    """Serve built variants from one server; those that are not asked cost memory and no time."""
+    on_step(f"serving {', '.join(variant.label for variant in variants)}")
+    models = [m for v in variants for m in (*parts_of(repository, v.name), v.name)]
+    settings = ServerSettings(
+        repository, http_port=0, grpc_port=0, metrics_port=0, models=tuple(models)
+    )
+    with start(settings) as server:
+        yield [
+            Target(
+                variant.name,
+                server.grpc_url,
+                name=variant.label,
+                repository=repository,
+                metrics_url=server.metrics_url,
+                http_url=server.http_url,
+                build={"plugin": variant.plugin, "model": model, **variant.settings},
+                server=server.runtime,
+            )
+            for variant in variants
+        ]

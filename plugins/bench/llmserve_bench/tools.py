@@ -1,0 +1,253 @@
+"""NVIDIA's perf_analyzer and AIPerf on the same model, with the same requests."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from llmserve.client import ModelInfo
+from llmserve.client.url import parse_url
+from llmserve.errors import LLMServeError, UsageError
+from llmserve_bench.figures import spread
+from llmserve_bench.results import Load, ToolFigures
+from llmserve_bench.schedule import Request
+from llmserve_bench.targets import Target
+
+_PATIENCE = 1800.0
+_MISSING = re.compile(r"error while loading shared libraries: (\S+):")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a tool is to measure; its input files go into ``folder``."""
+
+    target: Target
+    info: ModelInfo
+    load: Load
+    requests: Sequence[Request]
+    folder: Path
+
+    def write(self, name: str, content: Any) -> None:
+        (self.folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program: how it is found, what it is told for a task, and how its figures are read."""
+
+    name: str
+    mend: str
+    arguments: Callable[[Task], list[str]]
+    read: Callable[[Path], dict[str, float]]
+
+    def check(self) -> tuple[Path, str]:
+        """Find it and ask for its version, before anything is measured."""
+        variable = f"LLMSERVE_{self.name.upper()}"
+        given, scripts = os.environ.get(variable), sysconfig.get_path("scripts")
+        found = given or shutil.which(self.name) or shutil.which(self.name, path=scripts)
+        if not found or not Path(found).is_file():
+            where = f"{variable}={given}" if given else "PATH"
+            mend = f"{self.mend} and name it with {variable}"
+            raise LLMServeError(f"there is no {self.name} at {where}", mend=mend)
+        version = self.run([found, "--version"], Path.cwd(), timeout=60).strip()
+        return Path(found), version.removeprefix("Perf Analyzer Version ").split(" ")[0]
+
+    def measure(
+        self, target: Target, info: ModelInfo, load: Load, requests: Sequence[Request]
+    ) -> ToolFigures:
+        """Measure the same as a run did; one line says so where the tool cannot do that."""
+        if info.exchange == "sequence":
+            problem = f"{self.name} cannot go through the sequences of {info.name!r}"
+            raise UsageError(problem, mend=f"leave out --tool {self.name}")
+        program, version = self.check()
+        # It has no clock in common with us; as many requests as we had are the same.
+        load = replace(load, requests=len(requests), duration=None)
+        with tempfile.TemporaryDirectory(prefix="llmserve-tool-") as folder:
+            arguments = self.arguments(Task(target, info, load, requests, Path(folder)))
+            self.run([str(program), *arguments], Path(folder))
+            try:
+                figures = self.read(Path(folder))
+            except (OSError, ValueError, LookupError, TypeError, StopIteration):
+                problem = f"{self.name} wrote no figures"
+                raise LLMServeError(problem, mend="run it by hand") from None
+        return ToolFigures(self.name, version, shlex.join([self.name, *arguments]), figures)
+
+    def run(self, command: Sequence[str], folder: Path, timeout: float = _PATIENCE) -> str:
+        """Run it and give what it printed; one line says why it failed."""
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
+                errors="replace", timeout=timeout, check=False,
+            )  # fmt: skip
+        except OSError as error:
+            problem = f"{self.name} cannot be run: {error.strerror}"
+            raise LLMServeError(problem, mend=self.mend) from None
+        except subprocess.TimeoutExpired:
+            problem = f"{self.name} was not done after {timeout:.0f} s"
+            raise LLMServeError(problem, mend="ask for fewer --requests") from None
+        if done.returncode == 0:
+            return done.stdout
+        if missing := _MISSING.search(done.stdout):
+            problem = f"{self.name} cannot be run: {missing[1]} is missing"
+            raise LLMServeError(problem, mend=self.mend)
+        if "START flag" in done.stdout:
+            problem = "perf_analyzer makes sequences of its requests to a model that is iterative"
+            raise UsageError(problem, mend="use --tool aiperf, which asks as any client does")
+        last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-3:]
+        problem = f"{self.name} failed (exit code {done.returncode}): {' / '.join(last)}"
+        raise LLMServeError(problem)
+
+
+def _environment() -> dict[str, str]:
+    """Give a tool this environment, with the CUDA runtime where a wheel of it is installed."""
+    libraries = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_runtime" / "lib"
+    paths = [os.environ.get("LD_LIBRARY_PATH", ""), str(libraries) if libraries.is_dir() else ""]
+    # With HF_HUB_OFFLINE, AIPerf does not even read a tokenizer from a folder.
+    kept = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    return {**kept, "LD_LIBRARY_PATH": os.pathsep.join(path for path in paths if path)}
+
+
+def _ask_perf_analyzer(task: Task) -> list[str]:
+    info, load, rows = task.info, task.load, []
+    for request in task.requests:
+        options = dict(request.options)
+        if "stream" in info.inputs and info.exchange == "stream":
+            options["stream"] = load.stream
+        if strange := sorted(options.keys() - info.inputs.keys()):
+            raise UsageError(
+                f"perf_analyzer sends options as inputs, and {info.name!r} has no {strange[0]}",
+                mend="leave out --set of it, or --tool perf_analyzer",
+            )
+        values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
+        rows.append({"text_input": [request.prompt], **values})
+    task.write("inputs.json", {"data": rows})
+    arguments = [
+        "-m", info.name, "-u", task.target.url, "-i", "grpc", "--async",
+        "--input-data", "inputs.json", "-f", "figures.csv", "--verbose-csv",
+        "--profile-export-file", "profile.json",
+        *(["--streaming"] if info.exchange == "stream" else []),
+    ]  # fmt: skip
+    if load.rate is None:
+        arguments += ["--concurrency-range", str(load.concurrency)]
+    else:
+        # Arrivals are given to it one by one, so that they are the same.
+        times = [request.due or 0.0 for request in task.requests]
+        gaps = [b - a for a, b in pairwise(times)] or [1 / load.rate]
+        lines = "".join(f"{max(1, round(gap * 1e6))}\n" for gap in gaps)
+        (task.folder / "intervals.txt").write_text(lines, encoding="utf-8")
+        arguments += ["--request-intervals", "intervals.txt"]
+    return [*arguments, "--request-count", str(load.requests)]
+
+
+_COLUMNS = {
+    "Avg latency": "latency_mean",
+    "p50 latency": "latency_p50",
+    "p90 latency": "latency_p90",
+    "p99 latency": "latency_p99",
+    "Server Queue": "server_queue",
+    "Server Compute Infer": "server_compute_infer",
+}
+"""What perf_analyzer calls its latencies, in microseconds."""
+
+
+def _read_perf_analyzer(folder: Path) -> dict[str, float]:
+    with (folder / "figures.csv").open(encoding="utf-8", newline="") as stream:
+        row = next(csv.DictReader(stream))
+    figures = {name: float(row[of]) / 1e6 for of, name in _COLUMNS.items() if row.get(of)}
+    # With a number of requests it looks only once a second whether they are done, and counts the
+    # time until it has looked. Its time stamps tell the rate.
+    content = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+    requests = [one for one in content["experiments"][0]["requests"] if one["response_timestamps"]]
+    began = min(request["timestamp"] for request in requests)
+    ended = max(request["response_timestamps"][-1] for request in requests)
+    figures["requests"] = float(len(requests))
+    figures["requests_per_second"] = len(requests) / ((ended - began) / 1e9)
+    if any(len(request["response_timestamps"]) > 1 for request in requests):
+        first = [(r["response_timestamps"][0] - r["timestamp"]) / 1e9 for r in requests]
+        figures |= spread("ttft", first)
+    return figures
+
+
+def _ask_aiperf(task: Task) -> list[str]:
+    info, load, target = task.info, task.load, task.target
+    streams = load.stream and info.exchange == "stream"
+    sessions = []
+    for one in task.requests:
+        payload = {"text_input": one.prompt, **one.options, **({"stream": True} if streams else {})}
+        sessions.append({"session_id": str(one.index), "payloads": [payload]})
+    task.write("inputs.json", {"data": sessions})
+    address = parse_url(target.url)
+    # Triton's own ports follow one another: HTTP, gRPC, metrics.
+    url = target.http_url or f"http://{address.host}:{address.port - 1}"
+    tokenizer = target.tokenizer
+    if tokenizer is None and target.repository is not None:
+        tokenizer = target.repository / target.model / "1" / "tokenizer"
+    if tokenizer is None or not tokenizer.is_dir():
+        raise UsageError("AIPerf counts tokens itself", mend="name a tokenizer with --tokenizer")
+    arguments = [
+        "profile", "-m", info.name, "-u", url, "--endpoint-type", "raw",
+        "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if streams else ''}",
+        "--input-file", "inputs.json", "--custom-dataset-type", "inputs-json",
+        "--extra-inputs", "response_field:text_output", "--tokenizer", str(tokenizer.absolute()),
+        "--request-count", str(load.requests), "--artifact-dir", "artifacts",
+        "--no-auto-plot", "--ui", "none", *(["--streaming"] if streams else []),
+    ]  # fmt: skip
+    if load.rate is None:
+        return [*arguments, "--concurrency", str(load.concurrency)]
+    pattern = ["--request-rate", str(load.rate), "--arrival-pattern", load.arrivals]
+    return [*arguments, *pattern, "--random-seed", str(load.seed)]
+
+
+_RATES = {
+    "request_throughput": "requests_per_second",
+    "output_token_throughput": "output_tokens_per_second",
+    "request_count": "requests",
+    "output_sequence_length": "output_tokens",
+}
+_SPREADS = {
+    "request_latency": "latency",
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "token_time",
+}
+
+
+def _read_aiperf(folder: Path) -> dict[str, float]:
+    text = (folder / "artifacts" / "profile_export_aiperf.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    figures = {name: float(content[key]["avg"]) for key, name in _RATES.items() if key in content}
+    for key, name in _SPREADS.items():
+        for part, ours in (("avg", "mean"), ("p50", "p50"), ("p90", "p90"), ("p99", "p99")):
+            if content.get(key, {}).get(part) is not None:
+                figures[f"{name}_{ours}"] = float(content[key][part]) / 1000
+    return figures
+
+
+TOOLS = {
+    "perf_analyzer": Tool(
+        "perf_analyzer",
+        "the package of that name on PyPI is empty: take bin/perf_analyzer out of the wheel of "
+        "tritonclient 2.51.0, install libb64 (Debian: libb64-0d) and the CUDA runtime "
+        "(pip install nvidia-cuda-runtime-cu12) for it",
+        _ask_perf_analyzer,
+        _read_perf_analyzer,
+    ),
+    "aiperf": Tool(
+        "aiperf",
+        "pip install aiperf (it is large, so into an environment of its own)",
+        _ask_aiperf,
+        _read_aiperf,
+    ),
+}

@@ -1,0 +1,125 @@
+"""Results as measurements give them, of a small simulated server."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import replace
+
+from llmserve_bench.results import (
+    Case,
+    Gauge,
+    GeneratorCost,
+    Load,
+    ModelFigures,
+    Record,
+    Result,
+    Run,
+    ServerFigures,
+    Subject,
+)
+
+MACHINE = {"cores": "2", "python": "3.11.2", "llmserve": "0.1.0"}
+STARTED = "2026-01-02T03:04:05+00:00"
+
+
+def make_run(
+    batching: str, *, concurrency: int = 16, requests: int = 98, seed: int = 0, slots: int = 8,
+    stream: bool = True, failing: int = 0, stand_in: bool = False,
+) -> Run:  # fmt: skip
+    """Serve requests on paper; ``static`` lets nobody in until all of a batch are done."""
+    draw = random.Random(f"{seed} {requests}")
+    lengths = [max(4, int(draw.gauss(40, 18))) for _ in range(requests)]
+    now, following, waiting = 0.0, min(concurrency, requests), []
+    due = [(0.0, at) for at in range(following)]
+    live: dict[int, int] = {}
+    came: dict[int, list[float]] = {}
+    scheduled: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    batches: dict[str, int] = {}
+    while len(ended) < requests:
+        while due and due[0][0] <= now:
+            when, at = heapq.heappop(due)
+            scheduled[at] = when
+            waiting.append(at)
+        if not live or batching != "static":
+            while waiting and len(live) < slots:
+                at = waiting.pop(0)
+                live[at], came[at] = lengths[at], []
+        now += 0.010 + 0.0012 * len(live) + draw.random() * 0.001
+        batches[str(len(live))] = batches.get(str(len(live)), 0) + 1
+        for at in list(live):
+            came[at].append(round(now, 6))
+            live[at] -= 1
+            if not live[at]:
+                del live[at]
+                ended[at] = round(now, 6)
+                if following < requests:
+                    heapq.heappush(due, (now, following))
+                    following += 1
+    records = []
+    for at in range(requests):
+        pieces = tuple(came[at]) if stream else (ended[at],)
+        tokens = (1,) * len(pieces) if stream else (lengths[at],)
+        begin = round(scheduled[at], 6)
+        record = Record(at, begin, begin, ended[at], pieces, tokens, 12, lengths[at], "length")
+        if at < failing:
+            message = "prompt <b>too long</b> | `max_tokens` & *more*"
+            record = Record(at, begin, begin, ended[at], error="rejected", message=message)
+        records.append(record)
+    queue = sum(came[at][0] - scheduled[at] for at in range(requests))
+    whole = sum(ended[at] - scheduled[at] for at in range(requests))
+    steps, rows = sum(batches.values()), sum(int(size) * n for size, n in batches.items())
+    model = ModelFigures(
+        batching, requests, rows, steps, whole, queue, 0.1, whole - queue - 0.2, 0.1, batches
+    )
+    stand_ins = {batching: "TensorRT-LLM"} if stand_in else {}
+    server = ServerFigures((model,), {}, {"nv_gpu_utilization": Gauge(0.5, 0.9)}, stand_ins)
+    cost = GeneratorCost(1, 0.21, 0.04, 0.0009)
+    return Run(STARTED, max(ended.values()), tuple(records), server, cost)
+
+
+def make_case(
+    batching: str, *, name: str = "", concurrency: int = 16, rounds: int = 1,
+    limit: float | None = None, state: str = "done", varied: dict[str, str] | None = None,
+    **given: object,
+) -> Case:  # fmt: skip
+    build = {"plugin": "iterative", "model": "demo", "batching": batching}
+    subject = Subject(name or batching, "demo", "127.0.0.1:8001", build, "a Triton 2.51.0")
+    load = Load(concurrency=concurrency, requests=98, stream=True, prompts="synthetic, 32 tokens")
+    runs = [
+        make_run(batching, concurrency=concurrency, seed=seed, **given)  # type: ignore[arg-type]
+        for seed in range(rounds)
+    ]
+    return Case(subject, replace(load, limit_latency=limit), tuple(runs), varied or {}, state)
+
+
+def make_result(kind: str, cases: list[Case], rounds: int = 1, title: str = "") -> Result:
+    return Result(kind, title or kind, STARTED, rounds, MACHINE, tuple(cases))  # type: ignore[arg-type]
+
+
+def make_comparison(
+    loads: tuple[int, ...] = (16,), *, rounds: int = 3,
+    names: tuple[str, str] = ("static", "inflight"), same: bool = False, **given: object,
+) -> Result:  # fmt: skip
+    """Compare the two ways; with ``same`` both are alike but for what is drawn."""
+    kinds = ("static", "static" if same else "iterative")
+    cases = [
+        make_case(kind, name=name, concurrency=load, rounds=rounds, **given)  # type: ignore[arg-type]
+        for load in loads
+        for kind, name in zip(kinds, names, strict=True)
+    ]
+    if same:
+        # The rounds of one in another order than those of the other.
+        cases[1] = replace(cases[1], runs=cases[1].runs[::-1])
+    return make_result("compare", cases, rounds, title="static against in-flight")
+
+
+def make_sweep(limit: float | None = 2.5) -> Result:
+    cases = []
+    for kind in ("iterative", "static"):
+        for slots in (2, 8):
+            varied = {"batching": kind, "max_batch_size": str(slots)}
+            cases.append(make_case(kind, rounds=2, slots=slots, varied=varied, limit=limit))
+    cases[-1] = replace(cases[-1], state="failed", why="no memory", runs=())
+    return make_result("sweep", cases, rounds=2)

@@ -1,0 +1,174 @@
+"""The commands as a user has them, against a server whose answers come when a script says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+from llmserve_bench.commands import bench, compare, sweep
+from llmserve_bench.files import load
+
+from .scripted_triton import Running, scripted
+
+LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LLMSERVE, *words], env={**os.environ, **env}, capture_output=True, encoding="utf-8",
+        check=False, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with scripted(first=0.04, gap=0.02, tokens=(1, 2, 2)) as running:
+        yield running
+
+
+def rows(text: str) -> dict[str, str]:
+    cells = (line.strip("|").split("|") for line in text.splitlines() if line.startswith("| "))
+    return {parts[0].strip(): parts[1].strip() for parts in cells}
+
+
+def test_bench_prints_a_table_and_writes_files(server: Running, tmp_path: Path) -> None:
+    done = run(
+        "bench", "pieces", "--url", server.url, "--requests", "20", "--concurrency", "4",
+        "--limit-ttft", "1", "--json", str(tmp_path / "run.json"), "--report", str(tmp_path / "r"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = rows(done.stdout)
+    assert found["Requests"] == "20"
+    assert 40 < float(found["P50 time to first token (ms)"]) < 120
+    assert float(found["Requests/s within limits"]) == 0
+    # It has no tokenizer here, so lengths are an estimate, and that is said.
+    assert "the model's tokenizer is not at hand" in done.stderr
+    assert load(tmp_path / "run.json").runs[0].generator.cpu > 0
+    again = run("report", str(tmp_path / "run.json"), "--output", str(tmp_path / "again"))
+    assert again.stdout.splitlines()[0] == str(tmp_path / "again" / "report.html")
+    pages = [(tmp_path / name / "report.html").read_bytes() for name in ("r", "again")]
+    assert pages[0] == pages[1]
+
+
+def test_a_dash_prints_data_and_nothing_else(server: Running) -> None:
+    as_csv = run("bench", "whole", "--url", server.url, "--requests", "3", "--csv", "-")
+    assert [row["index"] for row in csv.DictReader(io.StringIO(as_csv.stdout))] == ["0", "1", "2"]
+    as_json = run(
+        "bench", "whole", "--url", server.url, "--rate", "30", "--requests", "3", "--json", "-"
+    )
+    assert json.loads(as_json.stdout)["summary"]["cases"][0]["load"] == "rate 30/s"
+
+
+def test_compare_prints_ratios_and_figures(server: Running) -> None:
+    done = run(
+        "compare", "whole", f"other=pieces@{server.url}", "--url", server.url, "--rounds", "2",
+        "--requests", "4", "--concurrency", "1,2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("unclear, 2 rounds") >= 6
+    assert "Compared with whole, concurrency 2" in done.stdout
+    assert "round 2 of 2: other, concurrency 2" in done.stderr
+
+
+def test_ctrl_c_keeps_what_came_until_then(server: Running, tmp_path: Path) -> None:
+    # A shell's background job is deaf to Ctrl-C, and what it starts inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    words = ["bench", "whole", "--url", server.url, "--duration", "60"]
+    process = subprocess.Popen(
+        [*LLMSERVE, *words, "--json", str(tmp_path / "run.json")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+    )  # fmt: skip
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert int(rows(out)["Requests"].replace(",", "")) > 5
+    assert "interrupted: these are the figures until then" in err
+    assert "Traceback" not in err
+    assert load(tmp_path / "run.json").interrupted
+
+
+def test_nothing_that_came_through_is_an_exit_code_and_a_reason() -> None:
+    with scripted(first=0.01, tokens=(1,), fail_every=1) as failing:
+        done = run("bench", "whole", "--url", failing.url, "--requests", "3", "--warmup", "0")
+    assert done.returncode == 7
+    assert "scripted to fail" in done.stdout
+    assert run("bench", "whole", "--url", "127.0.0.1:9").returncode == 4
+
+
+def test_what_cannot_be_written_is_told_before_anything_is_measured(
+    server: Running, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = ("bench", "whole", "--url", server.url)
+    for output in (
+        ("--report", "file"),
+        ("--report", "file/x"),
+        ("--json", "no/x"),
+        ("--csv", "no/x"),
+    ):
+        done = run(*words, output[0], str(tmp_path / output[1]))
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), output
+    assert "measuring" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("bench m --concurrency 2 --rate 3", "--concurrency or --rate, not both"),
+        ("bench m --requests 2 --duration 3", "--requests or --duration, not both"),
+        ("bench m --duration nan", "must be above 0, and finite"),
+        ("bench m --input-tokens x", "'x' is not a length"),
+        ("bench m --max-input-tokens 3", "--max-input-tokens is for a --dataset"),
+        ("bench m --json - --csv -", "only one of --json and --csv"),
+        ("bench m --set stream=true", "--set cannot give stream"),
+        ("bench m --tool perf_analyzer", "there is no perf_analyzer"),
+        ("bench m --metrics-url 127.0.0.1:9", "there are no metrics"),
+        ("compare a", "two subjects or more"),
+        ("compare a b --concurrency 1,x", "not a list of numbers"),
+        ("compare a hf:", "name its --model"),
+        ("compare --pair nope", "there is no pair 'nope'"),
+        ("sweep demo --plugin hf --vary x", "varies nothing"),
+        ("sweep demo --plugin hf --vary foo=1", "no option 'foo'"),
+        ("sweep demo --plugin hf --vary max_batch_size=x", "max_batch_size takes a whole number"),
+        ("sweep demo --plugin hf --vary rate=1 --vary concurrency=1", "cannot both be varied"),
+        ("sweep demo --plugin hf --vary concurrency=0", "is not a load"),
+        ("sweep demo --plugin hf --vary dtype=a --build dtype=b", "is varied and given"),
+        ("sweep demo --plugin nope --vary a=1", "nope"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_and_no_work(words: str, problem: str) -> None:
+    done = run(*words.split(), LLMSERVE_PERF_ANALYZER="/nowhere")
+    assert done.returncode in (1, 2, 3)
+    assert problem in done.stderr
+    assert "building" not in done.stderr
+    assert "measuring" not in done.stderr
+
+
+def completions(command: click.Command, words: list[str], incomplete: str) -> list[str]:
+    found = ShellComplete(command, {}, "llmserve", "_X").get_completions(words, incomplete)
+    return [item.value for item in found]
+
+
+def test_names_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_repository" / "demo").mkdir(parents=True)
+    (tmp_path / "model_repository" / "demo" / "config.pbtxt").write_text("")
+    assert completions(bench, [], "d") == ["demo"]
+    assert completions(compare, ["demo"], "d") == ["demo"]
+    assert "list" in completions(compare, ["--pair"], "l")
+    assert "max_batch_size=" in completions(sweep, ["m", "--plugin", "hf", "--vary"], "max_")
+    assert completions(sweep, ["m", "--vary"], "conc") == ["concurrency="]
+    assert "hf" in completions(sweep, ["m", "--plugin"], "h")

@@ -1,0 +1,172 @@
+"""Results as files, tables, Markdown and a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from llmserve.errors import ConfigError, UsageError
+from llmserve_bench import terminal
+from llmserve_bench.files import COLUMNS, load, save, to_csv, to_json
+from llmserve_bench.plots import plots_of
+from llmserve_bench.report import write_report
+from llmserve_bench.results import Result
+from llmserve_bench.tables import Table, facts_of, notes_of, tables_of
+
+from .examples import make_case, make_comparison, make_result, make_sweep
+
+RESULTS = {
+    "bench": make_result("bench", [make_case("iterative", failing=2)]),
+    "compare": make_comparison((2, 16)),
+    "sweep": make_sweep(),
+}
+
+
+@pytest.fixture(params=RESULTS)
+def result(request: pytest.FixtureRequest) -> Result:
+    return RESULTS[request.param]
+
+
+def test_what_was_saved_is_read_back_and_makes_the_same_report(
+    result: Result, tmp_path: Path
+) -> None:
+    save(result, tmp_path / "result.json")
+    assert load(tmp_path / "result.json") == result
+    first = write_report(result, tmp_path / "one")
+    second = write_report(load(tmp_path / "result.json"), tmp_path / "two")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_the_file_has_the_figures_for_readers_that_are_not_python(result: Result) -> None:
+    content = json.loads(to_json(result), parse_constant=pytest.fail)
+    (first, *_), kind = content["summary"]["cases"], content["kind"]
+    assert first["rounds"][0]["latency_p99"] > 0
+    assert first["errors"] == ({"rejected": 2} if kind == "bench" else {})
+    assert bool(content["summary"]["ratios"]) == (kind == "compare")
+    assert bool(content["summary"]["ranking"]) == (kind == "sweep")
+
+
+def test_an_interval_without_end_is_json_that_everybody_reads() -> None:
+    json.loads(to_json(make_comparison(rounds=1)), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"schema": 2}', '{"schema": 2, "cases": 3}'])
+def test_what_is_no_result_is_told_as_such(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match="is not a result"):
+        load(tmp_path / "x.json")
+
+
+def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"schema": 1}')
+    with pytest.raises(ConfigError, match="has schema 1, this llmserve-bench reads 2"):
+        load(tmp_path / "x.json")
+    with pytest.raises(ConfigError, match="cannot write"):
+        save(RESULTS["bench"], tmp_path / "missing" / "x.json")
+
+
+def test_csv_has_a_request_a_line_and_nothing_where_nothing_is() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(RESULTS["bench"]))))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) == 98
+    assert (rows[0]["error"], rows[0]["latency"], rows[0]["first"]) == ("rejected", "", "")
+    record = RESULTS["bench"].runs[0].records[5]
+    assert float(rows[5]["latency"]) == pytest.approx(record.latency, abs=1e-6)
+
+
+def test_notes_say_what_makes_figures_doubtful() -> None:
+    (case,) = RESULTS["bench"].cases
+    (run,) = case.runs
+    assert notes_of(RESULTS["bench"]) == []
+
+    def noted(**changes: object) -> str:
+        changed = replace(case, runs=(replace(run, **changes),))  # type: ignore[arg-type]
+        return "\n".join(notes_of(make_result("bench", [changed])))
+
+    assert "80 ms late" in noted(generator=replace(run.generator, late=0.08))
+    assert "use more --processes" in noted(generator=replace(run.generator, busy=0.95))
+    assert "measure for longer" in noted(records=(), unfinished=(1.0,))
+    stood_in = make_result("bench", [make_case("static", stand_in=True)])
+    assert notes_of(stood_in) == [
+        "static: a stand-in answered in place of TensorRT-LLM, whose speed is another"
+    ]
+    assert "static (stand-in)" in tables_of(stood_in)[0].columns
+    assert "TensorRT-LLM" in to_csv(stood_in)
+    ended = replace(RESULTS["bench"], ended_early="no Triton answers", interrupted=True)
+    assert [note.partition(":")[0] for note in notes_of(ended)] == ["interrupted", "ended early"]
+
+
+def test_the_ranking_says_when_rounds_overlap() -> None:
+    case = make_case("static", rounds=3, varied={"a": "1"})
+    table, *_ = tables_of(make_result("sweep", [case, replace(case, varied={"a": "2"})], 3))
+    assert [row[-1] for row in table.rows] == ["-", "rounds overlap, unclear"]
+    assert [row[-1] for row in tables_of(make_sweep(limit=0.001))[0].rows] == ["over the limit"] * 3
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_fold_between_words(
+    result: Result, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr(terminal, "Console", lambda **given: Console(**{"width": width, **given}))
+    terminal.print_result(result)
+    printed = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    assert max(map(len, printed.splitlines())) <= width
+    shown = set(re.split(r"[\s|]+", printed))
+    for table in tables_of(result):
+        words = {word for row in (table.columns, *table.rows) for w in row for word in w.split()}
+        assert words - {"|"} <= shown
+
+
+def test_plots_have_one_unit_on_an_axis_and_nothing_cut_off(result: Result) -> None:
+    for plot in plots_of(result):
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", plot.svg)
+        assert not any(re.fullmatch(r"[\d.]+ (ms|s|m)", text) for text in texts), plot.name
+        assert not any(text.startswith(".") for text in texts), plot.name
+        assert "<svg role" in plot.inline
+
+
+def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script> | `x` & *y*"
+    case = make_case("static", name=evil, failing=3)
+    write_report(make_result("bench", [case], title=evil), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    markdown = (tmp_path / "report.md").read_text()
+    assert not re.search(r"(?<!\\)<script", markdown)
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) in (3, 5) for row in rows)
+
+
+def test_markdown_shows_every_plot_and_the_conditions(result: Result, tmp_path: Path) -> None:
+    paths = write_report(result, tmp_path)
+    markdown = paths[1].read_text()
+    assert set(re.findall(r"\((.*\.svg)\)", markdown)) == {path.name for path in paths[2:]}
+    assert all(f"- {name}: " in markdown for name in facts_of(result))
+
+
+def test_reports_of_little_are_reports_all_the_same(tmp_path: Path) -> None:
+    (case,) = RESULTS["bench"].cases
+    nothing = replace(case.runs[0], records=(), seconds=1.0, server=None)
+    for cases in ([replace(case, runs=(nothing,))], [replace(case, runs=())]):
+        for kind in ("bench", "compare", "sweep"):
+            assert write_report(make_result(kind, cases), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write a report"):
+        write_report(RESULTS["bench"], tmp_path / "file" / "x")
+
+
+def test_columns_of_numbers_stand_on_the_right() -> None:
+    table = Table("", ("a", "b", "c"), [("x", "1,234 (0.5 to 2)", "unclear"), ("y", "-", "")])
+    assert [table.is_text(at) for at in range(3)] == [True, False, True]

@@ -1,0 +1,167 @@
+"""What is sent, and when: the same seed gives the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmserve.demo import demo_model_path
+from llmserve.errors import UsageError
+from llmserve_bench.dataset import Sample, read_dataset
+from llmserve_bench.results import Load
+from llmserve_bench.schedule import (
+    DISTINCT,
+    Lengths,
+    Prompts,
+    arrival_times,
+    make_prompt,
+    make_schedule,
+)
+from llmserve_bench.tokens import ESTIMATE, TokenCounter, find_counter
+
+WORDS = TokenCounter(lambda text: len(text.split()), exact=True, source="words")
+
+
+@given(st.floats(0.1, 1000), st.integers(1, 300), st.sampled_from(["poisson", "constant"]))
+def test_arrivals_are_as_many_as_asked_for_in_order(rate: float, count: int, kind: str) -> None:
+    times = arrival_times(Load(rate=rate, arrivals=kind, requests=count))
+    assert len(times) == count
+    assert times[0] == 0
+    assert times == sorted(times)
+    assert times == arrival_times(Load(rate=rate, arrivals=kind, requests=count))
+
+
+@given(st.floats(1, 200), st.floats(0.1, 5), st.sampled_from(["poisson", "constant"]))
+def test_a_duration_bounds_arrivals(rate: float, duration: float, kind: str) -> None:
+    times = arrival_times(Load(rate=rate, arrivals=kind, duration=duration))
+    assert times[-1] < duration
+
+
+def test_poisson_arrivals_have_the_rate_and_its_spread() -> None:
+    times = arrival_times(Load(rate=10, requests=20_000))
+    gaps = [b - a for a, b in pairwise(times)]
+    assert fmean(gaps) == pytest.approx(0.1, rel=0.03)
+    assert pstdev(gaps) == pytest.approx(0.1, rel=0.05)
+
+
+def test_more_arrivals_than_anybody_can_mean_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 10,000,000"):
+        arrival_times(Load(rate=1e6, duration=3600))
+
+
+@given(st.integers(1, 400), st.integers())
+def test_synthetic_prompts_have_the_tokens_asked_for(tokens: int, seed: int) -> None:
+    assert WORDS.count(make_prompt(WORDS, tokens, random.Random(seed))) == tokens
+
+
+@pytest.mark.parametrize("tokens", [3, 17, 128])
+def test_they_are_exact_by_the_models_own_tokenizer(tokens: int) -> None:
+    counter = find_counter(None, "", demo_model_path())
+    prompt = make_prompt(counter, tokens, random.Random(1))
+    assert counter.count(prompt) == tokens
+
+
+def test_without_a_tokenizer_lengths_are_an_estimate_that_says_so(tmp_path: Path) -> None:
+    assert find_counter(tmp_path, "none", None) is ESTIMATE
+    assert "estimated" in Prompts().describe(ESTIMATE)
+    with pytest.raises(UsageError, match="cannot be read"):
+        find_counter(None, "", tmp_path)
+
+
+@given(st.integers(0, 5), st.integers(1, 40))
+def test_the_same_seed_makes_the_same_requests(seed: int, count: int) -> None:
+    load, prompts = (
+        Load(concurrency=2, requests=count, seed=seed),
+        Prompts(output_tokens=Lengths(9, 3)),
+    )
+    first = make_schedule(load, prompts, WORDS, ignore_eos=True)
+    assert first == make_schedule(load, prompts, WORDS, ignore_eos=True)
+    other = Load(concurrency=2, requests=count, seed=seed + 1)
+    assert first != make_schedule(other, prompts, WORDS, ignore_eos=True)
+    warmup, requests = first
+    assert len(requests) == count
+    # A server may keep what it has read of a prompt.
+    assert not {one.prompt for one in warmup} & {one.prompt for one in requests}
+
+
+def test_a_duration_has_enough_prompts_and_a_length_its_mean_and_spread() -> None:
+    prompts = Prompts(input_tokens=Lengths(64, 8))
+    _, requests = make_schedule(Load(concurrency=1, duration=1), prompts, WORDS, ignore_eos=False)
+    lengths = [WORDS.count(request.prompt) for request in requests]
+    assert len(requests) == DISTINCT
+    assert fmean(lengths) == pytest.approx(64, abs=2)
+    assert pstdev(lengths) == pytest.approx(8, abs=2)
+
+
+@pytest.mark.parametrize("text", ["0", "x", "8,x", "8,-1", "nan", "1e9", ""])
+def test_a_length_that_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a length"):
+        Lengths.parse(text)
+
+
+def test_answers_have_the_length_of_the_data_sets(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(
+        json.dumps([{"input": "a b", "output": "x y z"}, {"prompt": "c", "max_tokens": 7}])
+    )
+    load = Load(concurrency=1, requests=3, warmup=1, options={"temperature": 0.5})
+    warmup, requests = make_schedule(load, Prompts(path), WORDS, ignore_eos=True)
+    assert [one.options["max_tokens"] for one in requests] == [3, 7, 3]
+    assert all(one.options["ignore_eos"] for one in requests)
+    assert {one.options["temperature"] for one in requests} == {0.5}
+    assert warmup[0].prompt == "a b"
+    # What is given for every request comes first.
+    load = Load(concurrency=1, requests=1, options={"max_tokens": 2})
+    _, (request,) = make_schedule(load, Prompts(path), WORDS, ignore_eos=False)
+    assert request.options == {"max_tokens": 2}
+    with pytest.raises(UsageError, match="no prompt of at most 0 tokens"):
+        make_schedule(load, Prompts(path, max_input_tokens=0), WORDS, ignore_eos=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "samples"),
+    [
+        ('[{"input": "a", "instruction": "Sum:", "output": "b"}]', [Sample("a Sum:", "b")]),
+        (
+            '{"text": "a", "output_tokens": 3}\n\n{"prompt": "b"}',
+            [Sample("a", None, 3), Sample("b")],
+        ),
+        ('["one", "two"]', [Sample("one"), Sample("two")]),
+        ("one\r\n\r\n two \n", [Sample("one"), Sample(" two ")]),
+        ("[1] is a footnote\n{so} is this", [Sample("[1] is a footnote"), Sample("{so} is this")]),
+    ],
+)
+def test_forms_of_a_dataset_are_told_apart(
+    text: str, samples: list[Sample], tmp_path: Path
+) -> None:
+    path = tmp_path / "data"
+    path.write_text(text, encoding="utf-8-sig", newline="")
+    assert read_dataset(path) == samples
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"", "holds no prompts"),
+        (b"\xff", "not UTF-8"),
+        (b'[{"input": 3}]', "entry 1: input is not text"),
+        (b'{"input": "a"}\n{"inp', "line 2 is not JSON"),
+        (b'[{"question": "a"}]', "has no prompt: its keys are question"),
+        (b'{"prompt": "a", "max_tokens": true}', "max_tokens is not a number above 0"),
+        (b'["a", 3]', "entry 2 is not an object"),
+    ],
+)
+def test_a_wrong_dataset_is_one_line_with_its_place(
+    text: bytes, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(text)
+    with pytest.raises(UsageError, match=problem):
+        read_dataset(path)

@@ -1,0 +1,152 @@
+"""Every command on models that a real Triton serves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmserve.registry import Registry
+from llmserve.testing import LiveTriton
+from llmserve_bench.figures import figures_of
+from llmserve_bench.files import load
+from llmserve_bench.measure import Plan, bench
+from llmserve_bench.results import Load
+from llmserve_bench.schedule import Lengths, Prompts
+from llmserve_bench.targets import Target, Variant, find_pairs, parse_subject
+
+PLAN = Plan(Prompts(input_tokens=Lengths(12, 4), output_tokens=Lengths(10, 3)))
+
+
+def target(triton: LiveTriton, model: str) -> Target:
+    server = triton.server
+    return Target(
+        model, server.grpc_url, repository=triton.repository, metrics_url=server.metrics_url
+    )
+
+
+def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmserve_cli", *words], capture_output=True, encoding="utf-8",
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_whole_answers_are_counted_as_triton_counts_them(triton: LiveTriton) -> None:
+    model = triton.build("hf", max_batch_size=4)
+    asked = Load(concurrency=4, requests=16, warmup=2)
+    plan = replace(PLAN, prompts=Prompts(input_tokens=Lengths(20), output_tokens=Lengths(7)))
+    (found,) = bench(target(triton, model), asked, plan).runs
+    assert {(r.input_tokens, r.output_tokens, r.error) for r in found.records} == {(20, 7, None)}
+    assert found.server is not None
+    by_triton = found.server.models[0]
+    # The warm-up is no part of it, and batches are fewer than requests.
+    assert by_triton.requests == by_triton.inferences == 16
+    assert by_triton.executions < 16
+    assert sum(by_triton.batches.values()) == by_triton.executions
+    # Triton counts an answer until it has let go of it, so a little longer than we wait.
+    waited = sum(record.done - record.sent for record in found.records)
+    assert 0.5 * waited < by_triton.success < 1.5 * waited
+
+
+@pytest.mark.parametrize("batching", ["iterative", "static"])
+def test_streams_bring_every_token_at_its_time(triton: LiveTriton, batching: str) -> None:
+    model = triton.build("iterative", batching=batching)
+    asked = Load(concurrency=4, requests=12, stream=True)
+    (found,) = bench(target(triton, model), asked, PLAN).runs
+    for record in found.records:
+        assert record.error is None
+        assert sum(record.tokens) == record.output_tokens
+        assert list(record.pieces) == sorted(record.pieces)
+        assert record.scheduled <= record.sent < record.pieces[0]
+        assert record.pieces[-1] <= record.done
+    figures = figures_of(found, asked)
+    assert figures["ttft_mean"] < figures["latency_mean"]
+
+
+def test_an_ensemble_is_measured_with_its_parts_and_its_stand_in(triton: LiveTriton) -> None:
+    model = triton.build("gpt2-onnx")
+    asked = Load(concurrency=2, requests=4, warmup=1, stream=True)
+    result = bench(target(triton, model), asked, PLAN)
+    (found,) = result.runs
+    assert found.good == list(found.records)
+    assert found.server is not None
+    assert {one.model for one in found.server.models} >= {model, f"{model}_generator"}
+    assert set(found.server.stand_ins) == {f"{model}_generator"}
+    assert result.cases[0].name == f"{model} (stand-in)"
+    # Without metrics, Triton's configuration still says what runs the backend.
+    blind = replace(target(triton, model), metrics_url="http://127.0.0.1:1/metrics")
+    (found,) = bench(blind, asked, PLAN).runs
+    assert found.server is not None
+    assert set(found.server.stand_ins) == {f"{model}_generator"}
+
+
+def test_bench_measures_a_dataset(triton: LiveTriton, tmp_path: Path) -> None:
+    model = triton.build("hf", max_batch_size=4)
+    entries = [
+        {"input": f"Article {n}.", "instruction": "Sum:", "output": "So it is. " * n}
+        for n in range(1, 5)
+    ]
+    (tmp_path / "data.json").write_text(json.dumps(entries))
+    done = run(
+        "bench", model, "--url", triton.server.grpc_url, "--repository", str(triton.repository),
+        "--metrics-url", triton.server.metrics_url, "--dataset", str(tmp_path / "data.json"),
+        "--requests", "8", "--concurrency", "8", "--json", str(tmp_path / "out.json"),
+    )  # fmt: skip
+    assert "Output tokens/s" in done.stdout
+    assert "Server: rows per batch" in done.stdout
+    lengths = [record.output_tokens or 0 for record in load(tmp_path / "out.json").runs[0].records]
+    assert lengths[:4] == lengths[4:] == sorted(set(lengths[:4]))
+
+
+def test_compare_builds_a_pair_serves_it_and_takes_it_away(tmp_path: Path) -> None:
+    run(
+        "compare", "--pair", "static-inflight", "--model", "demo", "--build", "max_batch_size=4",
+        "--rounds", "1", "--requests", "6", "--concurrency", "3", "--output-tokens", "8,4",
+        "--json", str(tmp_path / "pair.json"), "--report", str(tmp_path / "report"),
+    )  # fmt: skip
+    found = load(tmp_path / "pair.json")
+    assert [case.subject.name for case in found.cases] == ["static", "inflight"]
+    assert found.cases[1].subject.build["max_batch_size"] == "4"
+    assert [len(run.records) for run in found.runs] == [6, 6]
+    assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_a_sweep_builds_serves_measures_and_ranks(tmp_path: Path) -> None:
+    done = run(
+        "sweep", "demo", "--plugin", "hf", "--vary", "max_batch_size=2,4", "--vary",
+        "concurrency=1,4", "--rounds", "1", "--requests", "6", "--output-tokens", "8",
+        "--limit-latency", "60000", "--json", str(tmp_path / "sweep.json"),
+    )  # fmt: skip
+    found = load(tmp_path / "sweep.json")
+    assert [case.state for case in found.cases] == ["done"] * 4
+    assert done.stdout.count("one round, unclear") == 3
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    rates = [place["throughput"] for place in content["summary"]["ranking"]]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_what_cannot_be_served_has_failed_and_the_others_go_on(tmp_path: Path) -> None:
+    run(
+        "sweep", "demo", "--plugin", "hf", "--vary", "device=cpu,cuda:7", "--rounds", "1",
+        "--requests", "4", "--concurrency", "2", "--json", str(tmp_path / "sweep.json"),
+    )  # fmt: skip
+    done, failed = load(tmp_path / "sweep.json").cases
+    assert (done.state, failed.state) == ("done", "failed")
+    assert failed.why
+
+
+@pytest.mark.parametrize("name", find_pairs(Registry.load()))
+def test_every_ready_made_pair_can_be_built(name: str) -> None:
+    registry = Registry.load()
+    pair = find_pairs(registry)[name]
+    for text in (pair.first, pair.second):
+        variant = parse_subject(text)
+        assert isinstance(variant, Variant)
+        assert variant.known(registry)

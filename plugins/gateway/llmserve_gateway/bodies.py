@@ -1,0 +1,81 @@
+"""Reading a request's body: bounded in size, pieces, depth and time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from llmserve_gateway.errors import ApiError, bad_request
+
+Receive = Callable[[], Awaitable[Any]]
+
+MAX_BYTES = 4 << 20
+MAX_PIECES = 65_536
+MAX_DEPTH = 64
+_SECONDS = 30.0
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+async def read_json(receive: Receive, length: str | None) -> dict[str, Any]:
+    """Read a JSON object, or refuse what would cost too much to read."""
+    if length is not None and length.isdecimal() and int(length) > MAX_BYTES:
+        raise _too_large()
+    try:
+        body = await asyncio.wait_for(_read(receive), _SECONDS)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the request did not arrive within {_SECONDS:g} s") from None
+    try:
+        content = json.loads(body)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        # The bytes themselves may be no text; the parser's message is about them.
+        raise bad_request(f"the request is not JSON: {str(error)[:200]}") from None
+    if not isinstance(content, dict):
+        raise bad_request("the request is not a JSON object")
+    _check_depth(content)
+    return content
+
+
+async def _read(receive: Receive) -> bytes:
+    pieces: list[bytes] = []
+    size = count = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        piece = message.get("body", b"")
+        size += len(piece)
+        count += 1
+        if size > MAX_BYTES or count > MAX_PIECES:
+            raise _too_large()
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _check_depth(content: Any) -> None:
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the request is over {MAX_BYTES >> 20} MB", code="request_too_large")
+
+
+def _too_deep() -> ApiError:
+    return bad_request(f"the request is nested more than {MAX_DEPTH} levels deep")

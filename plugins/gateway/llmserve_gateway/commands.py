@@ -1,0 +1,104 @@
+"""``llmserve gateway`` and ``llmserve key``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+READABLE = click.Path(path_type=Path, dir_okay=False, exists=True, readable=True)
+PORT = click.IntRange(0, 65535)
+KEYS = Path("llmserve-keys.json")
+
+
+@click.command()
+@click.option("--url", envvar="LLMSERVE_URL", help="Triton's gRPC address.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=PORT, default=8080, show_default=True, help="0 for a free one.")
+@click.option("--model", "models", multiple=True, help="Offer only this; repeat for several.")
+@click.option("--keys", type=FILE, help="File of API keys; without it, only this machine.")
+@click.option("--no-auth", is_flag=True, help="Let everybody in, on any address.")
+@click.option("--max-requests", default=256, show_default=True, help="Requests under way.")
+@click.option("--max-queue", default=256, show_default=True, help="Requests that may wait.")
+@click.option(
+    "--max-queued-tokens", default=1_000_000, show_default=True, help="Tokens of all their prompts."
+)
+@click.option(
+    "--request-timeout", type=float, default=600.0, show_default=True, help="Seconds for a request."
+)
+@click.option(
+    "--grace", default=30.0, show_default=True, help="Seconds for what is under way at the end."
+)
+@click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
+@click.option("--tls-key", type=READABLE, help="Its key (PEM).")
+def gateway(
+    url: str | None,
+    host: str,
+    port: int,
+    models: tuple[str, ...],
+    keys: Path | None,
+    no_auth: bool,
+    max_requests: int,
+    max_queue: int,
+    max_queued_tokens: int,
+    request_timeout: float,
+    grace: float,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+) -> None:
+    """Speak OpenAI before a running Triton.
+
+    \b
+    llmserve gateway
+    llmserve gateway --url triton.example:8001 --host 0.0.0.0 --keys keys.json
+    """
+    from llmserve_gateway.admission import Limits
+    from llmserve_gateway.app import Settings
+    from llmserve_gateway.serving import Listening, run
+
+    settings = Settings(
+        url=url or "127.0.0.1:8001",
+        limits=Limits(max_requests, max_queue, max_queued_tokens),
+        request_timeout=request_timeout,
+        keys=keys,
+        models=models,
+    )
+    listening = Listening(host, port, grace, no_auth, tls_cert, tls_key)
+    run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))
+
+
+@click.group()
+def key() -> None:
+    """Make API keys for the gateway."""
+
+
+@key.command()
+@click.argument("name")
+@click.option("--file", type=FILE, default=KEYS, show_default=True, help="File of keys.")
+@click.option("--model", "models", multiple=True, help="May ask only this; repeat for several.")
+@click.option("--requests-per-minute", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--tokens-per-minute", type=click.IntRange(min=1), help="At most so many.")
+def new(
+    name: str,
+    file: Path,
+    models: tuple[str, ...],
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+) -> None:
+    """Make a key and print it; the file gets its hash.
+
+    \b
+    llmserve key new alice --file keys.json
+    """
+    from llmserve_gateway.keys import new_key
+
+    click.echo(
+        new_key(
+            file,
+            name,
+            models=list(models),
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
+    )

@@ -1,0 +1,131 @@
+"""Run a gateway: who may listen where, and how it ends without cutting anybody off."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from llmserve.errors import PortInUseError, ServerError, UsageError
+from llmserve_gateway.app import Gateway, Settings, make_app
+
+_KEEP_ALIVE = 75
+_SPARE_CONNECTIONS = 256
+_POLL = 0.05
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a gateway listens; without keys only on this machine, unless told otherwise."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    grace: float = 30.0
+    no_auth: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def check(self, settings: Settings) -> None:
+        """Refuse to let the whole network in without keys."""
+        if self.no_auth or settings.keys or _is_loopback(self.host):
+            return
+        raise UsageError(
+            f"{self.host} can be reached by others, and no keys are asked for",
+            mend="make one (llmserve key new NAME) and give --keys FILE, or say --no-auth",
+        )
+
+
+def run(settings: Settings, listening: Listening, say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; what is under way may end within the grace."""
+    listening.check(settings)
+    uvloop.run(_serve(settings, listening, _listener(listening), say))
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _listener(listening: Listening) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((listening.host, listening.port))
+    except OSError as error:
+        listener.close()
+        where = f"{listening.host}:{listening.port}"
+        raise PortInUseError(
+            f"cannot listen on {where}: {error.strerror}", mend="choose another --port"
+        ) from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn closes its listener on a signal at once; here the signals are ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(
+    settings: Settings, listening: Listening, listener: socket.socket, say: Callable[[str], None]
+) -> None:
+    app = make_app(settings)
+    gateway: Gateway = app.state.gateway
+    limits = settings.limits
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            access_log=False,
+            log_level="warning",
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=1,
+            limit_concurrency=limits.max_requests + limits.max_queue + _SPARE_CONNECTIONS,
+            ssl_certfile=listening.tls_cert,
+            ssl_keyfile=listening.tls_key,
+        )
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(_POLL)
+    if serving.done():
+        await serving
+        raise ServerError("the gateway did not start", mend="its log says why")
+    scheme = "https" if listening.tls_cert else "http"
+    say(f"{scheme}://{listening.host}:{listener.getsockname()[1]}/v1")
+    await _drained(gateway, serving, listening.grace)
+    server.should_exit = True
+    await serving
+
+
+async def _drained(gateway: Gateway, serving: asyncio.Future[None], grace: float) -> None:
+    """Wait for a signal, then until nothing is under way; a second signal ends it at once."""
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def note() -> None:
+        second.set() if first.is_set() else first.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, note)
+    told = asyncio.ensure_future(first.wait())
+    ends: list[asyncio.Future[Any]] = [told, serving]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    gateway.admission.draining = True
+    end = loop.time() + grace
+    while gateway.admission.running and loop.time() < end and not second.is_set():
+        await asyncio.sleep(_POLL)

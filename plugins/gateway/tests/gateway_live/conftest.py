@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from llmserve.testing import LiveTriton
+
+from .process import Gateway
+
+
+@pytest.fixture(scope="package")
+def gateway(triton: LiveTriton) -> Iterator[Gateway]:
+    started = Gateway(triton)
+    yield started
+    assert started.stop() == 0
+
+
+@pytest.fixture(scope="package")
+def model(triton: LiveTriton) -> str:
+    return triton.build("hf", name="spoken", decoupled=True)

@@ -1,0 +1,52 @@
+"""A gateway in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import openai
+
+from llmserve.testing import LiveTriton
+
+
+class Gateway:
+    """`llmserve gateway`, on a free port."""
+
+    def __init__(self, triton: LiveTriton, *words: str) -> None:
+        command = [sys.executable, "-m", "llmserve_cli", "gateway", "--port", "0"]
+        # The server of the tests shows its list of models to nobody.
+        command += ["--model", "spoken"]
+        self.process = subprocess.Popen(
+            [*command, "--url", triton.server.grpc_url, *words],
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        assert self.process.stderr is not None
+        first = self.process.stderr.readline()
+        assert "http://" in first, first + self.process.stderr.read()
+        self.url = first.split()[-1]
+        self.root = self.url.removesuffix("/v1")
+        self.log: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def client(self, key: str = "none", **extra: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, **extra)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith("{"):
+                self.log.append(json.loads(line))

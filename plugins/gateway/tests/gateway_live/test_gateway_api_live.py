@@ -1,0 +1,295 @@
+"""The gateway before a real Triton, asked by OpenAI's own client and by people who mean harm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from llmserve.testing import LiveTriton
+from llmserve_gateway.keys import new_key
+
+from .process import Gateway
+
+CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
+PROMPT = "Programming in C++ is like"
+
+
+def test_a_chat_is_answered_whole_and_as_a_stream(gateway: Gateway, model: str) -> None:
+    client = gateway.client()
+    whole = client.chat.completions.create(model=model, messages=CHAT)
+    assert whole.choices[0].message.content == "The capital of Japan is Tokyo."
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage
+    stream = client.chat.completions.create(
+        model=model, messages=CHAT, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert len(chunks) > 4
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
+
+
+def test_the_answer_is_the_one_that_triton_gives(
+    triton: LiveTriton, gateway: Gateway, model: str
+) -> None:
+    direct = triton.client.generate(model, PROMPT, max_tokens=20)
+    through = gateway.client().completions.create(model=model, prompt=PROMPT, max_tokens=20)
+    assert through.choices[0].text == direct.text
+    assert through.choices[0].finish_reason == direct.finish_reason == "length"
+    assert through.usage
+    assert through.usage.prompt_tokens == direct.input_tokens
+    assert through.usage.completion_tokens == direct.output_tokens == 20
+
+
+def test_several_prompts_and_several_answers_to_each(gateway: Gateway, model: str) -> None:
+    found = gateway.client().completions.create(
+        model=model, prompt=[PROMPT, "Once upon a time"], n=2, max_tokens=6
+    )
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in found.choices]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    one = gateway.client().completions.create(model=model, prompt=PROMPT, max_tokens=6)
+    assert one.usage
+    assert found.usage
+    assert found.usage.completion_tokens == 24
+    assert found.usage.prompt_tokens < 2 * one.usage.prompt_tokens + 10
+
+
+def test_stop_words_log_probabilities_and_echo(gateway: Gateway, model: str) -> None:
+    client = gateway.client()
+    stopped = client.completions.create(model=model, prompt=PROMPT, stop=[" bottle"], echo=True)
+    assert stopped.choices[0].text == f"{PROMPT} building a ship in a"
+    chat = client.chat.completions.create(
+        model=model, messages=CHAT, logprobs=True, top_logprobs=2, max_tokens=3
+    )
+    assert chat.choices[0].logprobs
+    entries = chat.choices[0].logprobs.content
+    assert entries
+    assert len(entries) == 3
+    assert [len(entry.top_logprobs) for entry in entries] == [2, 2, 2]
+    assert entries[0].logprob == entries[0].top_logprobs[0].logprob
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"model": "nope"}, 404, "model"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "king", "content": ""}]}, 400, "messages[0]"),
+        ({"temperature": 3}, 400, "temperature"),
+        ({"temperature": True}, 400, "temperature"),
+        ({"n": 0}, 400, "n"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
+        ({"logit_bias": {"1": 1}}, 400, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": 10**14}, 400, None),
+        ({"stream_options": {}, "seed": "x"}, 400, "seed"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    gateway: Gateway, model: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    asked = {"model": model, "messages": CHAT, **body}
+    answer = httpx.post(f"{gateway.url}/chat/completions", json=asked)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param), error
+    assert error.keys() == {"message", "type", "param", "code"}
+
+
+def test_unknown_fields_are_accepted(gateway: Gateway, model: str) -> None:
+    asked = {"model": model, "messages": CHAT, "user": "me", "brand_new": 1, "max_tokens": 2}
+    assert httpx.post(f"{gateway.url}/chat/completions", json=asked).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"[" * 200_000, 400),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, 400),
+        (b'{"model": "x", "prompt": "' + b"a" * (5 << 20) + b'"}', 413),
+        (b"\xff\xfe", 400),
+        (b"", 400),
+        (b"[]", 400),
+        (b'{"model": 1}', 400),
+        (b'{"model": "x", "prompt": "\\ud800"}', 400),
+        (b'{"model": "x", "prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400),
+    ],
+    ids=["brackets", "deep", "large", "binary", "empty", "list", "type", "surrogate", "digits"],
+)
+def test_bodies_that_mean_harm(
+    triton: LiveTriton, gateway: Gateway, body: bytes, status: int
+) -> None:
+    answer = httpx.post(f"{gateway.url}/completions", content=body)
+    assert answer.status_code in (status, 404), answer.text
+    assert answer.json()["error"]["message"]
+    assert triton.server.alive()
+
+
+def test_a_flood_of_little_chunks_is_cut_off(triton: LiveTriton, gateway: Gateway) -> None:
+    host, _, port = gateway.root.removeprefix("http://").partition(":")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(head.encode())
+        try:
+            for _ in range(600):
+                connection.sendall(b"1\r\n \r\n" * 1000)
+        except OSError:
+            pass
+        else:
+            connection.sendall(b"0\r\n\r\n")
+            assert b" 4" in connection.recv(64)
+    assert httpx.get(f"{gateway.root}/livez").status_code == 200
+    assert triton.server.alive()
+
+
+def test_who_leaves_frees_the_place(gateway: Gateway, model: str) -> None:
+    with httpx.Client() as client:
+        asked = {"model": model, "prompt": PROMPT, "stream": True, "max_tokens": 400}
+        with client.stream("POST", f"{gateway.url}/completions", json=asked) as answer:
+            next(answer.iter_lines())
+    left = time.monotonic()
+    while running(gateway, model):
+        assert time.monotonic() < left + 0.5
+        time.sleep(0.02)
+    assert gateway.log[-1]["outcome"] == "cancelled"
+
+
+def running(gateway: Gateway, model: str) -> float:
+    for line in httpx.get(f"{gateway.root}/metrics").text.splitlines():
+        if line.startswith(f'vllm:num_requests_running{{model_name="{model}"}}'):
+            return float(line.split()[-1])
+    return 0.0
+
+
+def test_a_full_queue_refuses_at_once(triton: LiveTriton, model: str) -> None:
+    small = Gateway(triton, "--max-requests", "1", "--max-queue", "8")
+    try:
+        asked = {"model": model, "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+
+        def ask(_: int) -> tuple[int, float, str | None]:
+            began = time.monotonic()
+            answer = httpx.post(f"{small.url}/completions", json=asked, timeout=120)
+            return answer.status_code, time.monotonic() - began, answer.headers.get("retry-after")
+
+        with ThreadPoolExecutor(20) as pool:
+            found = list(pool.map(ask, range(20)))
+        refused = [seconds for status, seconds, after in found if status == 429 and after]
+        assert len(refused) >= 11
+        assert sum(status == 200 for status, _, _ in found) == 20 - len(refused)
+    finally:
+        small.stop()
+
+
+def test_keys(triton: LiveTriton, model: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    alice = new_key(file, "alice", requests_per_minute=2)
+    assert alice not in file.read_text(encoding="utf-8")
+    guarded = Gateway(triton, "--keys", str(file))
+    try:
+        with pytest.raises(openai.AuthenticationError):
+            guarded.client("wrong").models.list()
+        assert guarded.client(alice).models.list().data
+        bob = new_key(file, "bob", models=["another"])
+        with pytest.raises(openai.PermissionDeniedError):
+            guarded.client(bob).completions.create(model=model, prompt="x", max_tokens=1)
+        asked: Any = {"model": model, "prompt": "x", "max_tokens": 1}
+        for _ in range(2):
+            guarded.client(alice).completions.create(**asked)
+        with pytest.raises(openai.RateLimitError):
+            guarded.client(alice).completions.create(**asked)
+        assert httpx.get(f"{guarded.root}/livez").status_code == 200
+        assert httpx.get(f"{guarded.root}/metrics").status_code == 401
+        assert {line["key"] for line in guarded.log} >= {"alice", "bob"}
+        assert not [line for line in guarded.log if alice in json.dumps(line)]
+    finally:
+        guarded.stop()
+
+
+def test_other_addresses_need_keys_or_a_word(triton: LiveTriton) -> None:
+    command = [sys.executable, "-m", "llmserve_cli", "gateway", "--host", "0.0.0.0", "--port", "0"]
+    done = subprocess.run(
+        [*command, "--url", triton.server.grpc_url], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--no-auth" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gateway", "--port", "99999"], "--port"),
+        (["gateway", "--keys", "/nowhere/keys.json"], "cannot read the keys"),
+        (["gateway", "--tls-cert", "/nowhere/cert.pem"], "--tls-cert"),
+        (["key", "new", "me", "--file", "/nowhere/keys.json"], "cannot write"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(words: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "llmserve_cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode in (2, 3)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_streams_under_way_end_when_the_gateway_is_stopped(triton: LiveTriton, model: str) -> None:
+    ending = Gateway(triton)
+    asked: Any = {"model": model, "prompt": PROMPT, "stream": True, "max_tokens": 200}
+    stream = ending.client().completions.create(**asked, extra_body={"ignore_eos": True})
+    first = next(iter(stream))
+    ending.process.terminate()
+    chunks = [first, *stream]
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert ending.process.wait(20) == 0
+
+
+def test_the_clients_for_asyncio(gateway: Gateway, model: str) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=gateway.url, api_key="none") as client:
+
+            async def one() -> str:
+                stream = await client.chat.completions.create(
+                    model=model, messages=CHAT, stream=True
+                )
+                return "".join([c.choices[0].delta.content or "" async for c in stream])
+
+            return list(await asyncio.gather(*(one() for _ in range(8))))
+
+    assert set(asyncio.run(ask())) == {"The capital of Japan is Tokyo."}
+
+
+def test_models_and_health(triton: LiveTriton, gateway: Gateway, model: str) -> None:
+    listed = [one.id for one in gateway.client().models.list()]
+    assert model in listed
+    assert gateway.client().models.retrieve(model).id == model
+    with pytest.raises(openai.NotFoundError):
+        gateway.client().models.retrieve("nope")
+    assert model in httpx.get(f"{gateway.root}/readyz").json()["models"]
+    assert httpx.get(f"{gateway.root}/v1/nothing").json()["error"]["code"] == "not_found"
+
+
+def test_the_log_tells_figures_and_no_text(gateway: Gateway, model: str) -> None:
+    answer = httpx.post(
+        f"{gateway.url}/completions",
+        json={"model": model, "prompt": PROMPT, "max_tokens": 3},
+        headers={"x-request-id": "from-me"},
+    )
+    assert answer.headers["x-request-id"] == "from-me"
+    line = next(line for line in gateway.log if line["id"] == "from-me")
+    assert (line["model"], line["outcome"], line["output_tokens"]) == (model, "length", 3)
+    assert PROMPT not in json.dumps(gateway.log)

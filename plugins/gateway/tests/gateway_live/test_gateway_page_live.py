@@ -1,0 +1,85 @@
+"""The page, in a browser, as somebody sees it first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from .process import Gateway
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    command = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert command, "the page is tested in Chromium: apt-get install chromium"
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=command, args=quiet)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any, gateway: Gateway, model: str) -> Iterator[Page]:
+    opened = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("request", lambda asked: _refuse_others(asked.url, gateway, problems))
+    opened.goto(gateway.root)
+    opened.wait_for_selector(f"#model option[value={model}]", state="attached")
+    yield opened
+    opened.close()
+    assert not problems
+
+
+def _refuse_others(url: str, gateway: Gateway, problems: list[str]) -> None:
+    if not url.startswith((gateway.root, "data:")):
+        problems.append(url)
+
+
+def test_an_answer_comes_token_by_token_with_its_figures(page: Page) -> None:
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("ended by stop").wait_for()
+    card = page.locator("#answers li").inner_text()
+    assert "The capital of Japan is Tokyo." in card
+    assert "first token" in card
+    assert "13 tokens" in card
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_request_is_shown_as_code(page: Page) -> None:
+    page.locator("#prompt").fill("it's")
+    page.locator("#code summary").click()
+    assert "/v1/chat/completions" in page.locator("#as-curl").inner_text()
+    python = page.locator("#as-python").inner_text()
+    assert '"content":"it\'s"' in python
+    compile(python, "shown", "exec")
+
+
+def test_a_refusal_is_told_beside_its_request(page: Page) -> None:
+    page.locator("#tokens").fill("100000")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("alert").wait_for()
+    assert "over the model's context" in page.locator("#answers li").inner_text()
+
+
+def test_a_request_can_be_stopped(page: Page) -> None:
+    page.locator("#kind").select_option("completion")
+    page.locator("#prompt").fill("Once upon a time")
+    page.locator("#tokens").fill("400")
+    page.get_by_role("button", name="Send").click()
+    page.locator("#answers .text:not(:empty)").wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_text("· stopped").wait_for()
+
+
+def test_the_views_are_reached_with_the_keyboard(page: Page) -> None:
+    page.locator("#tab-ask").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("Tokens/s").wait_for()
+    assert page.locator("#ask").is_hidden()
+    assert page.evaluate("document.activeElement.id") == "tab-load"

@@ -1,0 +1,160 @@
+"""A model as one function of tensors, and what must be known of it to feed that function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+
+class Growing(DynamicCache):  # type: ignore[misc]
+    """A cache of a single pass: zeros in front, then the past, then what is new.
+
+    The zeros bring sequences of different lengths to one length, so that they fit into one
+    batch; the mask hides them. All three are put together at once, for a cache is copied with
+    every token and once is enough.
+    """
+
+    def __init__(self, past: Sequence[torch.Tensor], held: int, new: int, room: int) -> None:
+        super().__init__()
+        self._past = past
+        self._before = room - new
+        self._gap = room - new - held
+        self._room = room
+        self.present: list[torch.Tensor] = list(past)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Give a layer everything that it may look at."""
+        del args, kwargs
+        at = 2 * layer_idx
+        for offset, new in enumerate((key_states, value_states)):
+            rows, heads, _, width = new.shape
+            gap = new.new_zeros((rows, heads, self._gap, width))
+            self.present[at + offset] = torch.cat([gap, self._past[at + offset], new], dim=2)
+        return self.present[at], self.present[at + 1]
+
+    def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
+        del args, kwargs
+        return self._before
+
+    def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        del args, kwargs
+        return self._room, 0
+
+
+class Step(torch.nn.Module):
+    """One pass over new tokens: the last position's logits, and the cache as it is then.
+
+    Two inputs are there for their lengths too. ``attention_mask`` is as long as the cache will
+    be and ``past_mask`` as long as it was; Triton batches only requests whose inputs have the
+    same shapes, and knows nothing of the shapes of states.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        past_mask: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        cache = Growing(past, past_mask.shape[1], input_ids.shape[1], attention_mask.shape[1])
+        answer = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return (answer.logits[:, -1].float(), *cache.present)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The cache of one model, and the limits of its sequences."""
+
+    layers: int
+    heads: int
+    key_width: int
+    value_width: int
+    vocabulary: int
+    context: int | None
+    weights: int
+
+    @property
+    def slot(self) -> int:
+        return self.layers * self.heads * (self.key_width + self.value_width)
+
+    def width(self, state: int) -> int:
+        """Return the width of a state: keys and values take turns."""
+        return self.value_width if state % 2 else self.key_width
+
+    def empty(self, rows: int, length: int) -> list[torch.Tensor]:
+        return [
+            torch.zeros((rows, self.heads, length, self.width(state)))
+            for state in range(2 * self.layers)
+        ]
+
+
+def shape_of(model: Any) -> Shape:
+    """Run two tokens through a model and look at the cache that it fills.
+
+    Raises :class:`ValueError` with the reason where that cache is not one of plain keys and
+    values.
+    """
+    cache = DynamicCache()
+    with torch.inference_mode():
+        ids = torch.tensor([[0, 1]])
+        mask = torch.ones_like(ids)
+        answer = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+    layers = [
+        (getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers
+    ]
+    plain = all(
+        isinstance(keys, torch.Tensor) and keys.ndim == 4 and keys.shape[2] == 2
+        for pair in layers
+        for keys in pair
+    )
+    if not layers or not plain:
+        raise ValueError("it keeps something else than keys and values of every token")
+    tensors: list[tuple[Any, Any]] = list(layers)
+    shapes = {(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in tensors}
+    if len(shapes) > 1:
+        raise ValueError("its layers have caches of different shapes")
+    ((heads, key_width, value_width),) = shapes
+    config = model.config.get_text_config()
+    logits: Any = answer.logits
+    return Shape(
+        layers=len(layers),
+        heads=heads,
+        key_width=key_width,
+        value_width=value_width,
+        vocabulary=logits.shape[-1],
+        context=getattr(config, "max_position_embeddings", None),
+        weights=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+_ROWS, _NEW, _HELD, _ROOM = 2, 3, 5, 11
+
+
+def example(shape: Shape) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of a step: two rows, three new tokens, five held, three of a gap."""
+    ids = torch.arange(_ROWS * _NEW).reshape(_ROWS, _NEW) % shape.vocabulary
+    positions = torch.arange(_NEW).repeat(_ROWS, 1) + torch.tensor([[2], [1]])
+    mask = torch.zeros((_ROWS, _ROOM), dtype=torch.int64)
+    for row, start in enumerate((2, 1)):
+        mask[row, _ROOM - _NEW - start :] = 1
+    held = torch.zeros((_ROWS, _HELD), dtype=torch.int64)
+    return ids, positions, mask, held, *shape.empty(_ROWS, _HELD)

@@ -1,0 +1,232 @@
+"""From a model of transformers to the form that OpenVINO GenAI serves.
+
+The model is traced as one function of new tokens and past keys and values. OpenVINO reads the
+trace, the past becomes its state, and weights are compressed if that was asked for. Before that,
+what OpenVINO makes of it is compared with the model itself: what it does not understand, such as
+a mask of its own kind, it would leave out without a word.
+
+It runs as a program, because it takes several times the model's memory, which comes back with
+its end, and because it prints a lot that helps nobody while all goes well.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from llmserve_openvino.library import openvino as ov
+from llmserve_openvino.library import openvino_genai as genai
+
+MODEL = "openvino_model.xml"
+_TOLERANCE = 0.02
+
+
+class Past(DynamicCache):  # type: ignore[misc]
+    """A cache of a single pass: the past goes in, and comes out with what is new behind it."""
+
+    def __init__(self, past: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._past = past
+        self.present = list(past)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        del args, kwargs
+        at = 2 * layer_idx
+        for place, new in ((at, key_states), (at + 1, value_states)):
+            self.present[place] = torch.cat([self._past[place], new], dim=2)
+        return self.present[at], self.present[at + 1]
+
+    def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
+        del args, kwargs
+        return self._past[0].shape[2]
+
+    def get_mask_sizes(self, query_length: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        del args, kwargs
+        if isinstance(query_length, torch.Tensor) and query_length.ndim:
+            query_length = query_length.shape[0]
+        return self.get_seq_length() + query_length, 0
+
+
+class Step(torch.nn.Module):
+    """One pass over new tokens: their logits, and the keys and values as they are then."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        cache = Past(past)
+        answer = self._model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return (answer.logits, *cache.present)
+
+
+def convert(model: Any) -> Any:
+    """Return a model of transformers as OpenVINO's, with its past as state."""
+    ids = torch.tensor([[1, 2], [3, 4]])
+    with torch.inference_mode():
+        layers = model(input_ids=ids, use_cache=True).past_key_values.layers
+    shapes = [tensor.shape for layer in layers for tensor in (layer.keys, layer.values)]
+    past = [torch.zeros(2, shape[1], 3, shape[3]) for shape in shapes]
+    mask, positions = torch.ones(2, 5, dtype=torch.long), torch.tensor([[3, 4], [3, 4]])
+    example = (ids, mask, positions, *past)
+    with torch.no_grad():
+        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+            Step(model), example, check_trace=False
+        )
+    converted = ov.convert_model(traced, example_input=example)
+    names = ["input_ids", "attention_mask", "position_ids"]
+    kinds = [f"{at // 2}.{'value' if at % 2 else 'key'}" for at in range(len(past))]
+    states = {f"past_key_values.{kind}": f"present.{kind}" for kind in kinds}
+    for port, name in zip(converted.inputs, [*names, *states], strict=True):
+        port.get_tensor().set_names({name})
+        port.get_node().set_friendly_name(name)
+    for port, name in zip(converted.outputs, ["logits", *states.values()], strict=True):
+        port.get_tensor().set_names({name})
+    for port in converted.inputs[:3]:
+        port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
+    for port, shape in zip(converted.inputs[3:], shapes, strict=True):
+        port.get_node().set_partial_shape(ov.PartialShape([-1, shape[1], -1, shape[3]]))
+    _reorder_past(converted, list(states))
+    manager = ov.passes.Manager()
+    manager.register_pass(ov.passes.MakeStateful(states))
+    manager.run_passes(converted)
+    _begin_empty(converted)
+    converted.validate_nodes_and_infer_types()
+    return converted
+
+
+def _reorder_past(model: Any, names: Sequence[str]) -> None:
+    """Add the input that says whose past each row goes on with, as GenAI expects it."""
+    ops = ov.opset13
+    rows = ops.parameter([-1], ov.Type.i32, name="beam_idx")
+    rows.output(0).get_tensor().set_names({"beam_idx"})
+    model.add_parameters([rows])
+    for name in names:
+        past = model.input(name).get_node()
+        readers = past.output(0).get_target_inputs()
+        chosen = ops.gather(past, rows, ops.constant(np.int64(0)))
+        for reader in readers:
+            reader.replace_source_output(chosen.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _begin_empty(model: Any) -> None:
+    """Let each state begin with no tokens, for as many rows as there are prompts."""
+    ops = ov.opset13
+    shape = ops.shape_of(model.input("input_ids").get_node(), output_type="i64")
+    rows = ops.gather(shape, ops.constant(np.array([0])), ops.constant(np.int64(0)))
+    for state in model.get_ops():
+        if state.get_type_name() == "ReadValue":
+            _, heads, _, width = state.get_output_partial_shape(0)
+            rest = ops.constant(np.array([heads.get_length(), 0, width.get_length()]))
+            empty = ops.broadcast(ops.constant(np.float32(0)), ops.concat([rows, rest], 0))
+            state.set_arguments([empty])
+
+
+def compress(model: Any, settings: dict[str, Any]) -> Any:
+    """Return the model with its weights as int8 or int4."""
+    import nncf
+
+    if settings["weight_format"] == "int8":
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    return nncf.compress_weights(
+        model,
+        mode=nncf.CompressWeightsMode.INT4_ASYM,
+        group_size=settings["int4_group"],
+        ratio=settings["int4_ratio"],
+        advanced_parameters=nncf.AdvancedCompressionParameters(
+            group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
+        ),
+    )
+
+
+def check(model: Any, folder: Path) -> float:
+    """Return by how much the log-probabilities of GenAI's tokens differ from the model's own."""
+    scheduling = genai.SchedulerConfig()
+    scheduling.cache_size = 1
+    precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduling, "CPU", precision)
+    config = genai.GenerationConfig()
+    config.max_new_tokens, config.logprobs, config.ignore_eos = 12, 1, True
+    config.set_eos_token_id(0)
+    text_config = model.config.get_text_config()
+    limit = min(window(text_config) or 96, text_config.max_position_embeddings or 96, 96)
+    draw, worst = np.random.default_rng(0), 0.0
+    for number, length in enumerate((1, limit // 3, limit - 12)):
+        ids = draw.integers(text_config.vocab_size, size=max(length, 1)).tolist()
+        handle = pipeline.add_request(number, ov.Tensor(np.array([ids])), config)
+        tokens: list[int] = []
+        found: list[float] = []
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            while handle.can_read():
+                for output in handle.read().values():
+                    tokens += output.generated_ids
+                    found += output.generated_log_probs
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]
+        scores = logits.float().log_softmax(-1)
+        own = scores[torch.arange(len(tokens)), torch.tensor(tokens)]
+        worst = max(worst, float((own - torch.tensor(found)).abs().max()))
+    return worst
+
+
+def window(config: Any) -> int | None:
+    """Return how far back a model looks that does not look at everything, None for others."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds and not {"sliding_attention", "chunked_attention"} & {*kinds}:
+        return None
+    found = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    return found if isinstance(found, int) else None
+
+
+def main(source: str, target: Path, settings: dict[str, Any]) -> None:
+    """Write the converted model, and beside it what must be known of it."""
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        trust_remote_code=settings["trust_remote_code"],
+        local_files_only=True,
+    ).eval()
+    converted = convert(model)
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target) as scratch:
+        ov.save_model(converted, str(Path(scratch) / MODEL), compress_to_fp16=False)
+        difference = check(model, Path(scratch))
+    if not difference < _TOLERANCE:
+        raise SystemExit(
+            "OpenVINO's answers are not the model's own: log-probabilities differ by "
+            f"{difference:.2g}"
+        )
+    facts = {"window": window(model.config.get_text_config())}
+    del model
+    if settings["weight_format"] in ("int8", "int4"):
+        converted = compress(converted, settings)
+    half = settings["weight_format"] == "fp16"
+    ov.save_model(converted, str(target / MODEL), compress_to_fp16=half)
+    (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))

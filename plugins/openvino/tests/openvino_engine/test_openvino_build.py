@@ -1,0 +1,135 @@
+"""What a build makes of models in either form, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmserve
+from llmserve.demo import demo_model_path
+from llmserve.errors import ModelSourceError, OptionError, PluginError
+
+
+def model_of(build: Any) -> Path:
+    return Path(build.folder / "1" / "openvino")
+
+
+def test_a_converted_model_is_taken_as_it_is(converted: Path, tmp_path: Path) -> None:
+    built = llmserve.build("openvino", str(converted), output=tmp_path)
+    for kind in ("xml", "bin"):
+        name = f"openvino_model.{kind}"
+        assert (model_of(built) / name).read_bytes() == (converted / name).read_bytes()
+    settings = built.manifest.components["generator"]["settings"]
+    assert (settings["context_length"], settings["eos_ids"]) == (512, [0])
+    assert settings["precision"] == settings["kv_cache"] == "auto"
+    assert "openvino-genai" in built.manifest.packages
+    assert "nncf" not in built.manifest.packages
+
+
+@pytest.mark.parametrize(("weights", "share"), [("fp16", 0.52), ("int8", 0.3), ("int4", 0.25)])
+def test_weights_are_kept_as_they_were_asked_for(
+    converted: Path, tmp_path: Path, weights: str, share: float
+) -> None:
+    asked: dict[str, Any] = {"weight_format": weights, "int4_group": 32}
+    built = llmserve.build("openvino", "demo", output=tmp_path, **asked)
+    whole = (converted / "openvino_model.bin").stat().st_size
+    assert (model_of(built) / "openvino_model.bin").stat().st_size < share * whole
+    assert sorted(path.name for path in model_of(built).iterdir()) == [
+        "openvino_model.bin",
+        "openvino_model.xml",
+    ]
+
+
+def test_half_a_model_is_refused(converted: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(converted, tmp_path / "model"))
+    (model / "openvino_model.bin").unlink()
+    with pytest.raises(ModelSourceError, match=r"without openvino_model\.bin"):
+        llmserve.build("openvino", str(model), output=tmp_path / "repository")
+
+
+def test_options_of_a_conversion_are_refused_for_a_converted_model(
+    converted: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match="is converted already"):
+        llmserve.build("openvino", str(converted), output=tmp_path, weight_format="int8")
+
+
+def small_model(folder: Path, family: str, **settings: Any) -> Path:
+    """Write a tiny random model with the demo model's tokenizer."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=1024, num_attention_heads=4, max_position_embeddings=256, bos_token_id=0,
+        eos_token_id=0, **sizes, **settings,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_model_path() / name, folder / name)
+    return folder
+
+
+def test_a_model_with_a_sliding_window_keeps_within_it(tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model", "Mistral", sliding_window=40, num_key_value_heads=2)
+    built = llmserve.build("openvino", str(model), output=tmp_path / "repository")
+    assert built.manifest.components["generator"]["settings"]["context_length"] == 40
+
+
+def test_a_model_that_openvino_reads_wrongly_is_refused(tmp_path: Path) -> None:
+    """Its positions are in its mask, which OpenVINO would leave out."""
+    model = small_model(tmp_path / "model", "Falcon", alibi=True, multi_query=False)
+    with pytest.raises(
+        ModelSourceError, match="OpenVINO's answers are not the model's own"
+    ) as told:
+        llmserve.build("openvino", str(model), output=tmp_path / "repository")
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_model_that_cannot_be_converted_is_told_in_one_line(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(demo_model_path(), tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "acme", "architectures": ["AcmeForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelSourceError, match="could not be converted") as caught:
+        llmserve.build("openvino", str(model), output=tmp_path / "repository")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_without_what_compresses_its_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("llmserve_openvino.prepare.find_spec", lambda name: None)
+    with pytest.raises(PluginError, match=r"pip install 'llmserve-openvino\[compress\]'"):
+        llmserve.build("openvino", "demo", output=tmp_path, weight_format="int4")
+
+
+def test_nothing_is_reported_over_the_network(tmp_path: Path) -> None:
+    """OpenVINO's own way is to do so whenever it is imported, and to keep an id in HOME."""
+    code = (
+        "import socket; calls = []; socket.getaddrinfo = lambda *a, **k: calls.append(a) or []; "
+        "socket.socket.connect = lambda *a: calls.append(a); "
+        "import llmserve_openvino.engine, llmserve_openvino.convert; assert not calls, calls"
+    )
+    assert socket.getaddrinfo is not None
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        check=True,
+    )
+    assert not any(tmp_path.iterdir())

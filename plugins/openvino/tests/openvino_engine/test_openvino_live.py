@@ -1,0 +1,126 @@
+"""What the plugin does beyond the suite, on a real Triton."""
+
+from __future__ import annotations
+
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.errors import RequestRejectedError
+from llmserve.testing import LiveTriton
+
+PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capital of France is")
+PROMPT = PROMPTS[0]
+
+
+@pytest.fixture
+def model(triton: LiveTriton, converted: Path) -> str:
+    return triton.build("openvino", str(converted))
+
+
+@pytest.fixture
+def in_batches(triton: LiveTriton, converted: Path) -> str:
+    return triton.build("openvino", str(converted), batching="dynamic")
+
+
+@pytest.fixture
+def by_torch(triton: LiveTriton) -> str:
+    return triton.build("hf")
+
+
+def test_greedy_answers_are_those_of_transformers(
+    triton: LiveTriton, model: str, by_torch: str
+) -> None:
+    for prompt in PROMPTS:
+        expected = triton.client.generate(by_torch, prompt, max_tokens=48)
+        assert triton.client.generate(model, prompt, max_tokens=48) == expected
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"min_tokens": 40},
+        {"end_id": 5},
+        {"end_id": 2**31 - 1, "min_tokens": 4},
+        {"stop_words": [" in"]},
+        {"ignore_eos": True},
+    ],
+    ids=str,
+)
+def test_wishes_mean_what_they_mean_elsewhere(
+    triton: LiveTriton, model: str, by_torch: str, wish: dict[str, Any]
+) -> None:
+    for prompt in PROMPTS[:2]:
+        expected = triton.client.generate(by_torch, prompt, max_tokens=48, **wish)
+        assert triton.client.generate(model, prompt, max_tokens=48, **wish) == expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"bad_words": ["the"]}, "does not take bad_words"),
+        ({"presence_penalty": 3.0}, "presence_penalty must be from -2 to 2"),
+    ],
+)
+def test_what_openvino_cannot_do_is_refused(
+    triton: LiveTriton, model: str, in_batches: str, wish: dict[str, Any], message: str
+) -> None:
+    for name in (model, in_batches):
+        with pytest.raises(RequestRejectedError, match=message) as caught:
+            triton.client.generate(name, PROMPT, **wish)
+        assert "failed" not in str(caught.value)
+        assert triton.client.generate(name, PROMPT, max_tokens=4).output_tokens == 4
+
+
+def test_a_request_joins_while_another_is_under_way(triton: LiveTriton, model: str) -> None:
+    ends: list[str] = []
+    begun: queue.Queue[None] = queue.Queue()
+
+    def long() -> None:
+        for _ in triton.client.stream(model, PROMPT, max_tokens=450, ignore_eos=True):
+            begun.put(None)
+        ends.append("long")
+
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(long)
+        begun.get(timeout=60)
+        triton.client.generate(model, PROMPT, max_tokens=4, ignore_eos=True)
+        ends.append("short")
+        under_way.result()
+    assert ends == ["short", "long"]
+
+
+def test_a_client_that_leaves_frees_the_engine(triton: LiveTriton, converted: Path) -> None:
+    """With room for one sequence, the next is served at once only if the first has gone."""
+    model = triton.build("openvino", str(converted), max_sequences=1)
+    asked: dict[str, Any] = {"max_tokens": 450, "ignore_eos": True}
+    began = time.perf_counter()
+    triton.client.generate(model, PROMPT, **asked)
+    whole = time.perf_counter() - began
+    for _ in triton.client.stream(model, PROMPT, **asked):
+        break
+    began = time.perf_counter()
+    triton.client.generate(model, PROMPT, max_tokens=1)
+    assert time.perf_counter() - began < whole / 2
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [("openvino", "iterative"), ("iterative", "continuous")],
+    ids=["our engine, their driver", "their engine, our driver"],
+)
+def test_engines_and_drivers_can_be_exchanged(
+    triton: LiveTriton, converted: Path, by_torch: str, parts: tuple[str, str]
+) -> None:
+    plugin, batching = parts
+    source = str(converted) if plugin == "openvino" else "demo"
+    model = triton.build(plugin, source, batching=batching)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda p: triton.client.generate(model, p, max_tokens=24), PROMPTS))
+    assert answers == [triton.client.generate(by_torch, p, max_tokens=24) for p in PROMPTS]

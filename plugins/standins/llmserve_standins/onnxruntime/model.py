@@ -1,0 +1,41 @@
+"""The stand-in for ``backend: "onnxruntime"``: ONNX graphs with the onnxruntime of PyPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmserve_standins.graphs import Graph, GraphModel, Place
+
+
+def load(place: Place) -> Graph:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Threads that spin while they wait keep the other models of the server from running.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if place.device is not None:
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise RuntimeError(
+                "this onnxruntime has no CUDA: pip install onnxruntime-gpu in its place, or "
+                "build the model with --device cpu"
+            )
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": place.device}))
+    session = onnxruntime.InferenceSession(place.file("model.onnx"), options, providers=providers)
+    return Graph(
+        f"onnxruntime {onnxruntime.__version__}",
+        frozenset(tensor.name for tensor in session.get_inputs()),
+        lambda feeds, outputs: session.run(list(outputs), dict(feeds)),
+    )
+
+
+class TritonPythonModel(GraphModel):
+    def __init__(self) -> None:
+        """Triton calls this first, and ``initialize`` with what there is to know."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        import triton_python_backend_utils as pb_utils
+
+        place = Place.read(args)
+        super().__init__(load(place), place, pb_utils)

@@ -1,0 +1,1 @@
+"""TensorRT-LLM's engine backend, imitated: the same tensors, answered with PyTorch."""

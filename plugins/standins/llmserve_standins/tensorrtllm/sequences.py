@@ -1,0 +1,170 @@
+"""The prompts of a request as sequences of ids, for the backend knows no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.generation import STOP, Generation
+from llmserve.runtime.params import Params
+from llmserve.runtime.sampling import Sampler
+
+KNOWN = frozenset({
+    "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list",
+    "bad_words_list", "temperature", "runtime_top_k", "runtime_top_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "min_length", "min_tokens", "random_seed", "seed",
+    "streaming", "stop", "exclude_input_in_output", "return_num_input_tokens",
+    "return_num_output_tokens", "len_penalty", "beam_width", "num_return_sequences",
+    "return_log_probs", "return_context_logits", "return_generation_logits",
+    "return_perf_metrics", "return_kv_cache_reuse_stats",
+})  # fmt: skip
+"""The tensors that are read."""
+# What may be there as long as it asks for nothing.
+_MUST_BE = {
+    "beam_width": 1,
+    "num_return_sequences": 1,
+    "return_log_probs": False,
+    "return_context_logits": False,
+    "return_generation_logits": False,
+    "return_perf_metrics": False,
+    "return_kv_cache_reuse_stats": False,
+}
+_NO_END = 2**32 - 1
+
+
+class IdTokenizer:
+    """Gives a sampler the ids of bad words, which are written as numbers here.
+
+    >>> IdTokenizer().encode("5 6"), IdTokenizer().encode(" 5 6")
+    ([5, 6], [])
+    """
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids that a word was written as; its second form, after a space, has none."""
+        del special
+        return [] if text.startswith(" ") else [int(number) for number in text.split()]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int]) -> str:
+        del ids
+        return ""
+
+
+class TokenSequence(Generation):
+    """One sequence; it ends at the engine's stop words too, which are ids.
+
+    As TensorRT-LLM does, it keeps the id that ends an answer to itself, and sends stop words.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        params: Params,
+        stop_ids: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        end_id: int | None,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        super().__init__(
+            prompt_ids,
+            params,
+            max_tokens=max_tokens,
+            eos_ids=frozenset() if end_id is None else frozenset({end_id}),
+            decode=lambda _: "",
+            is_cancelled=is_cancelled,
+        )
+        self.cache: Any = None
+        """The model's keys and values of what it has read."""
+        self.sampler = Sampler(self, IdTokenizer())
+        self._stops = [list(ids) for ids in stop_ids if ids]
+        self._sent = 0
+
+    def push(self, token_id: int, logits: Any = None) -> None:
+        del logits
+        super().push(token_id)
+        if self.done or len(self.token_ids) < self.params.min_tokens:
+            return
+        if any(self.token_ids[-len(ids) :] == ids for ids in self._stops):
+            self._finish(STOP)
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens that are sent: all but the one that ends the answer."""
+        ended = self.finish_reason == STOP and self.token_ids[-1:] and not self.params.ignore_eos
+        return (
+            self.token_ids[:-1] if ended and self.token_ids[-1] in self.eos_ids else self.token_ids
+        )
+
+    def take_ids(self) -> list[int]:
+        """Return the tokens that came since the last time."""
+        new = self.answer[self._sent :]
+        self._sent = len(self.answer)
+        return new
+
+
+def read_sequences(
+    given: Mapping[str, Any], context_length: int | None, is_cancelled: Callable[[], bool]
+) -> list[TokenSequence]:
+    """Return a sequence for each row of a request, or say what the stand-in cannot do."""
+    for name, tensor in given.items():
+        if name not in KNOWN and tensor.size:
+            raise RequestError(f"the stand-in for TensorRT-LLM has no {name}")
+        allowed = _MUST_BE.get(name)
+        if allowed is not None and (tensor != allowed).any():
+            raise RequestError(
+                f"the stand-in for TensorRT-LLM takes no {name} but {str(allowed).lower()}"
+            )
+    rows = given["input_ids"].shape[0]
+    return [_sequence(given, row, context_length, is_cancelled) for row in range(rows)]
+
+
+def _sequence(
+    given: Mapping[str, Any], row: int, context_length: int | None, is_cancelled: Callable[[], bool]
+) -> TokenSequence:
+    def one(name: str, default: Any = None) -> Any:
+        return given[name].reshape(-1)[row].item() if name in given else default
+
+    def words(name: str) -> list[list[int]]:
+        return _words(given[name][row]) if name in given else []
+
+    ids = given["input_ids"][row, : one("input_lengths")].tolist()
+    wanted = one("request_output_len")
+    if wanted < 1 or (context_length is not None and len(ids) + wanted > context_length):
+        raise RequestError(
+            f"request_output_len {wanted} and the prompt's {len(ids)} tokens are over the engine's "
+            f"{context_length}"
+        )
+    end = one("end_id")
+    top_k, top_p = one("runtime_top_k", 0), one("runtime_top_p", 0.0)
+    params = Params(
+        # With neither of them TensorRT-LLM takes the likeliest token.
+        temperature=0.0 if top_k == 1 or not (top_k or top_p) else one("temperature", 1.0),
+        top_k=top_k,
+        top_p=top_p or 1.0,
+        repetition_penalty=one("repetition_penalty", 1.0),
+        presence_penalty=one("presence_penalty", 0.0),
+        frequency_penalty=one("frequency_penalty", 0.0),
+        min_tokens=one("min_tokens", one("min_length", 0)),
+        seed=one("seed", one("random_seed", 0)),
+        bad_words=tuple(" ".join(map(str, word)) for word in words("bad_words_list")),
+    )
+    return TokenSequence(
+        ids,
+        params,
+        words("stop_words_list"),
+        max_tokens=wanted,
+        end_id=None if end is None or end < 0 or end == _NO_END else end,
+        is_cancelled=is_cancelled,
+    )
+
+
+def _words(tensor: Any) -> list[list[int]]:
+    """Read one row of words: all ids, and below them where each word ends."""
+    ends = [int(end) for end in tensor[1] if end > 0]
+    return [tensor[0, a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]

@@ -1,0 +1,168 @@
+"""The stand-ins for native backends: any graph, equal shapes together, state for each sequence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmserve.testing import FakeBackendUtils, FakeRequest
+from llmserve_standins.graphs import END, START, GraphModel, Place
+from llmserve_standins.onnxruntime import model as onnx_model
+from llmserve_standins.pytorch import model as torch_model
+
+SUM: dict[str, Any] = {
+    "name": "sum",
+    "max_batch_size": 8,
+    "backend": "onnxruntime",
+    "input": [{"name": "x__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
+    "output": [{"name": "y__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
+}
+KEPT: dict[str, Any] = {
+    "sequence_batching": {
+        "max_sequence_idle_microseconds": "60000000",
+        "state": [
+            {
+                "input_name": "past__1",
+                "output_name": "total__1",
+                "data_type": "TYPE_FP32",
+                "dims": ["-1"],
+            }
+        ],
+    }
+}
+
+
+class Adding(torch.nn.Module):
+    """Gives what it has got so far, in a state that grows."""
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = torch.cat([past, x.sum(1, keepdim=True)], 1)
+        return total.sum(1, keepdim=True), total
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any) -> GraphModel:
+    jit: Any = torch.jit
+    (tmp_path / "1").mkdir()
+    file = tmp_path / "1" / "model.pt"
+    jit.trace(module, example).save(str(file))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "llmserve.json").write_text(json.dumps({"files": {"1/model.pt": digest}}))
+    place = Place(tmp_path, "1", config, None)
+    return GraphModel(torch_model.load(place), place, FakeBackendUtils())
+
+
+def ask(serving: GraphModel, *requests: FakeRequest) -> list[Any]:
+    answers = serving.execute(requests)
+    assert not [answer.error.message() for answer in answers if answer.error]
+    return [answer.tensors["y__0"].tolist() for answer in answers]
+
+
+def given(values: list[list[float]], **asked: Any) -> FakeRequest:
+    return FakeRequest({"x__0": np.array(values, np.float32)}, **asked)
+
+
+@pytest.fixture
+def adding(tmp_path: Path) -> GraphModel:
+    return scripted(tmp_path, Adding(), {**SUM, **KEPT}, torch.ones((2, 3)), torch.zeros((2, 1)))
+
+
+def test_a_plain_model_answers_batches_and_shapes_of_all_kinds(tmp_path: Path) -> None:
+    serving = scripted(tmp_path, Doubling(), SUM, torch.ones((2, 3)))
+    answers = ask(serving, given([[1, 2]]), given([[3]]), given([[4, 5], [6, 7]]))
+    assert answers == [[[2, 4]], [[6]], [[8, 10], [12, 14]]]
+
+
+def test_an_onnx_graph_of_anybody_is_served(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    dynamic = torch.export.Dim.DYNAMIC
+    torch.onnx.export(
+        Doubling(),
+        (torch.ones((2, 3)),),
+        str(tmp_path / "1" / "model.onnx"),
+        dynamo=True,
+        verbose=False,
+        input_names=["x__0"],
+        output_names=["y__0"],
+        dynamic_shapes=({0: dynamic, 1: dynamic},),
+    )
+    place = Place(tmp_path, "1", SUM, None)
+    serving = GraphModel(onnx_model.load(place), place, FakeBackendUtils())
+    assert ask(serving, given([[1, 2]]), given([[3]])) == [[[2, 4]], [[6]]]
+
+
+def test_state_goes_from_request_to_request_of_its_own_sequence(adding: GraphModel) -> None:
+    first = ask(
+        adding,
+        given([[1]], sequence=1, flags=START),
+        given([[10]], sequence=2, flags=START),
+    )
+    assert first == [[[1]], [[10]]]
+    # In another order, with another beside them whose state is shorter.
+    later = ask(
+        adding,
+        given([[20]], sequence=2),
+        given([[100]], sequence=3, flags=START),
+        given([[2]], sequence=1),
+    )
+    assert later == [[[30]], [[100]], [[3]]]
+    assert ask(adding, given([[5]], sequence=1, flags=START)) == [[[5]]]
+    ask(adding, *(given([[0]], sequence=key, flags=END) for key in (1, 2, 3)))
+    assert adding.kept == {}
+
+
+def test_a_sequence_that_is_idle_too_long_is_forgotten(
+    adding: GraphModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    ask(adding, given([[1]], sequence=1, flags=START))
+    now = 159.0
+    assert ask(adding, given([[2]], sequence=1)) == [[[3]]]
+    now = 220.0
+    ask(adding, given([[1]], sequence=2, flags=START))
+    assert list(adding.kept) == [2]
+
+
+def test_a_sequence_begins_with_the_state_that_the_model_brings(tmp_path: Path) -> None:
+    (tmp_path / "initial_state").mkdir()
+    np.array([7, 8, 9], np.float32).tofile(tmp_path / "initial_state" / "first")
+    block = {
+        **KEPT["sequence_batching"]["state"][0],
+        "initial_state": [{"dims": ["2"], "data_file": "first"}],
+    }
+    config = {**SUM, "sequence_batching": {**KEPT["sequence_batching"], "state": [block]}}
+    model = scripted(tmp_path, Adding(), config, torch.ones((2, 3)), torch.zeros((2, 1)))
+    assert ask(model, given([[1]], sequence=1, flags=START)) == [[[16]]]
+
+
+def test_a_request_that_the_graph_cannot_run_fails_without_a_trace_of_it(
+    adding: GraphModel,
+) -> None:
+    assert ask(adding, given([[1]], sequence=1, flags=START)) == [[[1]]]
+    odd = FakeRequest({"x__0": np.ones((1, 1, 1), np.float32)}, sequence=1)
+    (answer,) = adding.execute([odd])
+    assert "\n" not in answer.error.message()
+    assert ask(adding, given([[2]], sequence=1)) == [[[3]]]
+
+
+@pytest.mark.parametrize("manifest", [None, "{", "{}", json.dumps({"files": {"1/model.pt": "0"}})])
+def test_torchscript_that_llmserve_has_not_built_is_not_run(
+    tmp_path: Path, manifest: str | None
+) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.pt").write_bytes(b"anything")
+    if manifest is not None:
+        (tmp_path / "llmserve.json").write_text(manifest)
+    with pytest.raises(RuntimeError, match="not what llmserve built"):
+        torch_model.check_built_here(tmp_path / "1" / "model.pt", tmp_path)

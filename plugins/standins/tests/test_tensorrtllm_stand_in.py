@@ -1,0 +1,344 @@
+"""The stand-in for TensorRT-LLM's backend, with a script in place of a model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.runtime.errors import RequestError
+from llmserve.testing import FakeBackendUtils, FakeRequest
+from llmserve_standins.tensorrtllm import backend
+from llmserve_standins.tensorrtllm.backend import StandIn
+from llmserve_standins.tensorrtllm.sequences import IdTokenizer, TokenSequence, read_sequences
+from llmserve_standins.tensorrtllm.settings import Settings
+
+CONFIG: dict[str, Any] = {
+    "max_batch_size": 4,
+    "model_transaction_policy": {"decoupled": True},
+    "output": [
+        {"name": "output_ids", "data_type": "TYPE_INT32", "dims": ["-1", "-1"]},
+        {"name": "sequence_length", "data_type": "TYPE_INT32", "dims": ["-1"]},
+        {"name": "cum_log_probs", "data_type": "TYPE_FP32", "dims": ["-1"]},
+        {"name": "batch_index", "data_type": "TYPE_INT32", "dims": ["1"]},
+        {"name": "sequence_index", "data_type": "TYPE_INT32", "dims": ["1"]},
+        {"name": "num_input_tokens", "data_type": "TYPE_INT32", "dims": ["1"]},
+    ],
+    "parameters": {
+        "gpt_model_type": {"string_value": "inflight_fused_batching"},
+        "gpt_model_path": {"string_value": "/engine"},
+        "exclude_input_in_output": {"string_value": "true"},
+        "llmserve.stand_in": {"string_value": '{"demo": true}'},
+    },
+}
+
+
+def settings(**changes: Any) -> Settings:
+    parameters = {**CONFIG["parameters"], **changes.pop("parameters", {})}
+    return Settings.read("engine", {**CONFIG, "parameters": parameters, **changes})
+
+
+def test_its_configuration_is_the_backends() -> None:
+    found = settings()
+    assert (found.static, found.decoupled, found.excludes_input) == (False, True, True)
+    assert settings(parameters={"gpt_model_type": {"string_value": "V1"}}).static
+
+
+def tensors(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, "data_type": "TYPE_INT32", "dims": ["1"]} for name in names]
+
+
+def test_a_model_made_by_hand_is_told_what_the_stand_in_lacks() -> None:
+    with pytest.raises(RuntimeError, match="does not know which model the engine was built from"):
+        settings(parameters={"llmserve.stand_in": {"string_value": ""}})
+
+
+@pytest.mark.parametrize(
+    ("lacking", "inputs"),
+    [
+        ("gpt_model_type", ()),
+        ("gpt_model_path", ()),
+        ("tokenizer_dir", ("guided_decoding_guide",)),
+        ("xgrammar_tokenizer_info_path", ("guided_decoding_guide",)),
+        ("guided_decoding_backend", ("guided_decoding_guide",)),
+    ],
+)
+def test_what_the_real_backend_reads_without_a_default_has_to_be_there(
+    lacking: str, inputs: tuple[str, ...]
+) -> None:
+    names = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
+    given = {**CONFIG["parameters"], **{name: {"string_value": ""} for name in names}}
+    config = {**CONFIG, "parameters": given, "input": tensors(*inputs)}
+    Settings.read("engine", config)
+    del given[lacking]
+    with pytest.raises(RuntimeError, match=f"Cannot find parameter with name: {lacking}"):
+        Settings.read("engine", config)
+
+
+def test_what_the_real_backend_does_not_know_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="'V2' is none of"):
+        settings(parameters={"gpt_model_type": {"string_value": "V2"}})
+    v1 = {"gpt_model_type": {"string_value": "V1"}}
+    with pytest.raises(RuntimeError, match="no static batches"):
+        settings(parameters=v1, input=tensors("seed"))
+
+
+def given(ids: list[int], length: int = 4, **more: Any) -> dict[str, Any]:
+    return {
+        "input_ids": np.array([ids], np.int32),
+        "input_lengths": np.array([[len(ids)]], np.int32),
+        "request_output_len": np.array([[length]], np.int32),
+        **{name: np.array(value) for name, value in more.items()},
+    }
+
+
+def rows(**more: Any) -> list[TokenSequence]:
+    return read_sequences(given([1, 2, 3], **more), 16, lambda: False)
+
+
+def test_wishes_are_read_from_the_backends_tensors() -> None:
+    row = rows(
+        end_id=[[9]], temperature=[[0.5]], runtime_top_k=[[0]], runtime_top_p=[[0.75]],
+        random_seed=np.array([[7]], np.uint64), min_length=[[2]],
+        bad_words_list=[[[5, 6, 7], [2, 3, -1]]],
+    )[0]  # fmt: skip
+    assert row.prompt_ids == [1, 2, 3]
+    assert (row.params.temperature, row.params.top_p, row.params.seed) == (0.5, 0.75, 7)
+    assert (row.params.min_tokens, row.eos_ids) == (2, frozenset({9}))
+    assert [IdTokenizer().encode(word) for word in row.params.bad_words] == [[5, 6], [7]]
+
+
+@pytest.mark.parametrize("more", [{}, {"runtime_top_k": [[1]], "temperature": [[1.0]]}])
+def test_the_likeliest_token_is_the_answer_without_wishes(more: dict[str, Any]) -> None:
+    assert rows(**more)[0].params.effective_temperature == 0
+
+
+@pytest.mark.parametrize("end", [-1, 2**32 - 1])
+def test_an_end_that_no_token_has_is_none(end: int) -> None:
+    assert rows(end_id=[[end]])[0].eos_ids == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"lora_task_id": [[1]]}, "has no lora_task_id"),
+        ({"embedding_bias": [[0.5]]}, "has no embedding_bias"),
+        ({"beam_width": [[2]]}, "no beam_width but 1"),
+        ({"return_log_probs": [[True]]}, "no return_log_probs but false"),
+        ({"length": 14}, "over the engine's 16"),
+        ({"length": 0}, "request_output_len 0"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        rows(**more)
+
+
+def test_the_token_that_ends_an_answer_is_kept_and_a_stop_word_is_told() -> None:
+    ended = rows(end_id=[[9]])[0]
+    for token in (5, 9):
+        ended.push(token)
+    assert (ended.finish_reason, ended.take_ids(), ended.take_ids()) == ("stop", [5], [])
+    stopped = rows(stop_words_list=[[[6, 7], [2, -1]]])[0]
+    for token in (5, 6, 7):
+        stopped.push(token)
+    assert (stopped.finish_reason, stopped.take_ids()) == ("stop", [5, 6, 7])
+
+
+class Counting:
+    """Answers every prompt with 10, 11, 12 …; it waits for each token to be allowed."""
+
+    def __init__(self) -> None:
+        self.tokens = threading.Semaphore(0)
+        self.made = 0
+
+    def next_logits(self, model: Any, row: TokenSequence) -> Any:
+        del model
+        self.tokens.acquire()
+        self.made += 1
+        logits = np.zeros(64, np.float32)
+        logits[10 + len(row.token_ids)] = 1
+        return logits
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+    script = Counting()
+    monkeypatch.setattr(backend, "load_model", lambda _: None)
+    monkeypatch.setattr(backend, "context_length", lambda _: 16)
+    monkeypatch.setattr(backend, "next_logits", script.next_logits)
+    yield script
+    script.tokens.release(1000)
+
+
+class Request(FakeRequest):
+    def __init__(self, length: int, name: str = "", **more: Any) -> None:
+        super().__init__(given([1, 2], length, **more))
+        self.name = name
+
+    def request_id(self) -> str:
+        return self.name
+
+    @property
+    def ids(self) -> list[int]:
+        return [i for r in self.responses for i in r.tensors["output_ids"].reshape(-1).tolist()]
+
+
+def refusal(request: Request) -> str:
+    error = request.responses[0].error
+    assert error is not None
+    return str(error.message())
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_in_flight_a_request_joins_between_two_steps(counting: Counting) -> None:
+    stand_in = StandIn(settings(), pb := FakeBackendUtils())
+    long, short = Request(4, streaming=[[True]]), Request(1)
+    stand_in.execute([long])
+    counting.tokens.release()
+    until(lambda: long.ids == [10])
+    stand_in.execute([short])
+    counting.tokens.release(3)
+    until(lambda: short.closed)
+    assert short.ids == [10]
+    assert not long.closed
+    counting.tokens.release(8)
+    until(lambda: long.closed)
+    assert long.ids == [10, 11, 12, 13]
+    stand_in.finalize()
+    assert any("stand-in for TensorRT-LLM" in line for line in pb.Logger.warnings)
+
+
+def static() -> StandIn:
+    v1 = {"gpt_model_type": {"string_value": "V1"}}
+    return StandIn(settings(parameters=v1), FakeBackendUtils())
+
+
+def test_a_static_batch_runs_to_its_end_before_the_next(counting: Counting) -> None:
+    """Triton may hand requests over one by one: it is the backend that makes batches of them."""
+    stand_in = static()
+    batch, late = [Request(3), Request(1)], [Request(1) for _ in range(5)]
+    stand_in.execute(batch)
+    counting.tokens.release(2)
+    until(lambda: batch[1].closed)
+    for request in late:
+        stand_in.execute([request])
+    counting.tokens.release()
+    # A place is free, and they have to wait all the same.
+    until(lambda: counting.made == 3)
+    assert not any(request.closed for request in (batch[0], *late))
+    counting.tokens.release()
+    until(lambda: batch[0].closed)
+    # As many as fit, which are four.
+    counting.tokens.release(4)
+    until(lambda: sum(request.closed for request in late) == 4)
+    counting.tokens.release()
+    until(lambda: late[4].closed)
+    assert [request.ids for request in (*batch, late[0])] == [[10, 11, 12], [10], [10]]
+    stand_in.finalize()
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_a_request_that_says_stop_ends_the_one_that_has_its_id(
+    counting: Counting, decoupled: bool
+) -> None:
+    """It is answered with nothing, in one piece: an engine that does not stream may be asked."""
+    policy = {"decoupled": decoupled}
+    stand_in = StandIn(settings(model_transaction_policy=policy), FakeBackendUtils())
+    long = Request(8, "mine")
+    stand_in.execute([long])
+    counting.tokens.release()
+    stopping, nobodys = Request(1, "mine", stop=[[True]]), Request(1, stop=[[True]])
+    stand_in.execute([stopping, nobodys])
+    assert stopping.closed
+    assert [(r.error, r.tensors) for r in stopping.responses] == [(None, {})]
+    assert "request ID is not provided" in refusal(nobodys)
+    counting.tokens.release(2)
+    until(lambda: long.closed)
+    assert len(long.ids) < 4
+    stand_in.finalize()
+
+
+def test_of_what_nobody_asked_for_nothing_is_sent(counting: Counting) -> None:
+    stand_in = StandIn(settings(), FakeBackendUtils())
+    plain = Request(2, exclude_input_in_output=[[False]])
+    counted = Request(2, return_num_input_tokens=[[True]])
+    counting.tokens.release(8)
+    for request in (plain, counted):
+        stand_in.execute([request])
+        until(lambda request=request: request.closed)
+    assert plain.responses[0].tensors.keys() == {"output_ids", "sequence_length"}
+    assert plain.ids == [1, 2, 10, 11]
+    assert counted.responses[0].tensors["num_input_tokens"].tolist() == [[2]]
+    stand_in.finalize()
+
+
+def test_before_0_14_there_is_a_0_for_every_score(counting: Counting) -> None:
+    outputs = [one for one in CONFIG["output"] if one["name"] != "sequence_index"]
+    stand_in = StandIn(settings(output=outputs), FakeBackendUtils())
+    request = Request(1)
+    counting.tokens.release(4)
+    stand_in.execute([request])
+    until(lambda: request.closed)
+    assert request.responses[0].tensors["cum_log_probs"].tolist() == [[0.0]]
+    stand_in.finalize()
+
+
+def test_a_stream_has_no_prompt_whatever_is_asked(counting: Counting) -> None:
+    excludes = {"exclude_input_in_output": {"string_value": "false"}}
+    stand_in = StandIn(settings(parameters=excludes), FakeBackendUtils())
+    stream, whole = Request(2, streaming=[[True]]), Request(2)
+    counting.tokens.release(8)
+    stand_in.execute([stream, whole])
+    until(lambda: stream.closed and whole.closed)
+    assert stream.ids == [10, 11]
+    assert whole.ids == [1, 2, 10, 11]
+    stand_in.finalize()
+
+
+def test_an_engine_that_does_not_stream_refuses_to(counting: Counting) -> None:
+    policy = {"decoupled": False}
+    stand_in = StandIn(settings(model_transaction_policy=policy), FakeBackendUtils())
+    request = Request(2, streaming=[[True]])
+    stand_in.execute([request])
+    assert "only supported where the model is decoupled" in refusal(request)
+    stand_in.finalize()
+
+
+def test_the_first_version_takes_every_number_once_at_a_time(counting: Counting) -> None:
+    outputs = [one for one in CONFIG["output"] if one["name"] == "output_ids"]
+    stand_in = StandIn(settings(output=outputs), FakeBackendUtils())
+    first, same, word = Request(1, "7"), Request(1, "7"), Request(1, "seven")
+    stand_in.execute([first])
+    stand_in.execute([same, word])
+    assert "requestId 7 is already in progress" in refusal(same)
+    assert "must be uint64_t. Got seven" in refusal(word)
+    counting.tokens.release(4)
+    until(lambda: first.closed)
+    again = Request(1, "7")
+    stand_in.execute([again])
+    until(lambda: again.closed)
+    assert again.responses[0].error is None
+    stand_in.finalize()
+
+
+def test_it_makes_what_generate_makes() -> None:
+    import torch
+
+    model = backend.load_model(settings())
+    for ids in ([70, 80, 90], [400, 5], [33]):
+        row = read_sequences(given(ids, 12, end_id=[[0]]), 512, lambda: False)[0]
+        while not row.done:
+            row.push(row.sampler.choose(backend.next_logits(model, row)))
+        made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+        assert row.token_ids == made[0, len(ids) :].tolist()

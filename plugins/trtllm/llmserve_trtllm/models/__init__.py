@@ -1,1 +1,0 @@
-"""The configurations of the ensemble's models, each filled field by field for one version."""

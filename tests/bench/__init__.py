@@ -1,1 +1,0 @@
-"""Benchmarks: they print ratios of one run and pass no judgement. ``make bench`` runs them."""

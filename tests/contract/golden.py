@@ -1,0 +1,53 @@
+"""What builds of the demo model write, kept to be read and compared.
+
+``tests/golden`` has their configurations and manifests. All other files are in the manifests by
+their hashes. After a change that is meant, ``python -m tests.contract.golden`` writes it again.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import llmserve
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+_NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')
+"""The client is a module of ours as it stands, which other tests are about; exported graphs have
+the lines of the code in them that exported them."""
+KEPT = {"config.pbtxt", "llmserve.json", "graph.json", "Dockerfile"}
+
+
+def build_all(repository: Path) -> None:
+    llmserve.build("hf", "demo", output=repository)
+    llmserve.build("iterative", "demo", name="demo-iterative", output=repository)
+    llmserve.build("gpt2-onnx", "demo", name="demo-onnx", output=repository)
+    llmserve.build(
+        "gpt2-torchscript", "demo", name="demo-torchscript", output=repository,
+        batching="sequence-oldest",
+    )  # fmt: skip
+    llmserve.build("trtllm", "demo", name="demo-trtllm", output=repository, layout="llmapi")
+
+
+def kept(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): _NOT_COMPARED.sub("", path.read_text(encoding="utf-8"))
+        for path in sorted(folder.rglob("*"))
+        if path.name in KEPT and "tokenizer" not in path.parts
+    }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        build_all(Path(scratch) / "repository")
+        files = kept(Path(scratch) / "repository")
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for name, text in files.items():
+        (GOLDEN / name).parent.mkdir(parents=True, exist_ok=True)
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

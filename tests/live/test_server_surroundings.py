@@ -1,0 +1,195 @@
+"""A server works wherever it is started: any path, locale and home, and any neighbour."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmserve.server import Server, start
+from tests.live.commands import LLMSERVE, Serving, run
+from tests.live.servers import ECHO, ask, echo, repository, settings
+
+ODD = "a b;touch pwned;'\"$(touch pwned) é käse"
+
+
+def test_any_path_can_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton hands paths on to a shell without quoting them, and opens only those in ASCII."""
+    temporary = tmp_path / ODD / "tmp"
+    temporary.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.chdir(temporary)
+    folder = repository(tmp_path / ODD / "models", echo=ECHO, other=ECHO)
+    with start(settings(folder, ready_timeout=30)) as server:
+        assert echo(server, "naïve") == "naïve"
+    with start(settings(folder, ready_timeout=30, models=("echo",))) as server:
+        assert echo(server, "alone") == "alone"
+        assert server.models() == {"echo": "READY"}
+    assert not list(tmp_path.rglob("pwned"))
+    assert not list(temporary.iterdir()), "nothing is left there"
+
+
+TEXT = """
+import json, os, subprocess, sys
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("é printed é “quoted”")
+        here = os.path.join(args["model_repository"], args["model_version"])
+        with open(os.path.join(here, "words.txt")) as file:
+            self.words = file.read()
+        with open(os.path.join(os.environ["HOME"], "note.txt"), "w") as file:
+            file.write("käse")
+        program = [sys.executable, "-c", "import acme_words; print(chr(8220) + acme_words.NAME)"]
+        self.words += subprocess.run(program, capture_output=True, text=True, check=True).stdout
+        import acme_words
+        self.words += acme_words.NAME
+
+    def execute(self, requests):
+        import numpy as np
+        out = np.array([self.words.encode()], dtype=object)
+        return [pb.InferenceResponse([pb.Tensor("OUT", out)]) for _ in requests]
+"""
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.live.servers import echo, settings
+from llmserve.server import start
+
+with start(settings(Path(sys.argv[1]), ready_timeout=30)) as server:
+    sys.stdout.buffer.write(echo(server, "x", model="text").encode())
+"""
+LOCALES = [{}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX"}, {"LC_ALL": "xx_YY.UTF-8", "LANG": "xx"}]
+
+
+@pytest.mark.parametrize("locale", LOCALES, ids=["unset", "C", "POSIX", "unknown"])
+def test_models_read_and_write_utf8_in_every_locale(tmp_path: Path, locale: dict[str, str]) -> None:
+    """Also where the home, the virtual environment and a package have names that are not ASCII."""
+    home = tmp_path / "käse"
+    environment = home / "environment"
+    venv.create(environment, symlinks=True, system_site_packages=False)
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "parent.pth").write_text(
+        "".join(f"{path}\n" for path in sys.path if path), encoding="utf-8"
+    )
+    (packages / "acme_words.py").write_text("NAME = 'éacme'", encoding="utf-8")
+    folder = repository(tmp_path / "models", text=TEXT)
+    (folder / "text" / "1" / "words.txt").write_text("“words”", encoding="utf-8")
+    clean = {name: os.environ[name] for name in ("PATH",)}
+    done = subprocess.run(
+        [environment / "bin" / "python", "-c", SCRIPT, str(folder)],
+        env={**clean, **locale, "HOME": str(home), "TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    assert done.stdout.decode() == "“words”“éacme\néacme"
+    assert (home / "note.txt").read_text(encoding="utf-8") == "käse"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / ODD
+    built = run("build", "--plugin", "iterative", "--model", "demo", "--output", str(folder))
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "xx_YY.UTF-8"}], ids=["unset", "unknown"])
+def test_the_demo_model_is_served_from_a_bare_environment(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locale: dict[str, str]
+) -> None:
+    """No locale, no compiler, an empty cache, and a home whose name is not ASCII."""
+    home = tmp_path / "maison d'été"
+    home.mkdir()
+    bare = {
+        "PATH": os.environ["PATH"], "HOME": str(home), "CC": "/bin/false", "CXX": "/bin/false",
+        **locale,
+    }  # fmt: skip
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    for name, value in bare.items():
+        monkeypatch.setenv(name, value)
+    served = Serving(demo)
+    try:
+        done = subprocess.run(
+            [*LLMSERVE, "query", "demo", "The capital of France is", "--max-tokens", "4",
+             "--url", served.url],
+            capture_output=True, encoding="utf-8", check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "Paris" in done.stdout
+    finally:
+        assert served.interrupt() == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = repository(tmp_path_factory.mktemp("models"), echo=ECHO, other=ECHO)
+    with start(settings(folder, models=("echo",))) as running:
+        yield running
+
+
+def key_of(server: Server) -> str:
+    """Read the key as every user of the machine can: off the command line."""
+    words = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
+    (word,) = [word for word in words if word.startswith(b"--http-restricted-api=")]
+    return word.decode().partition("llmserve-key=")[2]
+
+
+CODE = {"parameters": {"config": "{}", "file:1/model.py": "cHJpbnQoMSk="}}
+CLOSED = ["trace/setting", "logging", "systemsharedmemory/status"]
+
+
+@pytest.mark.parametrize("spelt", ["{}", "{0}\n", "folded", "first", "last", "escaped"])
+def test_the_key_on_the_command_line_opens_nothing_over_http(server: Server, spelt: str) -> None:
+    key = key_of(server)
+    first, last = key.split("\n")
+    value = {
+        "folded": f"{first}\r\n {last}", "first": first, "last": last,
+        "escaped": key.replace("\n", "%0A"),
+    }.get(spelt, spelt.format(key))  # fmt: skip
+    port = int(server.http_url.rpartition(":")[2])
+    for path in CLOSED:
+        head = f"GET /v2/{path} HTTP/1.1\r\nHost: x\r\nllmserve-key: {value}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(head.encode())
+            answer = connection.recv(4096)
+        # A header that is none makes Triton close the connection.
+        assert not answer or answer.split()[1] in (b"400", b"403"), path
+
+
+def test_the_key_on_the_command_line_opens_nothing_over_grpc(server: Server) -> None:
+    grpc = pytest.importorskip("tritonclient.grpc")
+    key = key_of(server)
+    for value in (key, *key.split("\n"), key.replace("\n", "\\n")):
+        with grpc.InferenceServerClient(server.grpc_url) as client:
+            for ask_for in (client.get_log_settings, client.get_system_shared_memory_status):
+                with pytest.raises(Exception):  # noqa: B017  grpc itself refuses some
+                    ask_for(headers={"triton-grpc-protocol-llmserve-key": value})
+
+
+def test_no_model_can_be_loaded_from_outside(server: Server) -> None:
+    """Neither with the key nor without: who can load a model can run code."""
+    port = int(server.http_url.rpartition(":")[2])
+    for name in ("other", "planted"):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        body = json.dumps(CODE if name == "planted" else {})
+        connection.request("POST", f"/v2/repository/models/{name}/load", body)
+        answer = connection.getresponse()
+        assert answer.status >= 400
+        assert b"not allowed" in answer.read()
+    assert [model["name"] for model in ask(f"{server.http_url}/v2/repository/index", {})] == [
+        "echo"
+    ]

@@ -1,0 +1,270 @@
+"""Prompts and options survive the way into a message, and answers the way out of it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
+
+from llmserve.client import messages, script
+from llmserve.client.exchange import ASK_FOR_COUNTS
+from llmserve.client.messages import (
+    build_request,
+    check_options,
+    pack_numbers,
+    pack_texts,
+    read_response,
+    unpack_numbers,
+    unpack_texts,
+)
+from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.results import Piece, gather
+from llmserve.errors import ClientError, OptionError, UsageError
+from llmserve.runtime import contract
+from llmserve_cli.query import query
+
+OUTPUTS = {"text_output": Tensor("text_output", "BYTES", (1,))}
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def info(*inputs: Tensor, batched: bool = True, ours: bool = True) -> ModelInfo:
+    text = Tensor("text_input", "BYTES", (1,) if batched else (-1,))
+    tensors = {tensor.name: tensor for tensor in (text, *inputs)}
+    version = "0.1.0" if ours else None
+    return ModelInfo("m", "unary", batched, 8, tensors, OUTPUTS, made_by_llmserve=version)
+
+
+def response(rows: int, **tensors: tuple[str, bytes]) -> Any:
+    message = service_pb2.ModelInferResponse(model_name="m")
+    for name, (datatype, raw) in tensors.items():
+        message.outputs.add(name=name, datatype=datatype, shape=[rows, 1])
+        message.raw_output_contents.append(raw)
+    return message
+
+
+@given(st.lists(TEXTS))
+def test_texts_are_packed_as_tritons_own_client_reads_them(texts: list[str]) -> None:
+    raw = pack_texts(texts)
+    assert unpack_texts(raw) == texts
+    assert [bytes(text).decode() for text in deserialize_bytes_tensor(raw)] == texts
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=8), st.booleans())
+def test_prompts_arrive_as_rows(prompts: list[str], batched: bool) -> None:
+    request = build_request(info(batched=batched), prompts, {})
+    assert list(request.inputs[0].shape) == ([len(prompts), 1] if batched else [len(prompts)])
+    assert unpack_texts(request.raw_input_contents[0]) == prompts
+
+
+@given(st.integers(-(2**70), 2**70) | st.booleans() | st.floats() | TEXTS)
+def test_options_go_to_our_models_as_parameters(value: Any) -> None:
+    options = check_options({"option": value})
+    if isinstance(value, str) and "\0" in value:
+        with pytest.raises(OptionError):
+            build_request(info(), ["p"], options)
+        return
+    declared = Tensor("option", "INT32", (1,), optional=True)
+    request = build_request(info(declared), ["p"], options)
+    assert len(request.inputs) == 1
+    slot = request.parameters["option"]
+    sent = getattr(slot, slot.WhichOneof("parameter_choice"))
+    is_big = type(value) is int and not -(2**63) <= value < 2**63
+    assert sent == (str(value) if is_big else value) or value != value
+
+
+@given(st.lists(TEXTS, min_size=1))
+def test_lists_go_to_our_models_as_json(words: list[str]) -> None:
+    request = build_request(info(), ["p"], check_options({"stop_words": words}))
+    assert json.loads(request.parameters["stop_words"].string_param) == words
+
+
+@given(
+    st.sampled_from(["INT32", "UINT64", "FP32", "BOOL", "INT64"]),
+    st.integers(0, 1),
+    st.integers(1, 8),
+)
+def test_options_go_to_other_models_as_inputs(datatype: str, value: int, rows: int) -> None:
+    given_value = {"FP32": float(value), "BOOL": bool(value)}.get(datatype, value)
+    declared = Tensor("option", datatype, (1,), optional=True)
+    request = build_request(info(declared, ours=False), ["p"] * rows, {"option": given_value})
+    assert not request.parameters
+    assert (request.inputs[1].datatype, list(request.inputs[1].shape)) == (datatype, [rows, 1])
+    assert unpack_numbers(datatype, request.raw_input_contents[1]) == [given_value] * rows
+
+
+def test_what_another_model_does_not_declare_goes_as_a_parameter() -> None:
+    request = build_request(info(ours=False), ["p"], {"max_tokens": 3})
+    assert request.parameters["max_tokens"].int64_param == 3
+
+
+def test_other_models_are_told_seeds_under_the_name_that_they_know() -> None:
+    declared = Tensor("random_seed", "UINT64", (1,), optional=True)
+    request = build_request(info(declared, ours=False), ["p"], {"seed": 2**64 - 1})
+    assert unpack_numbers("UINT64", request.raw_input_contents[1]) == [2**64 - 1]
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(1, 4))
+def test_lists_fill_the_open_dimension(words: list[str], rows: int) -> None:
+    declared = Tensor("stop_words", "BYTES", (-1,), optional=True)
+    request = build_request(info(declared, ours=False), ["p"] * rows, {"stop_words": words})
+    assert list(request.inputs[1].shape) == [rows, len(words)]
+    assert unpack_texts(request.raw_input_contents[1]) == words * rows
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_tokens": {}}, "max_tokens cannot be a dict"),
+        ({"stop_words": [["a"]]}, "stop_words cannot be a list"),
+        ({"messages": [object()]}, "messages cannot be written as JSON"),
+        ({"stream": True}, "call stream() or generate()"),
+        ({"sequence_id": 1}, "set by the client"),
+        ({"triton_x": 1}, "set by the client"),
+    ],
+)
+def test_options_that_no_model_could_take(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check_options(options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("INT32", 2**31), ("INT32", "1"), ("INT32", 1.0), ("INT32", True), ("BOOL", 1), ("FP32", "1")],
+)
+def test_inputs_are_refused_values_of_another_type(datatype: str, value: Any) -> None:
+    declared = Tensor("option", datatype, (1,), optional=True)
+    with pytest.raises(OptionError, match="option"):
+        build_request(info(declared, ours=False), ["p"], {"option": value})
+
+
+def test_the_time_in_the_queue_goes_as_tritons_own_parameter() -> None:
+    patient = replace(info(), queue_timeout=True)
+    request = build_request(patient, ["p"], check_options({"queue_timeout": 0.25}))
+    assert {name: slot.int64_param for name, slot in request.parameters.items()} == {
+        "timeout": 250_000
+    }
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "1", float("nan"), float("inf")])
+def test_a_time_in_the_queue_that_cannot_be_meant_is_refused(value: Any) -> None:
+    with pytest.raises(OptionError, match="queue_timeout takes seconds above 0"):
+        build_request(replace(info(), queue_timeout=True), ["p"], {"queue_timeout": value})
+
+
+def test_a_time_in_the_queue_that_nobody_would_heed_is_refused() -> None:
+    with pytest.raises(OptionError, match="'m' does not take a queue_timeout"):
+        build_request(info(), ["p"], {"queue_timeout": 1})
+
+
+def test_none_is_not_sent_and_chats_are_json() -> None:
+    chat = [{"role": "user", "content": "hé"}]
+    checked = check_options({"seed": None, "messages": chat})
+    assert list(checked) == ["messages"]
+    assert json.loads(str(checked["messages"])) == chat
+
+
+def test_a_model_without_text_says_what_it_takes() -> None:
+    model = ModelInfo("m", "unary", True, 8, {"pixels": Tensor("pixels", "FP32", (3,))}, {})
+    with pytest.raises(UsageError, match="its inputs are pixels"):
+        build_request(model, ["p"], {})
+
+
+@given(st.lists(st.tuples(TEXTS, st.sampled_from(["", "stop"]), st.integers(0, 99)), min_size=1))
+def test_responses_are_read_row_by_row(rows: list[tuple[str, str, int]]) -> None:
+    message = response(
+        len(rows),
+        num_output_tokens=("INT32", pack_numbers("INT32", [row[2] for row in rows])),
+        finish_reason=("BYTES", pack_texts(row[1] for row in rows)),
+        text_output=("BYTES", pack_texts(row[0] for row in rows)),
+    )
+    pieces = read_response(message, len(rows))
+    assert [(p.text, p.finish_reason or "", p.output_tokens) for p in pieces] == rows
+    assert [p.index for p in pieces] == list(range(len(rows)))
+    assert all(piece.input_tokens is None for piece in pieces)
+
+
+def test_what_a_formatter_adds_comes_along() -> None:
+    message = response(
+        2,
+        text_output=("BYTES", pack_texts(["a", "b"])),
+        json_output=("BYTES", pack_texts(["{}", "[]"])),
+        score=("FP32", pack_numbers("FP32", [0.5, 1.5])),
+        logits=("FP32", pack_numbers("FP32", [0.0] * 8)),
+        raw=("BYTES", struct.pack("<I", 1) + b"\xff"),
+        half=("BF16", b"\0\0\0\0"),
+    )
+    first, second = read_response(message, 2)
+    assert first.extra == {"json_output": "{}", "score": 0.5}
+    assert second.extra == {"json_output": "[]", "score": 1.5}
+    (whole,) = gather([Piece("a"), replace(first, finish_reason="stop"), Piece("")], 1)
+    assert (whole.text, whole.extra) == ("aa", first.extra)
+
+
+def test_the_best_beam_is_taken_and_an_empty_response_is_nothing() -> None:
+    beams = response(2, text_output=("BYTES", pack_texts(["a1", "a2", "b1", "b2"])))
+    assert [piece.text for piece in read_response(beams, 2)] == ["a1", "b1"]
+    assert read_response(response(1), 1) == []
+    assert read_response(response(1, text_output=("BYTES", b"")), 1) == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (struct.pack("<I", 2) + b"a\xff", "not UTF-8 \\(byte 0xff at 1\\)"),
+        (struct.pack("<I", 3) + b"ab", "cut off"),
+        (b"\1\0", "cut off"),
+        (pack_texts(["a", "b", "c"]), "3 values of text_output for 2 prompts"),
+    ],
+)
+def test_broken_responses_are_an_error_of_one_line(raw: bytes, words: str) -> None:
+    with pytest.raises(ClientError, match=words) as caught:
+        read_response(response(2, text_output=("BYTES", raw)), 2)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.binary(max_size=30))
+def test_no_bytes_make_the_reader_fall_over(raw: bytes) -> None:
+    try:
+        texts = unpack_texts(raw)
+    except ClientError:
+        return
+    assert pack_texts(texts) == raw
+
+
+def test_a_prompt_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="UTF-8"):
+        build_request(info(), ["\ud800"], {})
+
+
+def test_the_clients_use_the_names_of_the_contract() -> None:
+    """The contract is the runtime's, which no client imports; so the names are compared here."""
+    ours = {tensor.name for tensor in (contract.TEXT_OUTPUT, contract.FINISH_REASON)}
+    assert {*messages.OUTPUTS} == ours | {tensor.name for tensor in contract.USAGE}
+    assert {*messages.LOGPROBS_OUTPUTS} == {tensor.name for tensor in contract.LOGPROBS_OUTPUTS}
+    for second, first in contract.ALIASES.items():
+        assert messages._SECOND_NAMES[second] == first
+        assert messages._SECOND_NAMES[first] == second
+    inputs = {
+        tensor.name
+        for tensor in (
+            contract.TEXT_INPUT, contract.MESSAGES, contract.MAX_TOKENS, contract.STREAM,
+            contract.STOP_WORDS, *contract.SAMPLING, *contract.LOGPROBS,
+            *contract.TEXT_FORMAT_INPUTS,
+        )
+    }  # fmt: skip
+    own = {"url", "model", "json", "timeout", "prompt", "help"}
+    assert {action.dest for action in script._parser()._actions} - own <= inputs
+    assert ASK_FOR_COUNTS[0] in inputs
+    options = {str(param.name) for param in query.params}
+    assert {"max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs"} <= options & inputs
+    for name in ("text_input", *messages.OUTPUTS, "stream", "logprobs"):
+        assert f'"{name}"' in Path(script.__file__).read_text(encoding="utf-8")

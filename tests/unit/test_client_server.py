@@ -1,0 +1,115 @@
+"""What a server can do to a client: stop in the middle, hide its models, speak something else."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmserve import errors
+from llmserve.client import connect, connect_async, script
+from tests.unit.scripted import Scripted
+
+
+@pytest.fixture
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def url(scripted: Scripted) -> Iterator[str]:
+    with scripted.serving() as url:
+        yield url
+
+
+def emitted(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    client = shutil.copy(script.__file__, folder / "client.py")
+    command = [sys.executable, str(client), "--model", "m", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_stream_that_is_complete_is_an_answer(url: str, tmp_path: Path) -> None:
+    with connect(url) as client:
+        assert client.generate("m", "p").text == "cut off"
+    assert emitted(tmp_path, "--url", url, "p").stdout == "cut off\n"
+
+
+def test_a_stream_that_stops_in_the_middle_is_no_answer(
+    scripted: Scripted, url: str, tmp_path: Path
+) -> None:
+    scripted.ends = "early"
+    with connect(url) as client:
+        with pytest.raises(errors.UnreachableError, match="before the answer was complete"):
+            client.generate("m", "p")
+        pieces = client.stream("m", "p")
+        assert [next(pieces).text, next(pieces).text] == scripted.pieces
+        with pytest.raises(errors.UnreachableError, match="before the answer was complete"):
+            next(pieces)
+
+    async def ask() -> None:
+        async with connect_async(url) as client:
+            await client.generate("m", "p")
+
+    with pytest.raises(errors.UnreachableError, match="before the answer was complete"):
+        asyncio.run(ask())
+    done = emitted(tmp_path, "--url", url, "p")
+    assert (done.returncode, "ended the stream too early" in done.stderr) == (4, True)
+
+
+def test_models_are_named_where_the_index_is_restricted(url: str) -> None:
+    with connect(url) as client, pytest.raises(errors.ModelNotReadyError) as caught:
+        client.generate("otter", "p")
+    assert str(caught.value) == "the server does not have 'otter': choose one of other, m"
+
+
+@pytest.fixture(params=[b"HTTP/1.1 400 Bad Request\r\nContent-Length: 3\r\n\r\nbad", b""])
+def http_port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A port for HTTP/1, which refuses anything else in words or, as Triton's does, without."""
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                asked = connection.recv(1000)
+                ok = b"HTTP/1.1 200 OK\r\n\r\n"
+                connection.sendall(ok if asked.startswith(b"GET ") else request.param)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_port_for_http_is_told_from_no_server(http_port: int) -> None:
+    wanted = r"speaks HTTP, not gRPC: .*usually 8001\), as in --url 127.0.0.1:8001"
+    with (
+        connect(f"127.0.0.1:{http_port}") as client,
+        pytest.raises(errors.UnreachableError, match=wanted),
+    ):
+        client.generate("m", "p")
+
+    async def ask() -> None:
+        async with connect_async(f"127.0.0.1:{http_port}") as client:
+            await client.generate("m", "p")
+
+    with pytest.raises(errors.UnreachableError, match=wanted):
+        asyncio.run(ask())
+
+
+def test_escapes_in_an_answer_reach_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    evil = "a\x1b]0;title\x07b\x9b31m\r\n\té 👩‍🚀"
+    assert script._printable(evil) == evil
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert script._printable(evil) == "a\\x1b]0;title\\x07b\\x9b31m\\r\n\té 👩‍🚀"

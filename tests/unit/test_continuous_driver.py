@@ -1,0 +1,205 @@
+"""Continuous batching without Triton: who joins, who leaves, and what fails whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from llmserve.runtime.continuous import ContinuousDriver
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.protocols import Tokenizer
+from llmserve.testing import FakeRequest, make_parts
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException, which is no Exception."""
+
+
+class Progress:
+    def __init__(self) -> None:
+        self.failed: list[tuple[Generation, Exception]] = []
+
+
+class Echoes:
+    """An engine that repeats prompts, a byte a step, when it is let.
+
+    ``?`` is refused, ``!`` fails at its third token, ``#`` makes a step fail for everybody and
+    ``~`` makes it panic.
+    """
+
+    context_length: int | None = 1000
+    eos_ids: frozenset[int] = frozenset()
+    cache_tokens = 1000
+    waiting = 0
+
+    def __init__(self) -> None:
+        self.under_way: list[Generation] = []
+        self.beside: list[int] = []
+        self.may_step = Event()
+        self.may_step.set()
+
+    def stepper(self, tokenizer: Tokenizer) -> Echoes:
+        return self
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.under_way)
+
+    @property
+    def live(self) -> int:
+        return len(self.under_way)
+
+    @property
+    def cache_used(self) -> int:
+        return sum(len(g.prompt_ids) for g in self.under_way)
+
+    def admit(self, generation: Generation) -> None:
+        if ord("?") in generation.prompt_ids:
+            raise RequestError("no questions")
+        self.under_way.append(generation)
+
+    def drop(self, generation: Generation) -> None:
+        self.under_way = [other for other in self.under_way if other is not generation]
+
+    def step(self) -> Progress:
+        assert self.may_step.wait(10)
+        time.sleep(0.001)
+        self.beside.append(len(self.under_way))
+        progress = Progress()
+        for generation in list(self.under_way):
+            at = len(generation.token_ids)
+            if ord("#") in generation.prompt_ids:
+                raise MemoryError("no memory left")
+            if ord("~") in generation.prompt_ids:
+                raise Panic("index out of bounds")
+            if ord("!") in generation.prompt_ids and at == 2:
+                progress.failed.append((generation, ValueError("cannot go on")))
+                self.drop(generation)
+                continue
+            generation.push(generation.prompt_ids[at % len(generation.prompt_ids)])
+            if generation.done:
+                self.drop(generation)
+        return progress
+
+
+class Model:
+    """A driver at work."""
+
+    def __init__(self) -> None:
+        self.engine = Echoes()
+        self.driver = ContinuousDriver({}, Path())
+        self.driver.start(make_parts(self.engine))
+
+    def send(self, text: str, **asked: Any) -> FakeRequest:
+        request = FakeRequest({"text_input": [text]}, **asked)
+        self.driver.execute([request])
+        return request
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    made = Model()
+    yield made
+    made.engine.may_step.set()
+    made.driver.finalize()
+    assert not made.engine.under_way
+
+
+def closed(*requests: FakeRequest) -> None:
+    deadline = time.monotonic() + 10
+    while not all(request.closed for request in requests):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_triton_is_let_go_at_once_and_answers_come_later(model: Model) -> None:
+    model.engine.may_step.clear()
+    request = model.send("ab", max_tokens=5)
+    assert not request.closed
+    model.engine.may_step.set()
+    closed(request)
+    assert request.text == "ababa"
+    assert len(request.responses) == 1
+
+
+def test_a_request_joins_one_that_is_under_way_and_ends_before_it(model: Model) -> None:
+    long = model.send("ab", max_tokens=900)
+    while not model.engine.beside:
+        time.sleep(0.001)
+    short = model.send("cd", max_tokens=3)
+    closed(short)
+    assert not long.closed
+    assert short.text == "cdc"
+    assert 2 in model.engine.beside
+    long.cancelled = True
+    closed(long)
+
+
+def test_pieces_join_to_the_whole(model: Model) -> None:
+    stream = model.send("abc", max_tokens=40, stream=True)
+    closed(stream)
+    assert len(stream.responses) > 1
+    assert stream.text == ("abc" * 14)[:40]
+
+
+def test_who_leaves_frees_its_place(model: Model) -> None:
+    gone, stays = model.send("ab", max_tokens=900), model.send("cd", max_tokens=200)
+    gone.cancelled = True
+    closed(gone)
+    assert model.engine.live <= 1
+    closed(stays)
+    assert stays.text == "cd" * 100
+
+
+def test_one_that_is_refused_or_fails_does_so_alone(model: Model) -> None:
+    good = model.send("ab", max_tokens=30)
+    wrong, refused, culprit = model.send("ab", max_tokens=0), model.send("?"), model.send("!")
+    closed(good, wrong, refused, culprit)
+    assert good.text == "ab" * 15
+    assert "max_tokens" in (wrong.error or "")
+    assert refused.error == "no questions"
+    assert culprit.error == "the model failed: ValueError: cannot go on"
+
+
+def test_a_step_that_fails_is_told_to_all_and_the_next_request_is_served(model: Model) -> None:
+    good, culprit = model.send("ab", max_tokens=900), model.send("#")
+    closed(good, culprit)
+    assert good.error == culprit.error == "the model failed: MemoryError: no memory left"
+    after = model.send("cd", max_tokens=4)
+    closed(after)
+    assert after.text == "cdcd"
+
+
+def test_unloading_tells_who_still_waits() -> None:
+    model = Model()
+    request = model.send("ab", max_tokens=900)
+    model.driver.finalize()
+    assert request.closed
+    assert "being unloaded" in (request.error or "")
+    assert not model.engine.under_way
+
+
+def test_a_panic_of_a_library_does_not_end_the_thread(model: Model) -> None:
+    culprit = model.send("~", max_tokens=9)
+    closed(culprit)
+    assert culprit.error == "the model failed: RuntimeError: Panic: index out of bounds"
+    after = model.send("cd", max_tokens=4)
+    closed(after)
+    assert after.text == "cdcd"
+
+
+def test_a_stream_of_many_gets_its_first_piece_at_once_and_the_others_together(
+    model: Model,
+) -> None:
+    streams = [model.send("ab", max_tokens=200, stream=True) for _ in range(8)]
+    closed(*streams)
+    for stream in streams:
+        assert stream.text == "ab" * 100
+        assert len(stream.responses[0].texts[0]) <= 2
+        assert len(stream.responses) < 100
