@@ -32,7 +32,7 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
             summary="The model's own tokenizer, as AutoTokenizer loads it",
             runtime="llmserve.runtime.hf_tokenizer:TransformersTokenizer",
             prepare=_prepare_tokenizer,
-            inputs=(contract.MESSAGES,),
+            inputs=(contract.MESSAGES, contract.CHAT_TEMPLATE_KWARGS),
             requires=("transformers",),
         )
     ]

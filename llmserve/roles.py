@@ -88,7 +88,13 @@ class Batching(Component):
     """
 
     mode: str = "batch"
-    inputs: tuple[Tensor, ...] = (contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS)
+    inputs: tuple[Tensor, ...] = (
+        contract.MAX_TOKENS,
+        contract.STREAM,
+        contract.STOP_WORDS,
+        contract.INPUT_IDS,
+        contract.PROMPT_ONLY,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ _SECOND_NAMES = {
     "min_tokens": "min_length",
     "min_length": "min_tokens",
 }
+_AS_JSON = ("messages", "chat_template_kwargs", "logit_bias")
 QUEUE_TIMEOUT = "queue_timeout"
 """How long a request may wait for its turn, in seconds; not how long its answer may take."""
 _LONGEST_QUEUE = 1e7
@@ -50,9 +51,9 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
 def _check(name: str, given: Any) -> Value:
     # What comes out of numpy or torch knows how to become plain Python.
     value = given.tolist() if hasattr(given, "tolist") else given
+    if name in _AS_JSON and isinstance(value, (dict, list, tuple)):
+        return _as_json(name, value)
     if isinstance(value, (list, tuple)):
-        if name == "messages":
-            return _as_json(name, list(value))
         if all(isinstance(part, (bool, int, float, str)) for part in value):
             return list(value)
     elif isinstance(value, (bool, int, float, str)):
@@ -63,7 +64,7 @@ def _check(name: str, given: Any) -> Value:
     )
 
 
-def _as_json(name: str, value: list[Any]) -> str:
+def _as_json(name: str, value: Any) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:

@@ -33,7 +33,8 @@ class BatchDriver:
             except Exception as error:
                 job.responder.fail(error)
             else:
-                jobs.append(job)
+                if not job.done:
+                    jobs.append(job)
         if jobs:
             self._generate(jobs)
 

@@ -59,7 +59,8 @@ class ContinuousDriver:
             except Exception as error:
                 job.responder.fail(error)
             else:
-                self._arrived.put(job)
+                if not job.done:
+                    self._arrived.put(job)
 
     def finalize(self) -> None:
         """End the thread; whoever still waits gets an error."""

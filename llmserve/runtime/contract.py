@@ -41,6 +41,14 @@ TEXT_INPUT = Tensor("text_input", "TYPE_STRING", optional=False)
 MESSAGES = Tensor("messages", "TYPE_STRING")
 MAX_TOKENS = Tensor("max_tokens", "TYPE_INT32")
 STREAM = Tensor("stream", "TYPE_BOOL")
+CHAT_TEMPLATE_KWARGS = Tensor("chat_template_kwargs", "TYPE_STRING")
+"""JSON: what the chat template is given beside the messages."""
+
+INPUT_IDS = Tensor("input_ids", "TYPE_INT32", dims=(-1,), ragged=True)
+"""A prompt as token ids, instead of ``text_input``."""
+PROMPT_ONLY = Tensor("prompt_only", "TYPE_BOOL")
+"""Asks what the prompt is to the model, instead of an answer: ``text_output`` is then JSON with
+its ``ids``, their ``text`` and the model's ``context_length``."""
 
 SAMPLING = (
     Tensor("temperature", "TYPE_FP32"),
@@ -58,6 +66,9 @@ SAMPLING = (
     Tensor("bad_words", "TYPE_STRING", dims=(-1,), ragged=True),
 )
 """What a generator that samples by ``llmserve.runtime.sampling`` honours."""
+
+LOGIT_BIAS = Tensor("logit_bias", "TYPE_STRING")
+"""JSON: what to add to the scores of tokens, by their ids. ``runtime.sampling`` honours it."""
 
 LOGPROBS = (
     Tensor("logprobs", "TYPE_INT32"),

@@ -53,6 +53,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.on_text: Callable[[], None] | None = None
         self.taken = False
+        self.tokens_told = 0
         self.constraint: Constraint | None = None
         self._constrained_at = 0
         self._is_cancelled = is_cancelled
@@ -120,6 +121,11 @@ class Generation:
             self._finish(LENGTH)
         elif self.on_text:
             self.on_text()
+
+    def tell(self, text: str) -> None:
+        """End with a text that no generator made."""
+        self._append(text)
+        self._finish(STOP)
 
     def end(self) -> None:
         """Nothing more comes, though no token said so: some engines keep the last one."""

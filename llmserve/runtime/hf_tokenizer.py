@@ -20,17 +20,19 @@ class TransformersTokenizer:
         self._tokenizer = AutoTokenizer.from_pretrained(where, **options)
         eos = self._tokenizer.eos_token_id
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
+        self.vocab_size = len(self._tokenizer)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=special)
-        return [int(i) for i in ids]
+        ids = [int(i) for i in self._tokenizer.encode(text, add_special_tokens=special)]
+        begin = self._tokenizer.bos_token_id
+        # Who renders the chat template elsewhere sends a text that begins with this already.
+        return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> list[int]:
         """Return the ids of a conversation, by the model's own chat template."""
+        options = {"add_generation_prompt": True, **options, "tokenize": False}
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False
-            )
+            text = self._tokenizer.apply_chat_template(list(messages), **options)
         except ValueError:
             raise RequestError(
                 "this model has no chat template: send text_input instead of messages"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
@@ -26,7 +27,10 @@ class Job:
         self.generations: list[Generation] = []
 
     def admit(self, raw: Any) -> None:
-        """Read the request; what is wrong with it is raised as :class:`RequestError`."""
+        """Read the request; what is wrong with it is raised as :class:`RequestError`.
+
+        One that asks about its prompt only is answered and :attr:`done` at once.
+        """
         self._prompts = read_prompts(raw, self._parts)
         self.restart()
         stream = self._prompts[0].params.stream
@@ -37,6 +41,8 @@ class Job:
                 "--set decoupled=true"
             )
         self.streams = wanted and self._parts.decoupled
+        if self.done:
+            self.send()
 
     def restart(self) -> None:
         self.generations = [self._generation(prompt) for prompt in self._prompts]
@@ -48,8 +54,10 @@ class Job:
 
     def _generation(self, prompt: Prompt) -> Generation:
         parts = self._parts
-        limit = answer_limit(prompt, parts.generator.context_length, parts.defaults["max_tokens"])
-        if prompt.params.min_tokens > limit:
+        about_prompt = prompt.params.prompt_only
+        context = parts.generator.context_length
+        limit = 1 if about_prompt else answer_limit(prompt, context, parts.defaults["max_tokens"])
+        if prompt.params.min_tokens > limit and not about_prompt:
             raise RequestError(
                 f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
             )
@@ -65,6 +73,11 @@ class Job:
             prompt=prompt.text,
             is_cancelled=self.responder.cancelled,
         )
+        if about_prompt:
+            text = parts.tokenizer.decode(prompt.ids)
+            about = {"ids": prompt.ids, "text": text, "context_length": context}
+            generation.tell(json.dumps(about, ensure_ascii=False))
+            return generation
         # Only some formatters can, and only some requests ask for it.
         if constrain := getattr(parts.formatter, "constrain", None):
             generation.constraint = constrain(generation, parts.tokenizer)

@@ -40,6 +40,13 @@ class Params:
     return_log_probs: bool = False
     stream: bool | None = None
     exclude_input_in_output: bool | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    input_ids: tuple[int, ...] = ()
+    prompt_only: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    """Triton's OpenAI frontend asks so, and adds up the counts of a stream's pieces."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -67,12 +74,14 @@ class Params:
             and self.presence_penalty == 0
             and self.frequency_penalty == 0
             and not self.bad_words
+            and not self.logit_bias
         )
 
 
 # Every word is looked for after every token, beside the other requests of a batch.
 _MOST_WORDS = 64
 _LONGEST_WORD = 256
+_MOST_BIASES = 1024
 # No name longer than this is a misspelling of one of ours, and to compare takes time.
 _LONGEST_NAME = 32
 
@@ -139,6 +148,42 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
     return tuple(check_text(name, word) for word in value if word)
 
 
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    """A list of token ids; as a request parameter, a JSON array."""
+    ids = _from_json(name, value)
+    if not isinstance(ids, (list, tuple)) or not ids:
+        raise RequestError(f"{name} takes a list of token ids, not {_short(value)}")
+    read = _whole(0, _INT32)
+    return tuple(read(name, one) for one in ids)
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    given = _from_json(name, value)
+    if not isinstance(given, dict) or len(given) > _MOST_BIASES:
+        raise RequestError(
+            f"{name} takes a JSON object of at most {_MOST_BIASES} numbers by token ids, "
+            f"not {_short(value)}"
+        )
+    read_id, read_bias = _whole(0, _INT32), _number(-100, 100)
+    return {read_id(name, token): read_bias(name, bias) for token, bias in given.items()}
+
+
+def _names(name: str, value: Any) -> dict[str, Any]:
+    given = _from_json(name, value)
+    if not isinstance(given, dict):
+        raise RequestError(f"{name} takes a JSON object, not {_short(value)}")
+    return given
+
+
+def _from_json(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{name} takes JSON, not {_short(value)}") from None
+
+
 def check_text(name: str, text: str) -> str:
     """Refuse half a character, which JSON can write and no tokenizer can read."""
     try:
@@ -177,6 +222,12 @@ READERS: dict[str, Read] = {
     "return_log_probs": _truth,
     "stream": _truth,
     "exclude_input_in_output": _truth,
+    "logit_bias": _biases,
+    "chat_template_kwargs": _names,
+    "input_ids": _ids,
+    "prompt_only": _truth,
+    "return_num_input_tokens": _truth,
+    "return_num_output_tokens": _truth,
 }
 
 

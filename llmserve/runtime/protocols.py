@@ -19,7 +19,11 @@ from llmserve.runtime.logprobs import Logprob
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back."""
+    """Text to ids and back.
+
+    One whose component declares ``chat_template_kwargs`` takes them in :meth:`encode_chat` by
+    their names; one with a ``vocab_size``, how many ids there are, lets prompts come as ids.
+    """
 
     eos_ids: frozenset[int]
 

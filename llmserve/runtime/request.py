@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 from llmserve.runtime.contract import ALIASES
 from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.params import READERS, Params, check_text, read_params
-from llmserve.runtime.protocols import Parts
+from llmserve.runtime.protocols import Parts, Tokenizer
 
 _MOST_PROMPTS = 256
-_LISTS = frozenset({"stop_words", "bad_words"})
+_LISTS = frozenset({"stop_words", "bad_words", "input_ids"})
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def read_prompts(
     texts, chats = tensors.pop("text_input", None), tensors.pop("messages", None)
     chat = shared.pop("messages", None)
     source = chats if chats is not None else texts
+    if source is None:
+        source = tensors.get("input_ids") if parts.batched else None
     count = 1 if source is None else (source.shape[0] if source.ndim else 1)
     if not 1 <= count <= _MOST_PROMPTS:
         raise RequestError(f"a request takes 1 to {_MOST_PROMPTS} prompts, not {count}")
@@ -86,17 +88,35 @@ def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> in
 
 
 def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
-    if messages:
-        ids = parts.tokenizer.encode_chat(_messages(messages))
+    tokenizer = parts.tokenizer
+    if params.input_ids:
+        ids = _checked(params.input_ids, tokenizer)
+        text = tokenizer.decode(ids)
+    elif messages:
+        # Only a tokenizer that declares options for its template is given some.
+        encode_chat: Any = tokenizer.encode_chat
+        ids = encode_chat(_messages(messages), **params.chat_template_kwargs)
+    elif not text and params.prompt_only:
+        return Prompt("", [], params)
     elif not text:
         raise RequestError("text_input is empty: send at least one character")
     elif parts.defaults.get("chat"):
-        ids = parts.tokenizer.encode_chat([{"role": "user", "content": text}])
+        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
     else:
-        ids = parts.tokenizer.encode(text)
+        ids = tokenizer.encode(text)
     if not ids:
         raise RequestError("text_input has no tokens: send at least one character")
     return Prompt(text, ids, params)
+
+
+def _checked(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Refuse ids that are no tokens: what a model makes of one could end its process."""
+    size = getattr(tokenizer, "vocab_size", None)
+    if size is None:
+        raise RequestError("input_ids: this model's tokenizer takes none, so send text_input")
+    if max(ids) >= size:
+        raise RequestError(f"input_ids: {max(ids)} is no token, they go from 0 to {size - 1}")
+    return list(ids)
 
 
 def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
@@ -118,8 +138,8 @@ def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
 def _of_row(name: str, tensor: Any, row: int, count: int, batched: bool) -> Any:
     """Return a row's own value: a scalar, or a list; one value stands for all rows."""
     if name in _LISTS:
-        words = tensor[row] if batched else tensor
-        return [_text(word, name) for word in words.reshape(-1)]
+        given = (tensor[row] if batched else tensor).reshape(-1)
+        return given.tolist() if name == "input_ids" else [_text(word, name) for word in given]
     flat = tensor.reshape(-1)
     if not flat.size:
         raise RequestError(f"{name} is empty: leave it out or send a value")

@@ -103,12 +103,16 @@ class Responder:
         first = whole or not generation.taken
         wanted = generation.wants_logits
         logprobs = generation.take_logprobs() if wanted else None
+        written = len(generation.token_ids)
+        if generation.params.return_num_output_tokens and not whole:
+            written -= generation.tokens_told
+            generation.tokens_told = len(generation.token_ids)
         return Answer(
             text=generation.text if whole else generation.take(),
             prompt=generation.prompt,
             finish_reason=generation.finish_reason,
             input_tokens=len(generation.prompt_ids),
-            output_tokens=len(generation.token_ids),
+            output_tokens=written,
             echo=echo and first,
             so_far=generation.text,
             logprobs=logprobs,

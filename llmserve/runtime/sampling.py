@@ -36,6 +36,8 @@ class Sampler:
         # A word looks different at the beginning of a text and after a space.
         forms = [form for word in self._params.bad_words for form in (word, f" {word}")]
         self._bad_ids = [ids for form in forms if (ids := tokenizer.encode(form, special=False))]
+        self._biased = np.array(list(self._params.logit_bias), dtype=np.int64)
+        self._biases = np.array(list(self._params.logit_bias.values()))
         seed = self._params.seed
         # Philox takes any 64-bit seed and gives the same numbers on every machine.
         self._random = np.random.Generator(
@@ -48,6 +50,9 @@ class Sampler:
         # In double precision no penalty and no temperature makes a score overflow.
         scores = logits.astype(np.float64)
         self._penalise(scores)
+        if self._biased.size:
+            there = self._biased < scores.size
+            scores[self._biased[there]] += self._biases[there]
         self._forbid(scores)
         self._generation.constrain(scores)
         params = self._params

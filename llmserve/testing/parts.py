@@ -19,6 +19,8 @@ _INPUTS = (
     contract.MAX_TOKENS,
     contract.STREAM,
     contract.STOP_WORDS,
+    contract.INPUT_IDS,
+    contract.PROMPT_ONLY,
     *contract.TEXT_FORMAT_INPUTS,
 )
 
@@ -31,6 +33,7 @@ class ByteTokenizer:
     """
 
     eos_ids = frozenset({0})
+    vocab_size = 256
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the bytes of a text."""

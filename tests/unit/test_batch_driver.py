@@ -397,3 +397,48 @@ def test_a_piece_costs_the_same_however_long_the_answer_is() -> None:
 
     short = cost_of_a_piece(800)
     assert cost_of_a_piece(8_000) < 2 * short
+
+
+def about(request: FakeRequest) -> Any:
+    return json.loads(request.text)
+
+
+def test_who_asks_only_about_the_prompt_is_told_at_once() -> None:
+    generator = Repeats()
+    asked = ask("ab", prompt_only=True)
+    driver(generator).execute([asked, ask("cd", max_tokens=1)])
+    assert about(asked) == {"ids": [97, 98], "text": "ab", "context_length": 100}
+    assert generator.batches == [1]
+
+
+def test_a_prompt_over_the_context_can_be_counted() -> None:
+    asked = ask("a" * 300, prompt_only=True)
+    driver(Repeats()).execute([asked])
+    assert len(about(asked)["ids"]) == 300
+
+
+def test_a_prompt_may_come_as_ids() -> None:
+    asked = FakeRequest({}, input_ids="[97, 98]", max_tokens=4)
+    rows = FakeRequest({"input_ids": np.array([[99]], np.int32)}, max_tokens=2)
+    driver(Repeats()).execute([asked, rows])
+    assert (asked.text, rows.text) == ("abab", "cc")
+
+
+@pytest.mark.parametrize("ids", ["[256]", "[-1]", "[]", "[1.5]", "ab", "{}", '["a"]'])
+def test_ids_that_are_no_tokens_are_refused(ids: str) -> None:
+    asked = FakeRequest({}, input_ids=ids)
+    driver(Repeats()).execute([asked])
+    assert asked.error is not None
+    assert "input_ids" in asked.error
+
+
+def test_counts_of_a_stream_are_deltas_for_who_adds_them_up() -> None:
+    asked = ask("ab", stream=True, max_tokens=3, return_num_output_tokens=True)
+    plain = ask("ab", stream=True, max_tokens=3)
+    driver(Repeats(), inputs=("return_num_output_tokens",)).execute([asked, plain])
+
+    def counts(request: FakeRequest) -> list[int]:
+        return [int(one.tensors["num_output_tokens"][0, 0]) for one in request.responses]
+
+    assert counts(plain) == [1, 2, 3]
+    assert counts(asked) == [1, 1, 1]

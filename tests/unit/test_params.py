@@ -91,6 +91,17 @@ def test_what_a_plugin_reads_itself_is_kept() -> None:
     assert read_params({"lora": "x"}, extras=frozenset({"lora"})).extra == {"lora": "x"}
 
 
+def test_biases_are_read_by_token() -> None:
+    asked = read_params({"logit_bias": '{"50256": -100, "3": 0.5}'})
+    assert asked.logit_bias == {50256: -100.0, 3: 0.5}
+
+
+@pytest.mark.parametrize("given", ["[1]", "{", '{"a": 1}', '{"1": 101}', '{"1": null}', "5"])
+def test_biases_that_cannot_be_meant_are_refused(given: str) -> None:
+    with pytest.raises(RequestError, match="logit_bias"):
+        read_params({"logit_bias": given})
+
+
 @given(
     st.dictionaries(
         st.sampled_from(sorted(READERS)),

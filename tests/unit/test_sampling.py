@@ -227,3 +227,10 @@ def test_a_sampler_made_midway_goes_on_as_the_first_would(seed: int, at: int) ->
     for row in rows[at:]:
         begun.push(again.choose(row))
     assert begun.token_ids == whole.token_ids
+
+
+def test_a_bias_makes_a_token_certain_or_impossible() -> None:
+    assert sampler(logit_bias={2: 5.0}).choose(LOGITS) == 2
+    assert sampler(logit_bias={EOS: -100.0}).choose(LOGITS) == 1
+    assert sampler(logit_bias={10_000: 100.0}).choose(LOGITS) == EOS
+    assert not Params(logit_bias={1: 1.0}).plain

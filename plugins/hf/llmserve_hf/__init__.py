@@ -23,7 +23,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             summary="AutoModelForCausalLM and its generate(), on CPU or GPU",
             runtime="llmserve_hf.generator:TransformersGenerator",
             prepare=place_causal_model,
-            inputs=(*contract.SAMPLING, *contract.LOGPROBS),
+            inputs=(*contract.SAMPLING, contract.LOGIT_BIAS, *contract.LOGPROBS),
             outputs=contract.LOGPROBS_OUTPUTS,
             constrains=True,
             options=PLACEMENT_OPTIONS,

@@ -38,7 +38,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime="llmserve_iterative.generator:StepwiseGenerator",
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
-            inputs=(*contract.SAMPLING, *contract.LOGPROBS),
+            inputs=(*contract.SAMPLING, contract.LOGIT_BIAS, *contract.LOGPROBS),
             outputs=contract.LOGPROBS_OUTPUTS,
             constrains=True,
             options=(

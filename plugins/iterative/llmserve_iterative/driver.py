@@ -181,7 +181,7 @@ class IterativeDriver:
         except Exception as error:
             job.responder.fail(error)
             return False
-        if not self._admit(job):
+        if job.done or not self._admit(job):
             return False
         self._active[number] = ActiveRequest(job, began=now, queued=self._reached)
         prompts = sum(len(generation.prompt_ids) for generation in job.generations)
