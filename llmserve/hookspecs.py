@@ -1,41 +1,28 @@
 """The hooks, typed. ``plugins/README.md`` has each with a whole example and its test.
 
-A plugin is a module with some of these functions, each marked ``@llmserve.plugin.hookimpl``. An
-entry point names the module, in the group of the API that it is made for::
+A plugin is a module with some of these functions, each marked ``@llmserve.plugin.hookimpl``, and
+an entry point that names it (``llmserve.api``).
 
-    [project.entry-points."llmserve.api2"]
-    acme = "llmserve_acme"
-
-Hooks run when something is built, listed or checked, never for a request. Any may return an empty
-list, and none may import torch, transformers or other heavy packages.
+Hooks run when something is built, listed or checked, never for a request. None may import torch,
+transformers or other heavy packages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     import click
 
     from llmserve.repository.problems import CheckedModel, Problem
     from llmserve.roles import Backend, Batching, Formatter, Generator, Recipe, Tokenizer
 
 PROJECT = "llmserve"
-F = TypeVar("F", bound="Callable[..., Any]")
-
 hookspec = pluggy.HookspecMarker(PROJECT)
-_marker = pluggy.HookimplMarker(PROJECT)
-
-
-def hookimpl(function: F) -> F:
-    """Mark a function as the implementation of the hook whose name it has."""
-    return _marker(function)
+hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
@@ -75,7 +62,4 @@ def llmserve_register_commands(cli: click.Group) -> None:
 
 @hookspec
 def llmserve_check_model(model: CheckedModel) -> Sequence[Problem]:  # type: ignore[empty-body]
-    """Return what is wrong with a model of a repository that only this plugin can see.
-
-    It is called for every model that is checked, whichever plugin built it.
-    """
+    """Return what only this plugin can see to be wrong with a model, whoever built it."""

@@ -28,6 +28,11 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"choose one of {', '.join(names)}" if names else "there is none"
 
 
+def normal(distribution: str) -> str:
+    """Return the one spelling of a distribution's name by which names are compared."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
 def is_model_name(name: str) -> bool:
     """Tell whether Triton, a shell and a URL take a name for a model's, and no path for one."""
     return bool(_MODEL_NAME.fullmatch(name))

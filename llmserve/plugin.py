@@ -34,11 +34,13 @@ from llmserve.errors import (
 )
 from llmserve.hookspecs import hookimpl
 from llmserve.options import INT32_MAX, Option, Value
+from llmserve.pairs import Pair
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.source import DEMO, ModelSource, read_object
 from llmserve.repository.source_files import check_vocabulary, tokenizer_files, weight_files
-from llmserve.roles import Backend, Batching, Formatter, Generator, Pair, Recipe, Tensor, Tokenizer
+from llmserve.roles import Backend, Batching, Formatter, Generator, Recipe, Tokenizer
 from llmserve.runtime import contract
+from llmserve.runtime.contract import Tensor
 
 if TYPE_CHECKING:
     from llmserve.builder.ensemble import Assembly

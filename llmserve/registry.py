@@ -1,4 +1,4 @@
-"""The registry: every component by role and name, with the plugin that brought it.
+"""The registry: every installed plugin, and every component by role and name.
 
 Our own plugins register like anybody's and have no privilege. One that is broken stops only
 who selects it; a name that two plugins register stops whoever selects it, and names both.
@@ -6,23 +6,54 @@ who selects it; a name that two plugins register stops whoever selects it, and n
 
 from __future__ import annotations
 
-import re
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module, metadata
+from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import pluggy
 
 from llmserve import hookspecs
-from llmserve.discovery import BLOCKED, Plugin, find_plugins
+from llmserve.api import API, CURRENT, GROUP, number_in, problem_with
 from llmserve.errors import PluginError, reason
-from llmserve.names import near
+from llmserve.names import near, normal
 from llmserve.roles import ROLES, Backend, Component, Recipe
-from llmserve.runtime.contract import TYPES
+from llmserve.version import __version__
 
+ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
 Registered: TypeAlias = "Component | Recipe | Backend"
 C = TypeVar("C", bound=Registered)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An installed plugin: ``problem`` says why it cannot be used, if it cannot.
+
+    ``api`` is the number of the API that it is made for, None where it does not say.
+    """
+
+    name: str
+    origin: str
+    version: str
+    problem: str | None = None
+    module: ModuleType | None = None
+    entry_point: str = ""
+    api: int | None = None
+    folder: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.origin} {self.version})"
+
+    @property
+    def selector(self) -> str:
+        """What names this plugin and no other, for the two variables of the environment."""
+        return f"{self.origin}:{self.name}"
+
+    def is_among(self, names: set[str]) -> bool:
+        return not names.isdisjoint({normal(self.name), normal(self.selector)})
 
 
 @dataclass(frozen=True)
@@ -32,6 +63,48 @@ class Entry:
     component: Registered
     role: str
     plugin: Plugin
+
+
+def find_plugins(environment: Mapping[str, str] = os.environ) -> Iterator[Plugin]:
+    """Find the core's own plugin and every installed one, without importing any.
+
+    ``LLMSERVE_PLUGINS`` names the only ones to load, ``LLMSERVE_BLOCK_PLUGINS`` those to leave
+    out; both take names, or ``distribution:name``, with commas between.
+    """
+    yield Plugin("core", "llmserve", __version__, entry_point="llmserve.builtin", api=API)
+    only, blocked = names_in(environment, ONLY), names_in(environment, BLOCKED)
+    for plugin in sorted(_installed(), key=lambda plugin: (plugin.name, plugin.origin)):
+        if only and not plugin.is_among(only):
+            yield replace(plugin, problem=f"it is not in {ONLY}")
+        elif plugin.is_among(blocked):
+            yield replace(plugin, problem=f"{BLOCKED} names it")
+        else:
+            yield plugin
+
+
+def names_in(environment: Mapping[str, str], variable: str) -> set[str]:
+    return {normal(name.strip()) for name in environment.get(variable, "").split(",")} - {""}
+
+
+def _installed() -> Iterator[Plugin]:
+    seen: set[str] = set()
+    for found in metadata.distributions():
+        try:
+            points = [p for p in found.entry_points if p.group.split(".")[0] == GROUP]
+            key = normal(found.name) if points else ""
+        except Exception:  # noqa: S112 - a stranger's damaged metadata must hide nobody else
+            continue
+        # The first distribution of a name on the path counts, as it does for imports; of what it
+        # offers under one name for several APIs, what fits best.
+        if points and key not in seen:
+            seen.add(key)
+            points.sort(key=lambda point: (point.group == CURRENT, point.group == GROUP))
+            for name, point in {point.name: point for point in points}.items():
+                problem = problem_with(point.group, point.value, found.name)
+                api, folder = number_in(point.group), str(found.locate_file(""))
+                yield Plugin(
+                    name, found.name, found.version, problem, None, point.value, api, folder
+                )
 
 
 class Registry:
@@ -50,7 +123,7 @@ class Registry:
 
     @classmethod
     def load(cls) -> Registry:
-        """Find every installed plugin, but for those that the environment leaves out."""
+        """Load every installed plugin, but for those that the environment leaves out."""
         return cls(find_plugins())
 
     def recipe(self, name: str) -> Recipe:
@@ -62,31 +135,21 @@ class Registry:
         return [e.component for e in self.entries if isinstance(e.component, kind)]
 
     def plugin_of(self, component: Registered) -> Plugin:
-        """Return the plugin that registered a component."""
         return next(entry.plugin for entry in self.entries if entry.component is component)
 
-    def get(self, kind: type[C], name: str, *, of: Recipe | None = None) -> C:
-        """Return a component, or say which name was probably meant and what is broken.
-
-        A part ``of`` a recipe that is not there is nobody's slip of the pen.
-        """
+    def get(self, kind: type[C], name: str) -> C:
+        """Return a component, or say which name was probably meant and what is broken."""
         same = [e for e in self.entries if type(e.component) is kind and e.component.name == name]
         if len(same) > 1:
             mend = f"uninstall one, or set {BLOCKED}={same[-1].plugin.selector}"
             raise PluginError(_clash(same), mend=mend)
         if same and isinstance(component := same[0].component, kind):
             return component
-        label = "plugin" if kind is Recipe else role_of(kind)
-        if of:
-            raise PluginError(
-                f"recipe {of.name!r} is made with the {label} {name!r}, which no plugin that can "
-                "be used brings",
-                mend="install the package that does; `llmserve plugins` says what is left out",
-            )
         for plugin in self.plugins:
             if plugin.problem and plugin.name == name:
                 raise PluginError(f"plugin {plugin} cannot be used: {plugin.problem}")
-        names = {c.name for c in self.all(kind)}
+        names = {component.name for component in self.all(kind)}
+        label = "plugin" if kind is Recipe else kind.__name__.lower()
         raise PluginError(f"no {label} is called {name!r}", mend=near(name, names))
 
     def problems(self) -> list[str]:
@@ -99,46 +162,39 @@ class Registry:
 
     def implementations(self, hook: str) -> Iterator[tuple[Plugin, Any]]:
         """Go through the plugins that implement a hook, with the function of each."""
-        by_module = {id(plugin.module): plugin for plugin in self.plugins if plugin.module}
+        by_name = {str(plugin): plugin for plugin in self.plugins if plugin.module}
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            if plugin := by_module.get(id(implementation.plugin)):
-                yield plugin, implementation.function
+            yield by_name[implementation.plugin_name], implementation.function
 
     def _take(self, plugin: Plugin) -> Plugin:
-        """Register a plugin, all of it or nothing."""
-        if plugin.module is None:
+        """Import and register a plugin, all of it or nothing."""
+        if plugin.problem:
             return plugin
-        if owner := self._manager.get_name(plugin.module):
-            return replace(plugin, problem=f"plugin {owner} has brought its module", module=None)
+        # Under no name of its own: two distributions may name their entry points alike.
+        name = str(plugin)
         try:
-            _refuse_misspelt(plugin.module)
-            # Under no name of its own: two distributions may name their entry points alike.
-            self._manager.register(plugin.module, str(plugin))
-            self._manager.check_pending()
-            self.entries += list(self._components(plugin))
+            module = plugin.module or import_module(plugin.entry_point)
+            if owner := self._manager.get_name(module):
+                raise PluginError(f"plugin {owner} has brought its module")
+            _refuse_misspelt(module)
+            self._manager.register(module, name)
+            self.entries += list(_entries(replace(plugin, module=module)))
         except (Exception, SystemExit) as error:
-            if self._manager.is_registered(plugin.module):
-                self._manager.unregister(plugin.module)
+            # Whatever a stranger's module does when it is imported or called, it stops itself.
+            if self._manager.has_plugin(name):
+                self._manager.unregister(name=name)
             return replace(plugin, problem=reason(error), module=None)
-        return plugin
-
-    def _components(self, plugin: Plugin) -> Iterator[Entry]:
-        for role, kind in ROLES.items():
-            hook = f"llmserve_register_{role}s"
-            for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-                if implementation.plugin is not plugin.module:
-                    continue
-                for component in implementation.function():
-                    if type(component) is not kind:
-                        kinds = f"a {type(component).__name__}, not a {kind.__name__}"
-                        raise PluginError(f"{hook} returned {kinds}")
-                    _refuse_unusable(role, component)
-                    yield Entry(component, role, plugin)
+        return replace(plugin, module=module)
 
 
-def role_of(kind: type[Any]) -> str:
-    """Return the role that a class of components fills."""
-    return next(role for role, known in ROLES.items() if known is kind)
+def _entries(plugin: Plugin) -> Iterator[Entry]:
+    for role, kind in ROLES.items():
+        hook = f"llmserve_register_{role}s"
+        for component in getattr(plugin.module, hook, list)():
+            if type(component) is not kind:
+                kinds = f"a {type(component).__name__}, not a {kind.__name__}"
+                raise PluginError(f"{hook} returned {kinds}")
+            yield Entry(component, role, plugin)
 
 
 def _clash(same: list[Entry]) -> str:
@@ -146,25 +202,7 @@ def _clash(same: list[Entry]) -> str:
     return f"{same[0].role} {same[0].component.name!r} is registered by {owners}"
 
 
-def _refuse_unusable(role: str, component: Any) -> None:
-    """Refuse what would be found out only by a build, or by Triton."""
-    for name in getattr(component, "requires", None) or ():
-        # It is looked up by name: a range would be found nowhere.
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
-            raise PluginError(
-                f"{role} {component.name!r} requires {name!r}, which is no distribution's name",
-                mend="ranges and extras belong into the dependencies of its pyproject.toml",
-            )
-    for tensor in (*getattr(component, "inputs", ()), *getattr(component, "outputs", ())):
-        if tensor.data_type not in TYPES:
-            raise PluginError(
-                f"{role} {component.name!r} declares {tensor.name} with the type "
-                f"{tensor.data_type!r}",
-                mend=near(f"TYPE_{tensor.data_type.removeprefix('TYPE_')}", TYPES),
-            )
-
-
-def _refuse_misspelt(module: Any) -> None:
+def _refuse_misspelt(module: ModuleType) -> None:
     """Refuse a hook that no specification has, or without its mark: it would never be called."""
     known = [name for name in dir(hookspecs) if name.startswith("llmserve_")]
     for name, value in vars(module).items():

@@ -1,8 +1,8 @@
 """The roles a plugin can fill: frozen dataclasses that name their runtime by an import string.
 
-A component has two lives. Here, on the machine that builds, it says what it is called, what
-it can be told and what it puts into the repository. In Triton, the class that ``runtime``
-names does the work; nothing imports it before that, so listing plugins loads no torch.
+On the machine that builds, a component says what it is called, which options it has and what it
+puts into the repository. In Triton, the class that ``runtime`` names does the work; nothing
+imports it before that, so listing plugins loads no torch.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmserve.options import Option as Option
-from llmserve.options import Value
+from llmserve.options import Option, Value
+from llmserve.pairs import Pair
 from llmserve.runtime import contract
-from llmserve.runtime.contract import Tensor as Tensor
+from llmserve.runtime.contract import Tensor
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
+    from llmserve.builder.ensemble import Assembly
 
 Prepare = Callable[["BuildContext"], Mapping[str, Any]]
 """Writes what the runtime class needs, and returns the settings it is made with (JSON)."""
 
-Assemble = Callable[[Any], None]
-"""Adds the models that a generator needs beside it. It gets an ``Assembly``, which is made of
-components: naming its type here would be a circle."""
+Assemble = Callable[["Assembly"], None]
+"""Adds the models that a generator in another backend than Python's is served by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +57,14 @@ class Tokenizer(Component):
 class Generator(Component):
     """Ids to more ids. Runtime: :class:`llmserve.runtime.Generator`.
 
-    ``modes`` says how it can be driven, in the words that ``Batching.mode`` uses. One that runs
-    in a backend other than Python's has ``assemble``: what is built is then an ensemble of
-    several models, and ``runtime`` the class of whichever of them the generator calls its own.
-    ``outputs`` are what the formatter can fill only with what this generator tells, and only for
-    a request that asks.
+    ``modes`` says how it can be driven, in the words of ``Batching.mode``. One that runs in a
+    backend other than Python's has ``assemble``: an ensemble is built, and ``runtime`` is the
+    class of the model in it that the generator calls its own.
     ``source`` says what ``--model`` has to name: ``"huggingface"`` a model as ``save_pretrained``
-    writes it, in a folder or on the hub, with its ``config.json``; ``"folder"`` any local folder;
-    None nothing in particular, which is for engines that bring or fetch their own model.
-    ``weights`` are patterns of files: a model or folder has to have one that matches.
-    One that ``constrains`` asks ``Generation.constrain`` before it chooses a token, as
+    writes it, in a folder or on the hub; ``"folder"`` any local folder; None whatever the engine
+    makes of it. Of the file patterns in ``weights``, a model has to have a file for one.
+    ``outputs`` are tensors that only this generator can fill, for requests that ask. One that
+    ``constrains`` asks ``Generation.constrain`` before it chooses a token, as
     ``llmserve.runtime.Sampler`` does, so that a formatter can hold answers to a form.
     """
 
@@ -118,30 +116,6 @@ class Formatter(Component):
         object.__setattr__(self, "outputs", (*self.outputs, *extra_outputs))
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two builds worth comparing, under a name that ``compare --pair`` takes.
-
-    ``first`` is what ``second`` is measured against. Both are written as ``compare`` reads them,
-    ``label=recipe:option=value``. ``common`` are options of both, used where a recipe has them and
-    none of ``unless`` is set by the user.
-
-    >>> pair = Pair("sizes", "small=acme:size=1", "large=acme:size=8", {"seed": "7"}, ("weights",))
-    >>> pair.defaults({}), pair.defaults({"weights": "none"})
-    ({'seed': '7'}, {})
-    """
-
-    name: str
-    first: str
-    second: str
-    common: Mapping[str, str] = field(default_factory=dict)
-    unless: tuple[str, ...] = ()
-
-    def defaults(self, asked: Mapping[str, str]) -> Mapping[str, str]:
-        """Return ``common``, or nothing where the user has set one of ``unless``."""
-        return {} if any(name in asked for name in self.unless) else self.common
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One choice per role under a name: what ``--plugin`` selects.
@@ -165,9 +139,8 @@ class Recipe:
 class Backend:
     """A Triton backend written in Python, which the embedded server is to have.
 
-    ``folder`` holds its ``model.py`` and whatever else Triton's Python backend needs of it.
-    ``stand_in_for`` names a backend of NVIDIA's that this one imitates where the real one is not
-    installed, so that servers and benchmarks can say so.
+    ``folder`` holds its ``model.py`` and what that needs. ``stand_in_for`` names the backend of
+    NVIDIA's that it imitates where that is not installed, so that servers and benchmarks say so.
     """
 
     name: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,7 +85,7 @@ def _origins(registry: Registry) -> list[dict[str, Any]]:
             "version": plugin.version,
             "api": plugin.api,
             "entry_point": plugin.entry_point,
-            "path": plugin.path,
+            "path": getattr(plugin.module, "__file__", None) or plugin.folder,
             "problem": plugin.problem,
         }
         for plugin in registry.plugins
@@ -91,9 +93,19 @@ def _origins(registry: Registry) -> list[dict[str, Any]]:
 
 
 def _problems(registry: Registry) -> list[str]:
-    from llmserve.discovery import unmatched
+    return [*registry.problems(), *unmatched_names(registry, os.environ)]
 
-    return [*registry.problems(), *unmatched(registry.plugins)]
+
+def unmatched_names(registry: Registry, environment: Mapping[str, str]) -> list[str]:
+    """Say which names in the environment belong to no plugin: a slip there goes unnoticed."""
+    from llmserve.registry import BLOCKED, ONLY, names_in
+
+    return [
+        f"{variable} names {name!r}, and no installed plugin is called that"
+        for variable in (ONLY, BLOCKED)
+        for name in sorted(names_in(environment, variable))
+        if not any(plugin.is_among({name}) for plugin in registry.plugins)
+    ]
 
 
 def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:

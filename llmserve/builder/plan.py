@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llmserve.builder.context import BuildContext
-from llmserve.discovery import Plugin, dependencies, normal
 from llmserve.errors import (
     TRACEBACK,
     IncompatibleError,
@@ -20,9 +20,9 @@ from llmserve.errors import (
     PluginError,
     reason,
 )
-from llmserve.names import check_model_name, model_name_from
+from llmserve.names import check_model_name, model_name_from, normal
 from llmserve.options import INT32_MAX, Option, Value, renamed_values, resolve
-from llmserve.registry import Registry
+from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.runtimes import problem_with
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
@@ -117,6 +117,11 @@ def needed_packages(plan: Plan) -> dict[str, str]:
     """
     found = {}
     for name in sorted({normal(name) for name in ("llmserve", *plan.needed)}):
+        if not re.fullmatch(r"[\w-]+", name):
+            raise PluginError(
+                f"--plugin {plan.recipe.name} requires {name!r}, which is no distribution's name",
+                mend="ranges and extras belong into the dependencies of its pyproject.toml",
+            )
         try:
             # A local build's suffix, such as +cpu, is no version that an index has.
             found[name] = version(name).partition("+")[0]
@@ -255,7 +260,15 @@ def _needed(components: Iterable[Component], plugins: Iterable[Plugin]) -> Itera
         yield plugin.origin
         if component:
             given = component.requires
-            yield from dependencies(plugin.origin) if given is None else given
+            yield from _dependencies(plugin.origin) if given is None else given
+
+
+def _dependencies(distribution: str) -> Iterator[str]:
+    """Go through what a distribution requires, without what only its extras do."""
+    for requirement in requires(distribution) or ():
+        text, _, marker = requirement.partition(";")
+        if "extra" not in marker and (name := re.match(r"[\w.-]+", text)):
+            yield name[0]
 
 
 def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
@@ -263,16 +276,22 @@ def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
     return _options(
         recipe,
         (
-            registry.get(Tokenizer, recipe.tokenizer, of=recipe),
-            registry.get(Generator, recipe.generator, of=recipe),
-            registry.get(Batching, recipe.batching, of=recipe),
-            registry.get(Formatter, recipe.formatter, of=recipe),
+            _chosen(registry, Tokenizer, None, recipe.tokenizer, recipe),
+            _chosen(registry, Generator, None, recipe.generator, recipe),
+            _chosen(registry, Batching, None, recipe.batching, recipe),
+            _chosen(registry, Formatter, None, recipe.formatter, recipe),
         ),
     )
 
 
 def _chosen(registry: Registry, kind: type[C], asked: str | None, own: str, recipe: Recipe) -> C:
-    return registry.get(kind, asked) if asked else registry.get(kind, own, of=recipe)
+    if not asked and all(component.name != own for component in registry.all(kind)):
+        raise PluginError(
+            f"recipe {recipe.name!r} is made with the {kind.__name__.lower()} {own!r}, which no "
+            "plugin that can be used brings",
+            mend="install the package that does; `llmserve plugins` says what is left out",
+        )
+    return registry.get(kind, asked or own)
 
 
 def _options(

@@ -36,6 +36,12 @@ class Tensor:
     optional: bool = True
     ragged: bool = False
 
+    def __post_init__(self) -> None:
+        if self.data_type not in TYPES:
+            raise ValueError(
+                f"tensor {self.name} cannot be {self.data_type}: choose one of {', '.join(TYPES)}"
+            )
+
 
 TEXT_INPUT = Tensor("text_input", "TYPE_STRING", optional=False)
 MESSAGES = Tensor("messages", "TYPE_STRING")

@@ -76,7 +76,7 @@ def check_free(names: Names, role: str) -> None:
     """Refuse a name that something installed has: one of both would be switched off."""
     from importlib.util import find_spec
 
-    from llmserve.discovery import normal
+    from llmserve.names import normal
     from llmserve.registry import Registry
 
     registry = Registry.load()

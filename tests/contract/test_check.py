@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.discovery import Plugin, find_plugins
 from llmserve.plugin import CheckedModel, Problem, hookimpl
-from llmserve.registry import Registry
+from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
 

@@ -12,9 +12,8 @@ import pytest
 from llmserve.builder.build import build_spec
 from llmserve.builder.context import BuildContext, Container
 from llmserve.builder.plan import BuildResult, BuildSpec
-from llmserve.discovery import Plugin
 from llmserve.errors import ConfigError, UsageError
-from llmserve.registry import Registry
+from llmserve.registry import Plugin, Registry
 from llmserve.repository.dockerfile import BASE_IMAGE, IMAGE, Needs, groups, served_by
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching

@@ -13,9 +13,8 @@ import pytest
 
 from llmserve.builder.build import build_spec
 from llmserve.builder.plan import BuildSpec
-from llmserve.discovery import Plugin, find_plugins
 from llmserve.plugin import BuildContext, PluginError, Tokenizer, hookimpl
-from llmserve.registry import Registry
+from llmserve.registry import Plugin, Registry, find_plugins
 
 ACME = """
 from llmserve.plugin import Tokenizer, hookimpl

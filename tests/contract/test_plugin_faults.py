@@ -15,9 +15,8 @@ import llmserve
 from llmserve.builder.build import BuildSpec, build_spec
 from llmserve.builder.context import BuildContext
 from llmserve.demo import demo_model_path
-from llmserve.discovery import Plugin
 from llmserve.errors import ModelSourceError, PluginError
-from llmserve.registry import Entry, Registry
+from llmserve.registry import Entry, Plugin, Registry
 from llmserve.repository.check import check_repository
 from llmserve.roles import Batching, Formatter, Generator, Recipe, Tokenizer
 from llmserve.runtime import contract

@@ -11,9 +11,8 @@ from types import ModuleType
 import pytest
 
 from llmserve.builder.build import BuildSpec, build_spec
-from llmserve.discovery import Plugin
 from llmserve.errors import PluginError
-from llmserve.registry import Entry, Registry
+from llmserve.registry import Entry, Plugin, Registry
 from llmserve.repository.runtimes import problem_with
 from llmserve.roles import Formatter
 from llmserve.runtime import contract
@@ -45,6 +44,13 @@ def test_the_package_of_every_chosen_component_is_recorded(tmp_path: Path) -> No
     assert f"hypothesis=={version('hypothesis')}" in text
     assert f"tritonclient=={version('tritonclient')}" in text
     assert "llmserve-hf==" in text
+
+
+@pytest.mark.parametrize("required", ["tokenizers>=0.20", "torch[cpu]", "", "a b", "acme @ x"])
+def test_a_requirement_that_is_no_name_is_told(tmp_path: Path, required: str) -> None:
+    spec = BuildSpec("hf", "demo", output=tmp_path / "repo", formatter="other")
+    with pytest.raises(PluginError, match="which is no distribution's name: ranges and extras"):
+        build_spec(spec, registry=registry_with(TEXT, requires=("numpy", required)))
 
 
 @pytest.mark.parametrize("runtime", ["nor.x:Y", "llmserve.nowhere:Y", "json.decoder.x:Y", "json"])

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from llmserve.api import API
-from llmserve.discovery import Plugin, find_plugins, unmatched
-from llmserve.registry import Registry
+from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.roles import Tokenizer
+from llmserve_cli.plugins import unmatched_names
 
 ROOT = Path(__file__).parents[2]
 TOKENIZERS = """
 from llmserve import hookimpl
 from llmserve.roles import Tokenizer
+from llmserve_cli.plugins import unmatched_names
 
 @hookimpl
 def llmserve_register_tokenizers():
@@ -104,6 +105,13 @@ def test_a_group_that_is_no_number_is_told(site: Path) -> None:
         assert f"name it llmserve.api{API} or llmserve" in (found()[f"acme:{name}"].problem or "")
 
 
+def test_an_entry_point_that_names_an_attribute_is_told(site: Path) -> None:
+    install(site, "acme", "[llmserve]\na = json:dumps\n")
+    assert found()["acme:a"].problem == (
+        "its entry point names an attribute (json:dumps): name the module, json"
+    )
+
+
 def test_one_of_two_plugins_of_the_same_name_is_blocked(site: Path) -> None:
     install(site, "acme", "[llmserve]\nhf = json\n")
     install(site, "Bad_Acme", "[llmserve]\nhf = no_such_module\n")
@@ -138,7 +146,7 @@ def test_a_collision_is_told_with_what_blocks_one_of_them(
 def test_a_name_in_the_environment_that_nobody_has_is_told(site: Path) -> None:
     install(site, "acme", "[llmserve]\nhf = json\n")
     environment = {"LLMSERVE_BLOCK_PLUGINS": "acme:hff", "LLMSERVE_PLUGINS": "acme:hf, hg"}
-    assert unmatched(find_plugins(environment), environment) == [
+    assert unmatched_names(Registry(find_plugins({})), environment) == [
         "LLMSERVE_PLUGINS names 'hg', and no installed plugin is called that",
         "LLMSERVE_BLOCK_PLUGINS names 'acme:hff', and no installed plugin is called that",
     ]

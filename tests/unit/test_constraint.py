@@ -11,11 +11,11 @@ import pytest
 
 from llmserve.builder.build import contract_of
 from llmserve.builder.plan import BuildSpec, make_plan
-from llmserve.discovery import find_plugins
-from llmserve.registry import Entry, Registry
-from llmserve.roles import Formatter, Generator, Tensor
+from llmserve.registry import Entry, Registry, find_plugins
+from llmserve.roles import Formatter, Generator
 from llmserve.runtime import contract
 from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.contract import Tensor
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.params import Params

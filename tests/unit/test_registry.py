@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from llmserve import discovery, hookimpl
-from llmserve.discovery import Plugin, find_plugins
+from llmserve import hookimpl
+from llmserve import registry as plugins
+from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.errors import PluginError
-from llmserve.registry import Registry
+from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.repository.check import ask_plugins
 from llmserve.repository.problems import CheckedModel, Problem
-from llmserve.roles import Backend, Formatter, Recipe, Tensor, Tokenizer
+from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
+from llmserve.runtime.contract import Tensor
 
 
 def tokenizer(name: str) -> Tokenizer:
@@ -56,14 +58,11 @@ def test_an_unknown_name_gets_near_ones() -> None:
 
 
 def test_a_part_that_is_gone_is_told_with_its_recipe_and_not_as_a_slip_of_the_pen() -> None:
-    recipe = Recipe(
-        name="mixed", summary="", tokenizer="word", generator="", batching="", formatter=""
-    )
-    found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
-    with pytest.raises(PluginError, match=r"recipe 'mixed' .* 'word'.*: install") as caught:
-        found.get(Tokenizer, "word", of=recipe)
+    recipe = Recipe(name="mixed", summary="", generator="gone")
+    found = registry(acme=module(llmserve_register_recipes=lambda: [recipe]))
+    with pytest.raises(PluginError, match=r"recipe 'mixed' .* 'gone'.*: install") as caught:
+        make_plan(BuildSpec("mixed", "demo"), found)
     assert "did you mean" not in str(caught.value)
-    assert found.get(Tokenizer, "words", of=recipe).name == "words"
 
 
 def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
@@ -103,13 +102,6 @@ def test_a_hook_without_its_mark_is_told() -> None:
 def test_a_hook_with_arguments_that_it_does_not_get_is_told() -> None:
     found = registry(acme=module(llmserve_register_tokenizers=lambda wanted: []))
     assert "wanted" in problem_of(found, "acme")
-
-
-@pytest.mark.parametrize("required", ["tokenizers>=0.20", "torch[cpu]", "", "a b", "acme @ x"])
-def test_a_requirement_that_is_no_name_is_told(required: str) -> None:
-    made = Tokenizer(name="words", summary="", runtime="acme:T", requires=("numpy", required))
-    found = registry(acme=module(llmserve_register_tokenizers=lambda: [made]))
-    assert f"'words' requires {required!r}, which is no" in problem_of(found, "acme")
 
 
 def test_a_hook_that_raises_or_returns_something_else_breaks_its_plugin_alone() -> None:
@@ -172,16 +164,14 @@ def points(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     found = [
         Plugin(name, f"{name}-dist", "1.0", entry_point=value) for name, value in values.items()
     ]
-    monkeypatch.setattr(discovery, "_installed", lambda: found)
+    monkeypatch.setattr(plugins, "_installed", lambda: found)
 
 
 def test_an_import_that_fails_breaks_its_plugin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    points(monkeypatch, gone="no_such_module_anywhere", attribute="json:dumps")
-    found = {plugin.name: plugin for plugin in find_plugins({})}
+    points(monkeypatch, gone="no_such_module_anywhere", fine="json")
+    found = {plugin.name: plugin for plugin in Registry(find_plugins({})).plugins}
     assert "no_such_module_anywhere" in (found["gone"].problem or "")
-    assert found["attribute"].problem == (
-        "its entry point names an attribute (json:dumps): name the module, json"
-    )
+    assert found["fine"].problem is None
     assert found["core"].problem is None
 
 
@@ -220,11 +210,12 @@ def test_a_backend_is_found_by_its_name() -> None:
     assert found.all(Backend) == [backend]
 
 
-def test_a_type_that_triton_does_not_have_is_told_with_the_right_one() -> None:
-    made = replace(tokenizer("words"), inputs=(Tensor("pace", "INT32"),))
-    found = registry(acme=module(llmserve_register_tokenizers=lambda: [made]))
-    problem = problem_of(found, "acme")
-    assert problem.startswith("tokenizer 'words' declares pace with the type 'INT32': did you mean")
+def test_a_type_that_triton_does_not_have_is_told_with_those_it_has() -> None:
+    def register() -> list[Tokenizer]:
+        return [replace(tokenizer("words"), inputs=(Tensor("pace", "INT32"),))]
+
+    problem = problem_of(registry(acme=module(llmserve_register_tokenizers=register)), "acme")
+    assert "tensor pace cannot be INT32: choose one of TYPE_BOOL" in problem
     assert "TYPE_INT32" in problem
 
 

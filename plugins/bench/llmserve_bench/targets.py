@@ -15,9 +15,9 @@ from llmserve.builder.plan import BuildSpec, known_options, make_plan
 from llmserve.client import ModelInfo, connect
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.options import parse_assignments
+from llmserve.plugin import Pair, Recipe
 from llmserve.registry import Registry
 from llmserve.repository.manifest import parts_of
-from llmserve.roles import Pair, Recipe
 from llmserve.server import ServerSettings, start
 from llmserve_bench.results import Subject
 from llmserve_bench.tokens import TokenCounter, find_counter

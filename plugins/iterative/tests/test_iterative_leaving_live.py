@@ -14,8 +14,7 @@ from tritonclient import grpc as triton_grpc
 from llmserve.builder.build import build_spec
 from llmserve.builder.plan import BuildSpec
 from llmserve.client import Completion
-from llmserve.discovery import Plugin, find_plugins
-from llmserve.registry import Registry
+from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.testing import LiveTriton
 from llmserve.testing.soak import Soak, figure
 
