@@ -27,19 +27,22 @@ Runtime classes are tested without Triton::
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from llmserve.demo import demo_model_path
 from llmserve.repository.check import check_repository
 from llmserve.repository.config import read as read_config
-from llmserve.testing.conformance import RecipeConformance
-from llmserve.testing.constrained import ConstrainedConformance
-from llmserve.testing.fake import FakeBackendUtils, FakeRequest
+from llmserve.testing.conformance import ConstrainedConformance, RecipeConformance
+from llmserve.testing.fake import (
+    ByteTokenizer,
+    FakeBackendUtils,
+    FakeRequest,
+    FakeResponse,
+    FakeTensor,
+    make_parts,
+)
 from llmserve.testing.live import LiveTriton
-from llmserve.testing.parts import ByteTokenizer, make_parts
-from llmserve.testing.values import FakeResponse, FakeTensor
 
 __all__ = [
     "ByteTokenizer",
@@ -60,7 +63,6 @@ __all__ = [
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
-    """Lend one embedded Triton to the whole session; it loads what tests build into it."""
-    folder: Path = tmp_path_factory.mktemp("triton")
-    with LiveTriton.start(folder / "model_repository") as live:
+    """One embedded Triton for the whole session; it loads what tests build into it."""
+    with LiveTriton.start(tmp_path_factory.mktemp("triton") / "model_repository") as live:
         yield live

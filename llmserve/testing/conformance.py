@@ -12,11 +12,11 @@ import pytest
 from llmserve.errors import LLMServeError, ModelNotReadyError
 from llmserve.repository import config as modelconfig
 from llmserve.repository.manifest import hashes
-from llmserve.testing.asking import PROMPTS, TEXT, WORK, Asking, at_once
+from llmserve.testing.checks import GENERATION, PROMPTS, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
 
-class RecipeConformance(Asking):
+class RecipeConformance(RecipeChecks):
     """The suite. ``options`` are given to every build, ``model`` is what is built.
 
     >>> class TestAcme(RecipeConformance):
@@ -24,8 +24,8 @@ class RecipeConformance(Asking):
     ...     options = {"max_batch_size": 4}
 
     A failure says whose recipe it is, what was expected, what came, and which components to
-    look at. A test of a wish that no component declares is left out, once the wish is seen to be
-    refused.
+    look at. A test of an option that no component declares is skipped, once the option is seen to
+    be refused.
     """
 
     recipe: ClassVar[str]
@@ -36,11 +36,10 @@ class RecipeConformance(Asking):
 
     @pytest.fixture
     def name(self, triton: LiveTriton) -> str:
-        """Build the recipe into the live server once, and return the model's name."""
         try:
             return triton.build(self.recipe, self.model, **self.options)
         except LLMServeError as error:
-            self._verdict.error("building and loading it", error)
+            self._failures.error("building and loading it", error)
 
     def test_building_twice_gives_the_same_bytes(self, tmp_path: Path) -> None:
         """Same inputs, same bytes: no time, no path of this machine, no order by chance."""
@@ -48,14 +47,14 @@ class RecipeConformance(Asking):
         first, second = hashes(one.folder), hashes(two.folder)
         changed = sorted(name for name in first | second if first.get(name) != second.get(name))
         promise = "two builds of the same write the same files"
-        self._verdict.same([], changed, promise=promise, looks=(*TEXT, *WORK), of="that differ")
-        papers = [(result.folder / "llmserve.json").read_text() for result in (one, two)]
-        self._verdict.each_same(
-            [f"line {number}" for number in range(1, papers[0].count("\n") + 1)],
-            papers[0].splitlines(),
-            papers[1].splitlines(),
+        self._failures.expect([], changed, promise=promise, roles=(*TEXT, *GENERATION))
+        old, new = ((each.folder / "llmserve.json").read_text().splitlines() for each in (one, two))
+        self._failures.expect_each(
+            [f"line {number}" for number in range(1, len(old) + 1)],
+            old,
+            new,
             promise="two builds of the same write the same llmserve.json",
-            looks=(*TEXT, *WORK),
+            roles=(*TEXT, *GENERATION),
         )
 
     def test_configuration_speaks_the_contract(self, tmp_path: Path) -> None:
@@ -63,84 +62,83 @@ class RecipeConformance(Asking):
         result = self._build(tmp_path)
         config = modelconfig.read(result.folder)
         promise = "its config.pbtxt speaks the contract"
-        self._verdict.same(result.name, config.name, promise=promise, looks=("generator",))
+        self._failures.expect(result.name, config.name, promise=promise, roles=("generator",))
         for tensor, declared in (("text_input", config.input), ("text_output", config.output)):
             names = sorted(one.name for one in declared)
             if tensor not in names:
-                self._verdict.fail(f"a tensor {tensor}", names, promise=promise, looks=TEXT)
+                self._failures.fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
         exchange = config.parameters["llmserve.exchange"].string_value
-        self._verdict.same(result.manifest.exchange, exchange, promise=promise, looks=WORK)
+        self._failures.expect(result.manifest.exchange, exchange, promise=promise, roles=GENERATION)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
-        """Under greedy decoding an answer does not depend on what runs beside it."""
-        alone = [self._ask(triton, name, prompt) for prompt in self.prompts]
+        alone = [self._answer(triton, name, prompt) for prompt in self.prompts]
         for _ in range(2):
-            together = at_once(lambda p: self._ask(triton, name, p), self.prompts)
+            together = all_at_once(lambda p: self._answer(triton, name, p), self.prompts)
             promise = "an answer beside others is the answer alone"
-            self._verdict.each_same(self.prompts, alone, together, promise=promise, looks=WORK)
+            self._failures.expect_each(
+                self.prompts, alone, together, promise=promise, roles=GENERATION
+            )
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
-        """Each prompt of a request gets the answer that it gets alone."""
         prompts = list(self.prompts[:4])
-        alone = [self._ask(triton, name, prompt) for prompt in prompts]
+        alone = [self._answer(triton, name, prompt) for prompt in prompts]
         answers = self._generate(triton, name, prompts, max_tokens=16)
         got = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
         promise = "each prompt of a request is answered as it is alone"
-        self._verdict.each_same(prompts, alone, got, promise=promise, looks=(*WORK, "formatter"))
+        self._failures.expect_each(
+            prompts, alone, got, promise=promise, roles=(*GENERATION, "formatter")
+        )
 
     def test_requests_keep_their_own_lengths(self, triton: LiveTriton, name: str) -> None:
-        """Neighbours in a batch ask for different lengths and get them."""
-        self._takes(triton, name, "ignore_eos")
+        self._needs_options(triton, name, "ignore_eos")
         lengths = list(range(1, len(self.prompts) + 1))
-        answers = at_once(
+        answers = all_at_once(
             lambda job: self._generate(triton, name, job[0], max_tokens=job[1], ignore_eos=True),
             list(zip(self.prompts, lengths, strict=True)),
         )
-        self._verdict.each_same(
+        self._failures.expect_each(
             self.prompts,
             [(length, "length") for length in lengths],
             [(answer.output_tokens, answer.finish_reason) for answer in answers],
             promise="with ignore_eos an answer has the max_tokens that its request asks for",
-            looks=WORK,
+            roles=GENERATION,
         )
 
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
-        """A seeded answer is the same alone and beside others."""
-        self._takes(triton, name, "temperature", "seed")
-        asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
-        alone = [self._generate(triton, name, p, **asked).text for p in self.prompts]
-        texts = at_once(lambda p: self._generate(triton, name, p, **asked).text, self.prompts)
+        self._needs_options(triton, name, "temperature", "seed")
+        options: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
+        alone = [self._generate(triton, name, p, **options).text for p in self.prompts]
+        texts = all_at_once(lambda p: self._generate(triton, name, p, **options).text, self.prompts)
         promise = "the same seed gives the same text, whatever runs beside it"
-        self._verdict.each_same(self.prompts, alone, texts, promise=promise, looks=WORK)
+        self._failures.expect_each(self.prompts, alone, texts, promise=promise, roles=GENERATION)
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With the prompt echoed, every answer begins with its own prompt and holds no other."""
-        self._takes(triton, name, "exclude_input_in_output")
+        self._needs_options(triton, name, "exclude_input_in_output")
         prompts = [f"{prompt} marker-{index}x" for index, prompt in enumerate(self.prompts)]
-        asked = {"max_tokens": 8, "exclude_input_in_output": False}
-        answers = at_once(lambda p: self._generate(triton, name, p, **asked).text, prompts)
+        options = {"max_tokens": 8, "exclude_input_in_output": False}
+        answers = all_at_once(lambda p: self._generate(triton, name, p, **options).text, prompts)
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             others = [f"marker-{other}x" for other in range(len(prompts)) if other != index]
             if not answer.startswith(prompt) or any(marker in answer for marker in others):
-                self._verdict.fail(
+                self._failures.fail(
                     f"{prompt!r} and what follows it",
                     answer,
                     promise="exclude_input_in_output=false begins an answer with its own prompt",
-                    looks=("formatter", "batching"),
+                    roles=("formatter", "batching"),
                 )
 
     def test_one_bad_request_fails_alone(self, triton: LiveTriton, name: str) -> None:
-        """A request that cannot be served does not disturb those that it is batched with."""
-        expected = [self._ask(triton, name, prompt) for prompt in self.prompts]
+        expected = [self._answer(triton, name, prompt) for prompt in self.prompts]
         with ThreadPoolExecutor(2 * len(self.prompts)) as pool:
-            good = [pool.submit(self._ask, triton, name, prompt) for prompt in self.prompts]
+            good = [pool.submit(self._answer, triton, name, prompt) for prompt in self.prompts]
             bad = [
-                pool.submit(self._refusal, triton, name, prompt, names="max_tokens", max_tokens=-1)
+                pool.submit(self._refused, triton, name, prompt, names="max_tokens", max_tokens=-1)
                 for prompt in self.prompts
             ]
         got = [job.result() for job in good]
         promise = "a request that is refused does not disturb its neighbours"
-        self._verdict.each_same(self.prompts, expected, got, promise=promise, looks=WORK)
+        self._failures.expect_each(self.prompts, expected, got, promise=promise, roles=GENERATION)
         for job in bad:
             job.result()
 
@@ -148,66 +146,133 @@ class RecipeConformance(Asking):
         self, triton: LiveTriton, name: str
     ) -> None:
         """A prompt that leaves room for four tokens runs beside answers that need many more."""
-        self._takes(triton, name, "ignore_eos")
+        self._needs_options(triton, name, "ignore_eos")
         self._needs_context(triton, name)
-        told = self._refusal(
+        message = self._refused(
             triton, name, self.prompts[0], names="context of ", max_tokens=2**31 - 1
         )
-        context = int(told.split("context of ")[1].split(":")[0])
+        context = int(message.split("context of ")[1].split(":")[0])
         full = self._prompt_of(context - 4, triton, name)
-        asked: dict[str, Any] = {"max_tokens": min(32, context // 4), "ignore_eos": True}
-        alone = [self._generate(triton, name, p, **asked).text for p in self.prompts[:3]]
+        options: dict[str, Any] = {"max_tokens": min(32, context // 4), "ignore_eos": True}
+        alone = [self._generate(triton, name, p, **options).text for p in self.prompts[:3]]
         with ThreadPoolExecutor(4) as pool:
             crowded = pool.submit(self._generate, triton, name, full, max_tokens=4, ignore_eos=True)
-            beside = [pool.submit(self._stream, triton, name, p, asked) for p in self.prompts[:3]]
+            beside = [pool.submit(self._stream, triton, name, p, options) for p in self.prompts[:3]]
         got = [job.result()[0] for job in beside]
         promise = "a prompt that fills the context does not disturb its neighbours"
-        self._verdict.each_same(self.prompts[:3], alone, got, promise=promise, looks=WORK)
+        self._failures.expect_each(self.prompts[:3], alone, got, promise=promise, roles=GENERATION)
         promise = "a prompt that leaves room for four tokens gets four"
-        self._verdict.same(4, crowded.result().output_tokens, promise=promise, looks=WORK)
+        self._failures.expect(4, crowded.result().output_tokens, promise=promise, roles=GENERATION)
 
     @pytest.mark.parametrize("max_tokens", [0, -1, 2**31 - 1, 2**40])
     def test_impossible_lengths_are_refused(
         self, triton: LiveTriton, name: str, max_tokens: int
     ) -> None:
-        """A length of nothing, less or too much gets an error that names max_tokens."""
         if max_tokens == 2**31 - 1:
             self._needs_context(triton, name)
         prompt = self.prompts[0]
-        self._refusal(triton, name, prompt, names="max_tokens", max_tokens=max_tokens)
-        self._goes_on(triton, name)
+        self._refused(triton, name, prompt, names="max_tokens", max_tokens=max_tokens)
+        self._still_answers(triton, name)
 
     def test_an_empty_prompt_is_refused(self, triton: LiveTriton, name: str) -> None:
-        """An empty prompt gets an error that says so."""
-        self._refusal(triton, name, "", names="empty")
-        self._goes_on(triton, name)
+        self._refused(triton, name, "", names="empty")
+        self._still_answers(triton, name)
 
     def test_a_prompt_over_the_context_is_refused(self, triton: LiveTriton, name: str) -> None:
-        """A prompt that is too long gets an error that names the context's length."""
         self._needs_context(triton, name)
-        self._refusal(triton, name, self.over_context, names="context", max_tokens=4)
-        self._goes_on(triton, name)
+        self._refused(triton, name, self.over_context, names="context", max_tokens=4)
+        self._still_answers(triton, name)
 
     def test_bytes_that_are_no_text_are_refused(self, triton: LiveTriton, name: str) -> None:
         """Bytes that are not UTF-8 get an error that says where."""
         message = triton.send_bytes(name, b"good \xff bad", max_tokens=4)
-        self._is_refusal(message, names="UTF-8")
-        self._goes_on(triton, name)
+        self._check_refusal(message, names="UTF-8")
+        self._still_answers(triton, name)
 
     def test_an_unknown_model_is_said_to_be_unknown(self, triton: LiveTriton, name: str) -> None:
         """A name that the server does not have gets an error that names what it has."""
         with pytest.raises(ModelNotReadyError):
             triton.client.generate(f"{name}-not-there", "Hello")
-        self._goes_on(triton, name)
+        self._still_answers(triton, name)
 
     def test_pieces_join_to_the_whole_answer(self, triton: LiveTriton, name: str) -> None:
         """What streams is what comes in one piece, whatever is in it."""
-        asked = {"max_tokens": 16}
-        wholes = at_once(lambda p: self._generate(triton, name, p, **asked), self.prompts)
-        self._verdict.each_same(
+        options = {"max_tokens": 16}
+        wholes = all_at_once(lambda p: self._generate(triton, name, p, **options), self.prompts)
+        self._failures.expect_each(
             self.prompts,
             [(whole.text, whole.finish_reason) for whole in wholes],
-            at_once(lambda p: self._stream(triton, name, p, asked), self.prompts),
+            all_at_once(lambda p: self._stream(triton, name, p, options), self.prompts),
             promise="the pieces of a stream join to the whole answer",
-            looks=(*TEXT, "batching"),
+            roles=(*TEXT, "batching"),
         )
+
+
+class ConstrainedConformance(RecipeConformance):
+    """All that :class:`RecipeConformance` holds a recipe to, and that constrained answers fit.
+
+    ``constrained`` is the option that asks for the form.
+
+    >>> class TestAcme(ConstrainedConformance):
+    ...     recipe = "acme"
+    ...     constrained = {"response_format": "json_object"}
+    ...
+    ...     def fits(self, text: str) -> bool:
+    ...         return text.startswith("{")
+    """
+
+    constrained: ClassVar[Mapping[str, Any]]
+
+    def fits(self, text: str) -> bool:
+        """Say whether an answer has the form that ``constrained`` asks for."""
+        raise NotImplementedError
+
+    def test_constrained_answers_fit(self, triton: LiveTriton, name: str) -> None:
+        """Alone, beside others that are free, drawn or greedy: each has the form."""
+        sampled = {"temperature": 1.0, "seed": 7}
+        for sampling in [{}, sampled] if sampled.keys() <= self._declared(triton, name) else [{}]:
+            options = {**self.constrained, **sampling, "max_tokens": 24}
+
+            def constrained(prompt: str, options: dict[str, Any] = options) -> tuple[str, Any]:
+                answer = self._generate(triton, name, prompt, **options)
+                return answer.text, answer.finish_reason
+
+            alone = [constrained(prompt) for prompt in self.prompts]
+            free = [self._answer(triton, name, prompt) for prompt in self.prompts]
+            for prompt, (text, _) in zip(self.prompts, alone, strict=True):
+                self._check_form(prompt, text)
+            with ThreadPoolExecutor(2 * len(self.prompts)) as pool:
+                jobs = [pool.submit(constrained, prompt) for prompt in self.prompts]
+                others = [pool.submit(self._answer, triton, name, p) for p in self.prompts]
+            self._failures.expect_each(
+                self.prompts,
+                alone,
+                [job.result() for job in jobs],
+                promise="a constrained answer beside others is the one that it is alone",
+                roles=("generator", "formatter", "batching"),
+            )
+            self._failures.expect_each(
+                self.prompts,
+                free,
+                [job.result() for job in others],
+                promise="an answer beside constrained ones is free",
+                roles=("generator", "formatter", "batching"),
+            )
+
+    def test_pieces_of_a_constrained_answer_join_to_it(self, triton: LiveTriton, name: str) -> None:
+        options = {**self.constrained, "max_tokens": 24}
+        for prompt in self.prompts[:3]:
+            self._check_form(prompt, self._stream(triton, name, prompt, options)[0])
+
+    def _check_form(self, prompt: str, text: str) -> None:
+        try:
+            fits = self.fits(text)
+        except ValueError:
+            fits = False
+        if not fits:
+            self._failures.fail(
+                f"an answer to {prompt!r} that fits",
+                text,
+                promise=f"with {dict(self.constrained)} an answer has the form that it asks for",
+                roles=("formatter", "generator"),
+            )

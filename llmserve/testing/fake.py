@@ -11,18 +11,187 @@ what a model sends.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from llmserve.testing.models import Answers, FakeInferenceRequest
-from llmserve.testing.told import FakeLogger, FakeMetricFamily
-from llmserve.testing.values import (
-    FakeError,
-    FakeModelException,
-    FakeResponse,
-    FakeTensor,
-    as_array,
+import numpy as np
+import numpy.typing as npt
+
+from llmserve.runtime import contract
+from llmserve.runtime.contract import ALIASES
+from llmserve.runtime.params import READERS
+from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
+from llmserve.runtime.text_formatter import TextFormatter
+
+_INPUTS = (
+    contract.TEXT_INPUT,
+    contract.MESSAGES,
+    contract.MAX_TOKENS,
+    contract.STREAM,
+    contract.STOP_WORDS,
+    contract.INPUT_IDS,
+    contract.PROMPT_ONLY,
+    *contract.TEXT_FORMAT_INPUTS,
 )
+
+
+class FakeTensor:
+    def __init__(self, name: str, values: npt.NDArray[Any]) -> None:
+        self._name = name
+        self._values = values
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> npt.NDArray[Any]:
+        return self._values
+
+    def is_cpu(self) -> bool:
+        return True
+
+
+class FakeError:
+    INTERNAL = 1
+    INVALID_ARG = 2
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+
+class FakeResponse:
+    def __init__(
+        self, output_tensors: Sequence[FakeTensor] = (), error: FakeError | None = None
+    ) -> None:
+        self.tensors = {tensor.name(): tensor.as_numpy() for tensor in output_tensors}
+        self.error = error
+
+    @property
+    def texts(self) -> list[str]:
+        """What ``text_output`` says, a text per row."""
+        return [value.decode() for value in self.tensors["text_output"].reshape(-1)]
+
+
+class FakeModelException(Exception):
+    """A ``TritonModelException``."""
+
+
+def as_array(values: Any) -> npt.NDArray[Any]:
+    """Return values as Triton hands them over: a row each, texts as bytes."""
+    if isinstance(values, np.ndarray):
+        return values
+    rows = [value.encode() if isinstance(value, str) else value for value in values]
+    kind: Any = np.object_ if rows and isinstance(rows[0], bytes) else None
+    return np.array(rows, dtype=kind).reshape(len(rows), 1)
+
+
+class FakeLogger:
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+        self.infos: list[str] = []
+
+    def log_error(self, message: str) -> None:
+        self.errors.append(message)
+
+    def log_warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def log_info(self, message: str) -> None:
+        self.infos.append(message)
+
+    log_verbose = log_info
+
+
+class FakeMetric:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def increment(self, amount: float) -> None:
+        self.value += amount
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+
+class FakeMetricFamily:
+    """A family that keeps the last metric made of it."""
+
+    COUNTER = 0
+    GAUGE = 1
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.name, self.description, self.kind = name, description, kind
+        self.metric = FakeMetric()
+
+    def Metric(self, labels: Mapping[str, str]) -> FakeMetric:
+        del labels
+        return self.metric
+
+
+Answers = Callable[["FakeInferenceRequest"], "FakeResponse | Iterable[FakeResponse]"]
+"""What another model does: one response, or several if it streams."""
+
+
+class FakeReply:
+    """A response as the model that asked sees it."""
+
+    def __init__(self, response: FakeResponse) -> None:
+        self._response = response
+
+    def output_tensors(self) -> list[FakeTensor]:
+        return [FakeTensor(name, values) for name, values in self._response.tensors.items()]
+
+    def has_error(self) -> bool:
+        return self._response.error is not None
+
+    def error(self) -> FakeError | None:
+        return self._response.error
+
+
+class FakeInferenceRequest:
+    def __init__(
+        self,
+        models: Mapping[str, Answers],
+        model_name: str,
+        inputs: Sequence[FakeTensor],
+        *,
+        requested_output_names: Sequence[str] = (),
+        **asked: Any,
+    ) -> None:
+        self._models = models
+        self.name = model_name
+        self.wanted = list(requested_output_names)
+        self.asked = asked
+        self._inputs = list(inputs)
+
+    def inputs(self) -> list[FakeTensor]:
+        return self._inputs
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Ask the model: a reply, or an iterator of them if it is said to be decoupled."""
+        replies = self._replies()
+        return replies if decoupled else next(replies)
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        return self.exec(decoupled)
+
+    def _replies(self) -> Iterator[FakeReply]:
+        answers = self._models.get(self.name)
+        if answers is None:
+            message = f"Failed for execute the inference request. Model '{self.name}' is not ready."
+            yield FakeReply(FakeResponse(error=FakeError(message)))
+            return
+        given = answers(self)
+        for response in [given] if isinstance(given, FakeResponse) else given:
+            yield FakeReply(response)
 
 
 class FakeBackendUtils:
@@ -54,17 +223,14 @@ class FakeBackendUtils:
     def InferenceRequest(
         self, model_name: str, inputs: Sequence[FakeTensor], **asked: Any
     ) -> FakeInferenceRequest:
-        """Make a request to another model of the server."""
         return FakeInferenceRequest(self.models, model_name, inputs, **asked)
 
     @staticmethod
     def get_input_tensor_by_name(request: Any, name: str) -> FakeTensor | None:
-        """Return an input of a request, None if it has no such."""
         return next((tensor for tensor in request.inputs() if tensor.name() == name), None)
 
     @staticmethod
     def get_output_tensor_by_name(response: Any, name: str) -> FakeTensor | None:
-        """Return an output of another model's response, None if it has no such."""
         return next((t for t in response.output_tensors() if t.name() == name), None)
 
 
@@ -92,11 +258,9 @@ class FakeRequest:
         self.rescheduled = False
 
     def inputs(self) -> list[FakeTensor]:
-        """Return the input tensors."""
         return self._inputs
 
     def parameters(self) -> str:
-        """Return the request parameters as JSON."""
         return json.dumps(self._parameters)
 
     def is_cancelled(self) -> bool:
@@ -104,7 +268,6 @@ class FakeRequest:
         return self.cancelled
 
     def correlation_id(self) -> int | str:
-        """Return the sequence's id."""
         return self.sequence
 
     def replace_input(self, name: str, values: Any) -> None:
@@ -121,7 +284,6 @@ class FakeRequest:
         self.rescheduled = flags == FakeBackendUtils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def request_id(self) -> str:
-        """Return the id that the client gave, which is none."""
         return ""
 
     def requested_output_names(self) -> list[str]:
@@ -129,7 +291,6 @@ class FakeRequest:
         return []
 
     def get_response_sender(self) -> FakeRequest:
-        """Return what responses are sent with."""
         return self
 
     def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
@@ -147,6 +308,55 @@ class FakeRequest:
 
     @property
     def error(self) -> str | None:
-        """What the error says that it got, if it got one."""
         errors = [response.error for response in self.responses if response.error]
         return errors[0].message() if errors else None
+
+
+class ByteTokenizer:
+    """A tokenizer whose ids are the bytes of the text; 0 ends an answer.
+
+    >>> ByteTokenizer().decode(ByteTokenizer().encode("é"))
+    'é'
+    """
+
+    eos_ids = frozenset({0})
+    vocab_size = 256
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        del special
+        return list(text.encode())
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return [byte for message in messages for byte in message["content"].encode()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i).decode(errors="replace")
+
+
+def make_parts(
+    generator: Any,
+    *,
+    tokenizer: Tokenizer | None = None,
+    formatter: Formatter | None = None,
+    inputs: Sequence[str] = (),
+    batched: bool = True,
+    decoupled: bool = True,
+    **defaults: Any,
+) -> Parts:
+    """Return what a driver is started with; ``inputs`` are those of the generator's own.
+
+    ``defaults`` are the options of a build that hold for a request which does not say: max_tokens,
+    stream, chat, echo.
+    """
+    return Parts(
+        name="tested",
+        tokenizer=tokenizer or ByteTokenizer(),
+        generator=generator,
+        formatter=formatter or TextFormatter({}, Path()),
+        inputs=frozenset({*(tensor.name for tensor in _INPUTS), *inputs}),
+        extras=frozenset({*inputs} - READERS.keys() - ALIASES.keys()),
+        batched=batched,
+        decoupled=decoupled,
+        defaults={"max_tokens": 8, "stream": False, "chat": False, "echo": False, **defaults},
+        pb_utils=FakeBackendUtils(),
+    )

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from llmserve.client import Completion
+from llmserve.demo import demo_model_path
 from llmserve.testing.live import LiveTriton
 
 PROMPT = "Programming in C++ is like"
-WISHES: tuple[dict[str, Any], ...] = (
+OPTIONS: tuple[dict[str, Any], ...] = (
     {"logprobs": 5},
     {"logprobs": 0, "temperature": 0.8, "seed": 3},
     {"logprobs": 20, "repetition_penalty": 1.3},
@@ -25,17 +26,12 @@ WISHES: tuple[dict[str, Any], ...] = (
 def _model() -> Any:
     from transformers import AutoModelForCausalLM
 
-    from llmserve.demo import demo_model_path
-
     return AutoModelForCausalLM.from_pretrained(demo_model_path()).eval()
 
 
 def agrees_with_the_model(answer: Completion) -> None:
-    """The prompt and the answer's tokens through the model; one entry for each token."""
     import torch
     from transformers import AutoTokenizer
-
-    from llmserve.demo import demo_model_path
 
     assert answer.logprobs is not None
     prompt = AutoTokenizer.from_pretrained(demo_model_path()).encode(PROMPT)
@@ -52,23 +48,23 @@ def agrees_with_the_model(answer: Completion) -> None:
 
 
 def check_logprobs(triton: LiveTriton, model: str) -> None:
-    """Alone, streamed, and beside neighbours with other wishes and with none."""
+    """Check answers alone, streamed, and beside neighbours with other options and with none."""
     client = triton.client
 
-    def ask(wishes: dict[str, Any]) -> Completion:
-        return client.generate(model, PROMPT, max_tokens=24, ignore_eos=True, **wishes)
+    def ask(options: dict[str, Any]) -> Completion:
+        return client.generate(model, PROMPT, max_tokens=24, ignore_eos=True, **options)
 
-    alone = [ask(wishes) for wishes in WISHES]
+    alone = [ask(options) for options in OPTIONS]
     before = triton.executions(model)
-    with ThreadPoolExecutor(len(WISHES)) as pool:
-        together = list(pool.map(ask, WISHES))
+    with ThreadPoolExecutor(len(OPTIONS)) as pool:
+        together = list(pool.map(ask, OPTIONS))
     shared = triton.executions(model) - before
     if client.model(model).exchange == "unary":
         # The first may have run alone while the others waited; they then ran together.
         assert shared <= 3
-    for wishes, answer, beside in zip(WISHES, alone, together, strict=True):
+    for options, answer, beside in zip(OPTIONS, alone, together, strict=True):
         assert answer.text == beside.text
-        if not wishes:
+        if not options:
             assert answer.logprobs is None is beside.logprobs
             continue
         agrees_with_the_model(answer)
@@ -77,8 +73,8 @@ def check_logprobs(triton: LiveTriton, model: str) -> None:
     assert "".join(entry.token for entry in alone[0].logprobs) == alone[0].text
     assert {len(entry.top) for entry in alone[0].logprobs} == {5}
     pieces = list(client.stream(model, PROMPT, max_tokens=24, ignore_eos=True, logprobs=5))
-    told = [entry for piece in pieces for entry in piece.logprobs or ()]
-    assert [entry.id for entry in told] == [entry.id for entry in alone[0].logprobs]
-    assert [entry.logprob for entry in told] == pytest.approx(
+    streamed = [entry for piece in pieces for entry in piece.logprobs or ()]
+    assert [entry.id for entry in streamed] == [entry.id for entry in alone[0].logprobs]
+    assert [entry.logprob for entry in streamed] == pytest.approx(
         [entry.logprob for entry in alone[0].logprobs], abs=1e-4
     )

@@ -59,7 +59,7 @@ class Suspicious(BatchDriver):
 
     def execute(self, requests):
         from llmserve.testing import FakeRequest
-        from llmserve.testing.values import FakeTensor
+        from llmserve.testing import FakeTensor
 
         ours = ("replace_input", "text", "error", "send")
         names = [name for name in vars(FakeRequest) if name not in ours]

@@ -26,7 +26,7 @@ from llmserve.testing import (
     RecipeConformance,
     make_parts,
 )
-from llmserve.testing.verdict import Verdict
+from llmserve.testing.checks import Failures
 
 
 class Echo:
@@ -142,22 +142,22 @@ def test_a_model_that_is_not_there_is_an_error(pb: FakeBackendUtils) -> None:
 def test_an_unknown_recipe_is_told_by_its_name() -> None:
     given: Mapping[str, Any] = {"a": 1}
     with pytest.raises(pytest.fail.Exception) as caught:
-        Verdict("nobody", given).same("x" * 400, "y", promise="p", looks=["generator"], of="q")
+        Failures("nobody", given).expect("x" * 400, "y", promise="p", roles=["generator"])
     lines = str(caught.value).splitlines()
-    assert lines[0] == "recipe 'nobody' with a=1 breaks a promise: p (q)"
+    assert lines[0] == "recipe 'nobody' with a=1 breaks a promise: p"
     assert lines[1].endswith("x… (400 characters)")
     assert lines[2] == "  got:      y"
     assert "no plugin is called 'nobody'" in lines[3]
 
 
 def test_promises_that_are_kept_say_nothing() -> None:
-    verdict = Verdict("nobody", {})
-    verdict.same(1, 1, promise="p", looks=[])
-    verdict.each_same(["a", "b"], [1, 2], [1, 2], promise="p", looks=[])
+    failures = Failures("nobody", {})
+    failures.expect(1, 1, promise="p", roles=[])
+    failures.expect_each(["a", "b"], [1, 2], [1, 2], promise="p", roles=[])
     with pytest.raises(pytest.fail.Exception, match=r"p \(prompt 'b'\)"):
-        verdict.each_same(["a", "b"], [1, 2], [1, 3], promise="p", looks=[])
+        failures.expect_each(["a", "b"], [1, 2], [1, 3], promise="p", roles=[])
     with pytest.raises(pytest.fail.Exception, match="one each"):
-        verdict.each_same(["a", "b"], [1, 2], [1], promise="p", looks=[])
+        failures.expect_each(["a", "b"], [1, 2], [1], promise="p", roles=[])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_end_of_a_context_is_tested_where_there_is_one(answer: Exception, sk
 
 def test_a_failure_says_which_components_to_look_at() -> None:
     with pytest.raises(pytest.fail.Exception) as caught:
-        Verdict("hf", {}).fail("a", "b", promise="p", looks=("generator", "formatter"))
+        Failures("hf", {}).fail("a", "b", promise="p", roles=("generator", "formatter"))
     told = str(caught.value)
     assert "look at:  generator 'transformers', llmserve_hf." in told
     assert "look at:  formatter 'text', llmserve.runtime.text_formatter:TextFormatter" in told

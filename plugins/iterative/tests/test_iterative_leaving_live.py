@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import Soak, figure
 from tritonclient import grpc as triton_grpc
 
 from llmserve.builder.build import build_spec
@@ -16,7 +17,6 @@ from llmserve.builder.plan import BuildSpec
 from llmserve.client import Completion
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.testing import LiveTriton
-from llmserve.testing.soak import Soak, figure
 
 from . import slow_steps
 

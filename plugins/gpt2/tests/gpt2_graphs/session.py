@@ -15,9 +15,8 @@ import numpy as np
 
 from llmserve.repository import config as modelconfig
 from llmserve.runtime.params import Params
-from llmserve.testing import FakeBackendUtils, FakeRequest, make_parts
-from llmserve.testing.models import FakeInferenceRequest
-from llmserve.testing.values import FakeResponse
+from llmserve.testing import FakeBackendUtils, FakeRequest, FakeResponse, make_parts
+from llmserve.testing.fake import FakeInferenceRequest
 from llmserve_gpt2.build import declare
 from llmserve_gpt2.export.run import FORMATS, Exported, export
 from llmserve_gpt2.session.driver import SessionDriver

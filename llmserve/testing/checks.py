@@ -1,0 +1,233 @@
+"""What the conformance suite sends to a served recipe, and how it reports what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import pytest
+
+from llmserve.builder.build import BuildResult, build
+from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutError
+from llmserve.registry import Registry
+from llmserve.repository.manifest import Manifest
+from llmserve.roles import ROLES
+from llmserve.testing.live import LiveTriton
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+PROMPTS = (
+    "Programming in C++ is like",
+    "The capital of France is",
+    "Once upon a time",
+    "Hello",
+    "The weather in Seoul is cold, and",
+    "A",
+    "Where is the nearest",
+    "I am going to the market because",
+)
+GENERATION = ("generator", "batching")
+TEXT = ("tokenizer", "formatter")
+_LONGEST = 300
+_SECONDS_WITHOUT_END = 5.0
+# A value that any model which takes the option could serve.
+_OPTION_VALUES: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "seed": 7,
+    "ignore_eos": True,
+    "exclude_input_in_output": False,
+}
+
+
+class Failures:
+    """Fails a test of one recipe in words that its author can act on.
+
+    ``roles`` names those whose components are the likeliest to have broken the promise.
+    """
+
+    def __init__(self, recipe: str, options: Mapping[str, Any]) -> None:
+        self._recipe = recipe
+        self._options = options
+
+    def fail(
+        self, expected: object, got: object, *, promise: str, roles: Sequence[str]
+    ) -> NoReturn:
+        lines = [
+            f"{self._subject()} breaks a promise: {promise}",
+            f"  expected: {_shortened(expected)}",
+            f"  got:      {_shortened(got)}",
+            *(f"  look at:  {component}" for component in self._components(roles)),
+        ]
+        # Without a traceback: no line of the suite's own code says more than this does.
+        pytest.fail("\n".join(lines), pytrace=False)
+
+    def expect(self, expected: A, got: A, *, promise: str, roles: Sequence[str]) -> None:
+        if got != expected:
+            self.fail(expected, got, promise=promise, roles=roles)
+
+    def expect_each(
+        self,
+        prompts: Sequence[str],
+        expected: Sequence[A],
+        got: Sequence[A],
+        *,
+        promise: str,
+        roles: Sequence[str],
+    ) -> None:
+        """Fail at the first prompt whose answer is another."""
+        self.expect(len(expected), len(got), promise=f"{promise}: one each", roles=roles)
+        for prompt, one, other in zip(prompts, expected, got, strict=True):
+            self.expect(one, other, promise=f"{promise} (prompt {prompt!r})", roles=roles)
+
+    def error(self, doing: str, error: LLMServeError) -> NoReturn:
+        """Fail because llmserve or the server refused what they should not have."""
+        message = f"{self._subject()}: {doing} failed with {type(error).__name__}: {error}"
+        # Without the error itself, which would stand before it once more.
+        raise pytest.fail.Exception(message, pytrace=False) from None
+
+    def _subject(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        suffix = f" with {options}" if options else ""
+        registry = Registry.load()
+        try:
+            owner = registry.plugin_of(registry.recipe(self._recipe))
+        except LLMServeError:
+            return f"recipe {self._recipe!r}{suffix}"
+        return f"recipe {self._recipe!r} of plugin {owner}{suffix}"
+
+    def _components(self, roles: Sequence[str]) -> list[str]:
+        registry = Registry.load()
+        found = []
+        try:
+            for role in roles:
+                name = self._options.get(role) or getattr(registry.recipe(self._recipe), role)
+                component: Any = registry.get(ROLES[role], name)
+                owner = registry.plugin_of(component)
+                found.append(f"{role} {name!r}, {component.runtime}, of plugin {owner}")
+        except LLMServeError as error:
+            return [str(error)]
+        return found
+
+
+def _shortened(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+
+
+class RecipeChecks:
+    """Builds a recipe and sends it requests; what fails is told with the recipe's components."""
+
+    recipe: ClassVar[str]
+    model: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]]
+    prompts: ClassVar[Sequence[str]]
+    _unlimited: ClassVar[dict[str, bool]] = {}
+
+    @property
+    def _failures(self) -> Failures:
+        return Failures(self.recipe, self.options)
+
+    def _build(self, output: Path) -> BuildResult:
+        try:
+            return build(self.recipe, self.model, output=output, **self.options)
+        except LLMServeError as error:
+            self._failures.error(f"building {self.model}", error)
+
+    def _declared(self, triton: LiveTriton, name: str) -> frozenset[str]:
+        """Return what the components of a model say that they take."""
+        manifest = Manifest.read(triton.repository / name)
+        return frozenset(manifest.contract["inputs"] if manifest else ())
+
+    def _needs_options(self, triton: LiveTriton, name: str, *options: str) -> None:
+        """Skip a test of options that no component declares, once they are refused as they
+        should be."""
+        undeclared = [option for option in options if option not in self._declared(triton, name)]
+        for option in undeclared:
+            value = {option: _OPTION_VALUES[option]}
+            self._refused(triton, name, self.prompts[0], names=option, **value)
+            self._still_answers(triton, name)
+        if undeclared:
+            pytest.skip(f"no component declares {', '.join(undeclared)}, and it is refused")
+
+    def _needs_context(self, triton: LiveTriton, name: str) -> None:
+        """Skip a test of the context's end where there is none.
+
+        A request without end is refused where there is one, and would otherwise never be done.
+        """
+        if name not in self._unlimited:
+            options = {"max_tokens": 2**31 - 1, "timeout": _SECONDS_WITHOUT_END}
+            try:
+                triton.client.generate(name, self.prompts[0], **options)
+                self._unlimited[name] = True
+            except LLMServeError as error:
+                self._unlimited[name] = isinstance(error, RequestTimeoutError)
+        if self._unlimited[name]:
+            pytest.skip("its generator has no context_length")
+
+    def _generate(self, triton: LiveTriton, name: str, prompt: Any, **options: Any) -> Any:
+        try:
+            return triton.client.generate(name, prompt, **options)
+        except LLMServeError as error:
+            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            self._failures.error(f"answering {str(prompt)[:60]!r} with {given}", error)
+
+    def _answer(self, triton: LiveTriton, name: str, prompt: str) -> tuple[str, Any, Any]:
+        answer = self._generate(triton, name, prompt, max_tokens=16)
+        return answer.text, answer.finish_reason, answer.output_tokens
+
+    def _stream(
+        self, triton: LiveTriton, name: str, prompt: str, options: dict[str, Any]
+    ) -> tuple[str, str | None]:
+        try:
+            pieces = list(triton.client.stream(name, prompt, **options))
+        except LLMServeError as error:
+            self._failures.error(f"streaming an answer to {prompt!r}", error)
+        reason = pieces[-1].finish_reason if pieces else None
+        return "".join(piece.text for piece in pieces), reason
+
+    def _refused(
+        self, triton: LiveTriton, name: str, prompt: str, *, names: str, **options: Any
+    ) -> str:
+        """Return how a request is refused; fail if it is not, or not so that it helps."""
+        try:
+            answer = triton.client.generate(name, prompt, **options)
+        except RequestRejectedError as error:
+            return self._check_refusal(str(error), names=names)
+        except LLMServeError as error:
+            self._failures.error(f"refusing {prompt[:40]!r} with {options}", error)
+        return self._check_refusal(None, names=names, got=f"an answer: {answer.text!r}")
+
+    def _check_refusal(self, message: str | None, *, names: str, got: str = "no error") -> str:
+        if message is None or names not in message or "\n" in message or "Traceback" in message:
+            self._failures.fail(
+                f"an error of one line that names {names!r}",
+                got if message is None else message,
+                promise="what cannot be served is refused",
+                roles=("batching", "tokenizer"),
+            )
+        return message
+
+    def _still_answers(self, triton: LiveTriton, name: str) -> None:
+        answer = self._generate(triton, name, self.prompts[0], max_tokens=4)
+        if not answer.output_tokens:
+            promise = "a refusal ends nothing"
+            self._failures.fail("an answer", answer, promise=promise, roles=GENERATION)
+
+    def _prompt_of(self, tokens: int, triton: LiveTriton, name: str) -> str:
+        """Return a prompt of so many tokens, or a few less."""
+        counts = [
+            self._generate(triton, name, "so " * n, max_tokens=1).input_tokens or 0
+            for n in (10, 20)
+        ]
+        each = (counts[1] - counts[0]) / 10
+        # A tokenizer that counts nothing breaks other promises, and need not end in a division.
+        return "so " * int(10 + (tokens - counts[0]) / max(each, 0.1))
+
+
+def all_at_once(function: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
+    """Call a function for everything at the same time; return the results in order."""
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(function, arguments))
