@@ -20,7 +20,16 @@ from llmserve.version import __version__
 API = 2
 """The number of the API that this llmserve has."""
 
-MODULES = ("llmserve", "llmserve.plugin", "llmserve.runtime", "llmserve.runtime.contract")
+MODULES = (
+    "llmserve",
+    "llmserve.client",
+    "llmserve.errors",
+    "llmserve.plugin",
+    "llmserve.runtime",
+    "llmserve.runtime.contract",
+    "llmserve.server",
+    "llmserve.testing",
+)
 """The public modules. In these, every name in ``__all__`` is."""
 
 GROUP = "llmserve"

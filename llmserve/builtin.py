@@ -25,7 +25,6 @@ DECOUPLED_OPTION = Option(
 
 @hookimpl
 def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
-    """Register the tokenizer that most models come with."""
     return [
         Tokenizer(
             name="transformers",
@@ -40,7 +39,6 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """Register Triton's dynamic batcher, and batches that run to their end."""
     return [
         Batching(
             name="dynamic",
@@ -104,7 +102,6 @@ def llmserve_register_batchings() -> Sequence[Batching]:
 
 @hookimpl
 def llmserve_register_formatters() -> Sequence[Formatter]:
-    """Register the formatter that speaks the common tensor contract."""
     return [
         Formatter(
             name="text",

@@ -1,24 +1,5 @@
 """Every error llmserve raises on purpose, in one tree.
 
-::
-
-    LLMServeError                 the root: catch this one         exit code 1
-    ├── UsageError                an argument that cannot be meant           2
-    │   └── OptionError           an unknown or ill-typed option             2
-    ├── PluginError               a plugin is missing, broken or clashes     3
-    ├── ConfigError               a repository or a config that is wrong     3
-    │   ├── ModelSourceError      --model names nothing that can be served   3
-    │   ├── IncompatibleError     components that cannot work together       3
-    │   └── OutputError           the output holds something else            3
-    ├── ServerError               a Triton that could not be started         1
-    │   └── PortInUseError        somebody else listens there                1
-    └── ClientError               a request that did not come through        1
-        ├── UnreachableError      no server at the URL                       4
-        ├── ModelNotReadyError    the server has no such model, or not yet   5
-        ├── RequestTimeoutError   the time that was given is over            6
-        ├── RequestRejectedError  the server refused the request             7
-        └── RequestCancelledError the request was cancelled                130
-
 An error is one line that says what is wrong, and ``mend``, where there is one,
 says what to do about it. The command line prints both and exits with
 ``exit_code``. Anything else that is raised is a bug, and is told as one.

@@ -58,8 +58,6 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Entry:
-    """A component, its role and the plugin that registered it."""
-
     component: Registered
     role: str
     plugin: Plugin
@@ -127,7 +125,6 @@ class Registry:
         return cls(find_plugins())
 
     def recipe(self, name: str) -> Recipe:
-        """Return the recipe that ``--plugin`` names."""
         return self.get(Recipe, name)
 
     def all(self, kind: type[C]) -> list[C]:
@@ -150,7 +147,10 @@ class Registry:
                 raise PluginError(f"plugin {plugin} cannot be used: {plugin.problem}")
         names = {component.name for component in self.all(kind)}
         label = "plugin" if kind is Recipe else kind.__name__.lower()
-        raise PluginError(f"no {label} is called {name!r}", mend=near(name, names))
+        mend = (
+            near(name, names) if names else f"pip install the package that has it (llmserve-{name})"
+        )
+        raise PluginError(f"no {label} is called {name!r}", mend=mend)
 
     def problems(self) -> list[str]:
         """Say what is wrong with the installed plugins, a line each."""

@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING
@@ -81,6 +80,8 @@ def stream_together(
     client: Client, model: str, prompts: Sequence[str], max_tokens: int
 ) -> list[Arrival]:
     """Send each prompt when the one before it has its first piece; return what came when."""
+    from concurrent.futures import ThreadPoolExecutor
+
     started = [Event() for _ in prompts]
     arrivals: list[Arrival] = []
     client.generate(model, prompts[0], max_tokens=1)

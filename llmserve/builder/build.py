@@ -27,7 +27,7 @@ from llmserve.repository import dockerfile
 from llmserve.repository.dockerfile import PLAIN, Needs
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.publish import MODELS, check_output, publish, staging
-from llmserve.repository.runtimes import check_classes, classes_of
+from llmserve.repository.runtimes import check_models
 from llmserve.roles import Assemble
 from llmserve.runtime.contract import Tensor
 from llmserve.version import __version__
@@ -183,22 +183,19 @@ def _prepared(plan: Plan, role: str, context: BuildContext) -> dict[str, Any]:
 def _check_classes(
     plan: Plan, registry: Registry, models: Path, report: Callable[[str], None]
 ) -> None:
-    """Refuse to publish what Triton could not run: classes are imported, in another process."""
-    found = {
-        folder.name: classes_of(manifest, registry)
+    """Refuse to publish what Triton could not run."""
+    manifests = {
+        folder.name: manifest
         for folder in sorted(models.iterdir())
         if (manifest := Manifest.read(folder))
     }
-    wrong = check_classes(each for classes in found.values() for each in classes)
-    for classes in found.values():
-        for each in classes:
-            if problem := wrong.get(each):
-                whose = plan.whose(each.role) if each.role != "stage" else f"stage {each.name!r}"
-                if problem.fatal:
-                    raise PluginError(
-                        f"{whose} cannot be run: {problem.what}", mend="tell the plugin's author"
-                    )
-                report(f"{whose}: {problem.what}")
+    for _, each, problem in check_models(manifests, registry):
+        whose = plan.whose(each.role) if each.role != "stage" else f"stage {each.name!r}"
+        if problem.fatal:
+            raise PluginError(
+                f"{whose} cannot be run: {problem.what}", mend="tell the plugin's author"
+            )
+        report(f"{whose}: {problem.what}")
 
 
 def _write_config(plan: Plan, context: BuildContext, *, parts: Sequence[str] = ()) -> None:
@@ -221,7 +218,6 @@ def _write_config(plan: Plan, context: BuildContext, *, parts: Sequence[str] = (
 
 
 def _write_client(plan: Plan, context: BuildContext) -> None:
-    """Write the client: a module of ours or of the plugin's, verbatim."""
     found = find_spec(plan.recipe.client)
     if found is None or not found.origin:
         raise PluginError(f"the recipe's client {plan.recipe.client} cannot be found")

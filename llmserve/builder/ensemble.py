@@ -57,7 +57,6 @@ class Assembly:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options of the build."""
         return self.context.options
 
     def add(

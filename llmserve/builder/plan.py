@@ -76,7 +76,6 @@ class BuildSpec:
 
     @property
     def model_name(self) -> str:
-        """The name under which Triton serves the model."""
         return check_model_name(self.name or model_name_from(self.model))
 
 
@@ -93,7 +92,6 @@ class BuildResult:
 
     @property
     def folder(self) -> Path:
-        """The model's folder in the repository."""
         return self.repository / self.name
 
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, overload
 
 import grpc
@@ -60,7 +59,6 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
-        """Return how many seconds are left, 0 when it is over."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
 
@@ -98,7 +96,6 @@ class AsyncChannel:
             await asyncio.wait(tasks, timeout=seconds)
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function that blocks."""
         return await asyncio.to_thread(function, *arguments)
 
     async def close(self) -> None:
@@ -139,16 +136,10 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what is under way and let go of the connection."""
         for exchange in list(self._live):
             await self._finish(exchange)
         self._closed = True
@@ -156,23 +147,18 @@ class AsyncClient:
         await self._channel.close()
 
     async def server_ready(self) -> bool:
-        """Say whether a server answers and is ready."""
         return await self._is_ready("ServerReady", service_pb2.ServerReadyRequest())
 
     async def model_ready(self, name: str) -> bool:
-        """Say whether a server answers and has the model loaded."""
         return await self._is_ready("ModelReady", service_pb2.ModelReadyRequest(name=name))
 
     async def index(self) -> list[ModelState]:
-        """List every model in the server's repository with its state."""
         return read_index(await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest()))
 
     async def models(self) -> list[str]:
-        """List the names of the models that are ready."""
         return ready_names(await self.index())
 
     async def model(self, name: str) -> ModelInfo:
-        """Say how a model takes requests; read once, then remembered."""
         return await self._info(name, self._deadline(None))
 
     @overload
@@ -372,7 +358,6 @@ class AsyncSequence:
         self._deadline = deadline
 
     async def send(self, text: str = "", **options: Any) -> Piece:
-        """Take a step: the first starts the sequence, each gives the next piece."""
         request = self._steps.step(text, check_options(options))
         call = self._client._call("ModelInfer", request, self._deadline.left())
         async with self._client._explained(self._steps.info.name, self._deadline):

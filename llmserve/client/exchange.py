@@ -109,7 +109,6 @@ class Steps:
         self._started = self._ended = False
 
     def step(self, text: str, options: Mapping[str, Value]) -> Any:
-        """Build the request for the next step."""
         controls: dict[str, Value] = {"sequence_id": self._correlation}
         if not self._started:
             controls["sequence_start"] = True

@@ -33,8 +33,6 @@ _LONGEST = 600
 
 @dataclass(frozen=True)
 class Where:
-    """Which request it was."""
-
     url: str
     model: str | None = None
     seconds: float | None = None
@@ -60,14 +58,12 @@ def one_line(message: str) -> str:
 
 
 def from_rpc(error: Any, where: Where) -> ClientError:
-    """Turn an ``RpcError`` of gRPC into an error of llmserve."""
     if not hasattr(error, "code"):
         return RequestCancelledError("the client was closed")
     return translate(error.code().name, error.details() or "", where)
 
 
 def cut_off(where: Where) -> ClientError:
-    """Say that a stream has ended before the answer was complete."""
     return UnreachableError(
         f"{where.url} ended the stream of {where.model!r} before the answer was complete",
         mend="look at the server's log; it may have stopped",
@@ -146,7 +142,6 @@ def speaks_http(host: str, port: int) -> bool:
 
 
 def http_address(where: Where) -> UnreachableError:
-    """Say that the port is the wrong one of a server's."""
     host = where.url.rpartition(":")[0]
     return UnreachableError(
         f"{where.url} speaks HTTP, not gRPC",
@@ -155,7 +150,6 @@ def http_address(where: Where) -> UnreachableError:
 
 
 def unknown_model(name: str, states: Sequence[ModelState]) -> ModelNotReadyError:
-    """Say why a model is not available, and which ones are."""
     for state in states:
         if state.name == name and state.state != "READY":
             reason = f": {one_line(state.reason)}" if state.reason else ""

@@ -214,7 +214,6 @@ def read_response(response: Any, rows: int) -> list[Piece]:
 
 
 def is_last(message: Any) -> bool:
-    """Say whether a message of a stream is the last one for its request."""
     parameters = message.infer_response.parameters
     return "triton_final_response" in parameters and bool(
         parameters["triton_final_response"].bool_param
@@ -273,7 +272,6 @@ def _unpack(datatype: str, raw: bytes) -> list[Any]:
 
 
 def pack_texts(texts: Iterable[str]) -> bytes:
-    """Pack texts into the bytes of a STRING tensor."""
     parts: list[bytes] = []
     for text in texts:
         try:
@@ -328,7 +326,6 @@ def pack_numbers(datatype: str, values: Sequence[Any]) -> bytes:
 
 
 def unpack_numbers(datatype: str, raw: bytes) -> list[Any]:
-    """Read the numbers of a tensor."""
     code = _FORMATS.get(datatype)
     if code is None or len(raw) % struct.calcsize(f"<{code}"):
         raise ClientError(f"the server sent a tensor of type {datatype} that cannot be read")

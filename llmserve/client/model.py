@@ -51,14 +51,12 @@ class ModelInfo:
 
 
 def read_index(answer: Any) -> list[ModelState]:
-    """Read a ``RepositoryIndexResponse``."""
     return [
         ModelState(entry.name, entry.version, entry.state, entry.reason) for entry in answer.models
     ]
 
 
 def ready_names(states: Iterable[ModelState]) -> list[str]:
-    """List the names of models that are ready."""
     return sorted({state.name for state in states if state.state == "READY"})
 
 

@@ -246,7 +246,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run the command line; return its exit code."""
     options = vars(_parser().parse_args())
     prompt, as_json = options.pop("prompt"), options.pop("json")
     pieces = options.pop("stream") and not as_json

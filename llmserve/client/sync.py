@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 import grpc
@@ -31,12 +30,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -44,11 +38,9 @@ class Client:
         _run(self._client.close())
 
     def server_ready(self) -> bool:
-        """Say whether a server answers and is ready."""
         return _run(self._client.server_ready())
 
     def model_ready(self, name: str) -> bool:
-        """Say whether a server answers and has the model loaded."""
         return _run(self._client.model_ready(name))
 
     def index(self) -> list[ModelState]:
@@ -56,7 +48,6 @@ class Client:
         return _run(self._client.index())
 
     def models(self) -> list[str]:
-        """List the names of the models that are ready."""
         return _run(self._client.models())
 
     def model(self, name: str) -> ModelInfo:

@@ -77,8 +77,6 @@ def parse_url(url: str | None = None, *, tls: bool = False) -> Address:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address with certificates and headers."""
-
     address: Address
     certificates: bytes | None = None
     metadata: tuple[tuple[str, str], ...] = ()
@@ -92,7 +90,6 @@ class Endpoint:
         root_certificates: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Endpoint:
-        """Read the arguments of ``connect``."""
         address = parse_url(url, tls=tls or root_certificates is not None)
         certificates = None
         if root_certificates is not None:

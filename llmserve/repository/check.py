@@ -17,7 +17,7 @@ from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
 from llmserve.repository.manifest import Manifest, parts_of
 from llmserve.repository.problems import CheckedModel, Problem
-from llmserve.repository.runtimes import check_classes, classes_of, problem_with
+from llmserve.repository.runtimes import check_models, problem_with
 from llmserve.roles import ROLES
 
 __all__ = ["Problem", "check_repository"]
@@ -137,7 +137,6 @@ _PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 
 
 def check_config(folder: Path, config: ModelConfig) -> Iterator[Problem]:
-    """Check a configuration against its folder and against itself."""
     yield from _check_name(folder, config)
     yield from _check_versions(folder, config)
     yield from _check_tensors(folder.name, config)
@@ -370,19 +369,15 @@ def check_runtime_classes(
     manifests: Mapping[str, Manifest], registry: Registry
 ) -> Iterator[Problem]:
     """Import the classes that models name, in another process, and look at their methods."""
-    classes = {
-        name: [each for each in classes_of(manifest, registry) if not problem_with(each.runtime)]
-        for name, manifest in manifests.items()
-    }
-    wrong = check_classes(each for found in classes.values() for each in found)
-    for model, found in classes.items():
-        for each in found:
-            if problem := wrong.get(each):
-                yield Problem(
-                    model,
-                    f"its {each.role} {each.name!r} cannot be run: {problem.what}",
-                    "install the plugin it comes from again, or tell its author"
-                    if problem.fatal
-                    else "serve it from its container, if that has it",
-                    fatal=problem.fatal,
-                )
+    for model, each, problem in check_models(manifests, registry):
+        if problem_with(each.runtime):
+            # ``check_needs`` has said so.
+            continue
+        yield Problem(
+            model,
+            f"its {each.role} {each.name!r} cannot be run: {problem.what}",
+            "install the plugin it comes from again, or tell its author"
+            if problem.fatal
+            else "serve it from its container, if that has it",
+            fatal=problem.fatal,
+        )

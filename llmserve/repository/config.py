@@ -19,7 +19,6 @@ FILE = "config.pbtxt"
 
 
 def new_config(name: str, *, backend: str, max_batch_size: int) -> ModelConfig:
-    """Return the beginning of a model's configuration."""
     return pb.ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
 
 
@@ -73,7 +72,6 @@ def parse(text: str, *, where: str) -> ModelConfig:
 
 
 def read(folder: Path) -> ModelConfig:
-    """Read a model folder's configuration."""
     path = folder / FILE
     try:
         return parse(path.read_text(encoding="utf-8"), where=str(path))

@@ -116,7 +116,6 @@ def _claim(output: Path) -> tuple[Path, int]:
 
 
 def _sweep(output: Path) -> None:
-    """Remove the stages of builds that are no more."""
     for stage in [p for p in output.parent.iterdir() if p.name.startswith(_prefix(output))]:
         try:
             handle = os.open(stage, os.O_RDONLY)

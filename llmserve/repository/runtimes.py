@@ -1,21 +1,20 @@
 """Whether the classes that components name can be run.
 
-``problem_with`` looks for a class's module and imports nothing where that can be avoided.
-``check_classes`` imports the classes, in a process of its own, and looks for the methods that
-their role asks for: torch is not loaded into the build, and no broken plugin ends it.
+``problem_with`` looks for a class's module without importing it. ``check_models`` imports the
+classes, in a process of its own, and looks for the methods that their role asks for: torch is not
+loaded into the build, and no broken plugin ends it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -60,6 +59,21 @@ class ClassProblem:
     fatal: bool = True
 
 
+def check_models(
+    manifests: Mapping[str, Manifest], registry: Registry
+) -> Iterator[tuple[str, RuntimeClass, ClassProblem]]:
+    """Import the classes that models name, and go through those that cannot be run."""
+    classes = [
+        (model, each)
+        for model, manifest in manifests.items()
+        for each in classes_of(manifest, registry)
+    ]
+    problems = check_classes(each for _, each in classes)
+    for model, each in classes:
+        if each in problems:
+            yield model, each, problems[each]
+
+
 def classes_of(manifest: Manifest, registry: Registry) -> list[RuntimeClass]:
     """Return the classes that Triton makes for a model, each with what is asked of it."""
     if manifest.parts or (manifest.part_of and "stage" not in manifest.components):
@@ -97,10 +111,10 @@ def _methods(role: str, name: str, registry: Registry) -> tuple[str, ...]:
 
 def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, ClassProblem]:
     """Import classes in another process and return what is wrong with them."""
-    wanted = [each for each in dict.fromkeys(classes) if (each, *sys.path) not in _SOUND]
-    if not wanted:
+    new = [each for each in dict.fromkeys(classes) if (each, *sys.path) not in _SOUND]
+    if not new:
         return {}
-    ask = {"path": sys.path, "classes": [[each.runtime, each.methods] for each in wanted]}
+    ask = {"path": sys.path, "classes": [[each.runtime, each.methods] for each in new]}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _CHILD],
@@ -110,18 +124,18 @@ def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, ClassPr
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        told, ended = error.stdout or b"", f"was not done after {_PATIENCE} s"
+        output, ended = error.stdout or b"", f"was not done after {_PATIENCE} s"
     else:
-        told, ended = done.stdout, f"ended the process with exit code {done.returncode}"
+        output, ended = done.stdout, f"ended the process with exit code {done.returncode}"
     problems = {}
-    answers = [json.loads(line) for line in told.splitlines()]
-    for each, answer in zip(wanted, answers, strict=False):
+    answers = [json.loads(line) for line in output.splitlines()]
+    for each, answer in zip(new, answers, strict=False):
         if answer:
             problems[each] = ClassProblem(*answer)
         else:
             _SOUND.add((each, *sys.path))
-    if len(answers) < len(wanted):
-        culprit = wanted[len(answers)]
+    if len(answers) < len(new):
+        culprit = new[len(answers)]
         problems[culprit] = ClassProblem(f"importing {culprit.runtime.partition(':')[0]} {ended}")
     return problems
 
@@ -132,12 +146,12 @@ _CHILD = """
 import json, sys
 ask = json.load(sys.stdin)
 sys.path[:] = ask["path"]
-from llmserve.repository.runtimes import tell_problems
-tell_problems(ask["classes"])
+from llmserve.repository.runtimes import print_problems
+print_problems(ask["classes"])
 """
 
 
-def tell_problems(classes: Iterable[tuple[str, list[str]]]) -> None:
+def print_problems(classes: Iterable[tuple[str, list[str]]]) -> None:
     """Print what is wrong with each class, a line of JSON each: this runs in the other process."""
     # What plugins print when they are imported goes elsewhere.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -194,37 +208,9 @@ def problem_with(runtime: str) -> str | None:
     module, _, name = runtime.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         return f"{runtime!r} is not of the form package.module:Class"
-    return None if _is_found(module) else f"there is no module {module}"
-
-
-def _is_found(module: str) -> bool:
-    if module in sys.modules or _walk(module):
-        return True
-    # A package may add to its own path when it is imported, so the last word has the import of
-    # the packages above the module. It happens only where the answer is about to be no.
     try:
-        return importlib.util.find_spec(module) is not None
+        # Imports at most the packages above the module.
+        found = module in sys.modules or find_spec(module) is not None
     except (Exception, SystemExit):
-        return False
-
-
-def _walk(module: str) -> bool:
-    """Go down from the top package by asking the finders, which import nothing."""
-    parts = module.split(".")
-    path = None
-    for depth in range(1, len(parts) + 1):
-        spec = _ask_finders(".".join(parts[:depth]), path)
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations
-        if path is None:
-            return depth == len(parts)
-    return True
-
-
-def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        if find is not None and (spec := find(name, path)) is not None:
-            return spec if isinstance(spec, ModuleSpec) else None
-    return None
+        found = False
+    return None if found else f"there is no module {module}"

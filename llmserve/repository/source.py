@@ -36,7 +36,6 @@ class ModelSource:
     revision: str | None = None
 
     def config(self) -> dict[str, Any]:
-        """Return the model's ``config.json``."""
         path = self.path / "config.json"
         content = read_object(path)
         names = content.get("architectures") or []
@@ -187,7 +186,6 @@ def fetch(
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise ModelSourceError(f"{path} holds no JSON object", mend="fetch or save it again")
@@ -195,7 +193,6 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -63,7 +63,6 @@ def _dtype(asked: str, device: str, where: str, options: Mapping[str, Any]) -> t
 
 
 def _computes_in(dtype: str) -> bool:
-    """Whether this processor has instructions for a 16-bit type."""
     import torch
 
     # Earlier versions of torch cannot tell, and float32 is right everywhere.

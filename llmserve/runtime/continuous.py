@@ -44,7 +44,6 @@ class ContinuousDriver:
         self._active: list[ActiveRequest] = []
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts and start the thread."""
         self._parts = parts
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
         self._thread = Thread(target=self._run, name=f"{parts.name}-steps", daemon=True)

@@ -70,7 +70,6 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text so far."""
         self._decode()
         return self._text
 

@@ -43,7 +43,6 @@ class TransformersTokenizer:
         return self.encode(text, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, leaving out special tokens."""
         return str(
             self._tokenizer.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False

@@ -23,7 +23,6 @@ class TextFormatter:
         del settings, folder
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
-        """Return each output tensor, one element per answer."""
         tensors = {
             "text_output": strings(
                 [(answer.prompt if answer.echo else "") + answer.text for answer in answers]

@@ -40,17 +40,14 @@ class Names:
 
     @property
     def slug(self) -> str:
-        """The name as Python takes it."""
         return self.name.replace("-", "_")
 
     @property
     def distribution(self) -> str:
-        """The name under which it is installed."""
         return f"llmserve-{self.name}"
 
     @property
     def package(self) -> str:
-        """The name under which it is imported."""
         return f"llmserve_{self.slug}"
 
     @property

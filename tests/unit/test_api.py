@@ -20,8 +20,9 @@ def promised() -> Iterator[str]:
     yield f"API {API}"
     for name in MODULES:
         module = import_module(name)
-        # A module of constants has no list of its own.
-        names = getattr(module, "__all__", [name for name in vars(module) if name.isupper()])
+        # Some modules have no list of their own: constants, and classes that are made there.
+        own = (n for n, v in vars(module).items() if getattr(v, "__module__", name) == name)
+        names = getattr(module, "__all__", None) or [n for n in own if n[0].isupper()]
         for public in sorted(names):
             yield f"{name}.{public}{signature(getattr(module, public))}"
 

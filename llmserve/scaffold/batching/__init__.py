@@ -28,7 +28,6 @@ def llmserve_register_batchings() -> Sequence[Batching]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``llmserve build --plugin scaffold`` selects."""
     return [
         Recipe(
             name="scaffold",

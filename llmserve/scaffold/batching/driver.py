@@ -18,7 +18,6 @@ class ScaffoldDriver:
         self._inner = BatchDriver(settings, folder)
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts."""
         self._inner.start(parts)
 
     def execute(self, requests: Sequence[Any]) -> None:

@@ -22,7 +22,6 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``llmserve build --plugin scaffold`` selects."""
     return [
         Recipe(
             name="scaffold",

@@ -20,7 +20,6 @@ class ScaffoldFormatter:
         self._text = TextFormatter(settings, folder)
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
-        """Return each output tensor, one element per answer or, in a stream, per piece."""
         objects = [json.dumps(_described(answer), ensure_ascii=False) for answer in answers]
         return {**self._text.format(answers), "answer_json": strings(objects)}
 

@@ -37,7 +37,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``llmserve build --plugin scaffold`` selects."""
     return [
         Recipe(
             name="scaffold",

@@ -32,7 +32,6 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``llmserve build --plugin scaffold`` selects."""
     return [
         Recipe(
             name="scaffold",

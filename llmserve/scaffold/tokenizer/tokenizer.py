@@ -22,7 +22,6 @@ class ScaffoldTokenizer:
         self._tokenizer = Tokenizer.from_file(str(path))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a text, with the model's own beginning where ``special``."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -31,5 +30,4 @@ class ScaffoldTokenizer:
         raise RequestError("this tokenizer knows no chat template: send text_input")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, leaving out special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
