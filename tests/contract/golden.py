@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import llmserve
 
@@ -20,15 +21,18 @@ the lines of the code in them that exported them."""
 KEPT = {"config.pbtxt", "llmserve.json", "graph.json", "Dockerfile"}
 
 
+BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("hf", {}),
+    "demo-iterative": ("iterative", {}),
+    "demo-onnx": ("gpt2-onnx", {}),
+    "demo-torchscript": ("gpt2-torchscript", {"batching": "sequence-oldest"}),
+    "demo-trtllm": ("trtllm", {"layout": "llmapi"}),
+}
+
+
 def build_all(repository: Path) -> None:
-    llmserve.build("hf", "demo", output=repository)
-    llmserve.build("iterative", "demo", name="demo-iterative", output=repository)
-    llmserve.build("gpt2-onnx", "demo", name="demo-onnx", output=repository)
-    llmserve.build(
-        "gpt2-torchscript", "demo", name="demo-torchscript", output=repository,
-        batching="sequence-oldest",
-    )  # fmt: skip
-    llmserve.build("trtllm", "demo", name="demo-trtllm", output=repository, layout="llmapi")
+    for name, (plugin, asked) in BUILDS.items():
+        llmserve.build(plugin, "demo", name=name, output=repository, **asked)
 
 
 def kept(folder: Path) -> dict[str, str]:

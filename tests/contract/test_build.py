@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import llmserve
+from llmserve.builder.context import BuildContext
+from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.demo import demo_model_path
 from llmserve.errors import (
     IncompatibleError,
@@ -22,12 +24,13 @@ from llmserve.errors import (
     PluginError,
     UsageError,
 )
+from llmserve.registry import Entry, Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.dockerfile import FILE as DOCKERFILE
 from llmserve.repository.manifest import hashes, references
+from llmserve.roles import Batching
 from tests.contract.golden import GOLDEN, build_all, kept
-
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT, edit_json
 
 
 @pytest.fixture
@@ -41,16 +44,11 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo_model_path(), tmp_path / "my model"))
 
 
-def edit_json(path: Path, **changes: Any) -> None:
-    path.write_text(
-        json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8"
-    )
-
-
 def test_a_local_folder_is_copied_and_served_under_its_own_name(repo: Path, folder: Path) -> None:
     result = llmserve.build("hf", str(folder), output=repo)
     assert result.name == "my-model"
     assert (result.folder / "1" / "model" / "model.safetensors").is_file()
+    assert (result.folder / "1" / "model.py").read_text().count("\n") == 1
     assert str(folder) not in (result.folder / "llmserve.json").read_text()
 
 
@@ -61,9 +59,21 @@ def test_weights_can_stay_where_they_are(repo: Path, folder: Path) -> None:
     assert f"{folder}:{folder}:ro" in result.docker_run
 
 
-def test_the_entry_is_one_import_line(repo: Path) -> None:
-    result = llmserve.build("hf", "demo", output=repo)
-    assert (result.folder / "1" / "model.py").read_text().count("\n") == 1
+@pytest.mark.parametrize(("copy", "copied"), [(None, False), (False, False), (True, True)])
+def test_a_plugin_may_copy_small_files_where_weights_stay(
+    copy: bool | None, copied: bool, folder: Path, tmp_path: Path
+) -> None:
+    options: dict[str, bool | str] = {
+        "revision": "", "pickle": False, "weights": "reference", "trust_remote_code": False
+    }  # fmt: skip
+    config = modelconfig.new_config("m", backend="python", max_batch_size=1)
+    context = BuildContext(
+        name="m", model=str(folder), options={**options}, folder=tmp_path / "1", config=config,
+        report=print,
+    )  # fmt: skip
+    settings = context.place([folder / "tokenizer.json"], "tokens", copy=copy)
+    assert (tmp_path / "1" / "tokens" / "tokenizer.json").is_file() == copied
+    assert settings == {"path": "tokens" if copied else str(folder)}
 
 
 def test_several_models_share_a_repository_and_its_dockerfile(repo: Path) -> None:
@@ -73,14 +83,6 @@ def test_several_models_share_a_repository_and_its_dockerfile(repo: Path) -> Non
     text = (repo / DOCKERFILE).read_text()
     assert text.count("transformers==") == 1
     assert "nvcr.io/nvidia/tritonserver:" in text
-
-
-def test_a_dockerfile_of_the_users_own_stays(repo: Path) -> None:
-    llmserve.build("hf", "demo", output=repo)
-    mine = "# für Müller\nFROM mine\n".encode("latin-1")
-    (repo / DOCKERFILE).write_bytes(mine)
-    llmserve.build("hf", "demo", output=repo)
-    assert (repo / DOCKERFILE).read_bytes() == mine
 
 
 def test_an_unbatched_model_has_no_batch_dimension(repo: Path) -> None:
@@ -94,14 +96,9 @@ def test_an_unbatched_model_has_no_batch_dimension(repo: Path) -> None:
     assert set(dims.values()) == {(-1,)}
 
 
-def test_a_streaming_model_is_decoupled(repo: Path) -> None:
-    result = llmserve.build("hf", "demo", output=repo)
-    assert modelconfig.read(result.folder).model_transaction_policy.decoupled
+def test_a_recipes_default_for_an_option_goes_with_the_part_that_has_it(repo: Path) -> None:
     result = llmserve.build("hf", "demo", output=repo, decoupled=False)
     assert not modelconfig.read(result.folder).model_transaction_policy.decoupled
-
-
-def test_a_recipes_default_for_an_option_goes_with_the_part_that_has_it(repo: Path) -> None:
     result = llmserve.build("hf", "demo", output=repo, batching="static")
     assert "decoupled" not in result.manifest.options
     assert result.manifest.exchange == "stream"
@@ -109,8 +106,10 @@ def test_a_recipes_default_for_an_option_goes_with_the_part_that_has_it(repo: Pa
 
 def test_remote_code_is_refused_unless_asked_and_then_said(repo: Path, folder: Path) -> None:
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    edit_json(folder / "config.json", auto_map=own, model_type="own", architectures=["Own"])
     (folder / "own.py").write_text("raise SystemExit('this code was not asked for')")
+    result = llmserve.build("hf", str(folder), output=repo)
+    assert not list(result.folder.rglob("own.py"))
+    edit_json(folder / "config.json", auto_map=own, model_type="own", architectures=["Own"])
     with pytest.raises(ModelSourceError, match="trust_remote_code=true"):
         llmserve.build("hf", str(folder), output=repo)
     result = llmserve.build("hf", str(folder), output=repo, trust_remote_code=True)
@@ -133,12 +132,6 @@ def test_code_that_would_be_fetched_from_elsewhere_is_refused(
         llmserve.build("hf", str(folder), output=repo, trust_remote_code=True)
 
 
-def test_code_beside_a_model_is_not_copied_unless_asked(repo: Path, folder: Path) -> None:
-    (folder / "own.py").write_text("")
-    result = llmserve.build("hf", str(folder), output=repo)
-    assert not list(result.folder.rglob("own.py"))
-
-
 def test_pickled_weights_are_refused_unless_asked(repo: Path, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelSourceError, match="pickle=true"):
@@ -148,29 +141,18 @@ def test_pickled_weights_are_refused_unless_asked(repo: Path, folder: Path) -> N
 
 
 def test_chat_needs_a_template(repo: Path, folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("chat_template", "another_template"))
     with pytest.raises(OptionError, match="no chat template"):
         llmserve.build("hf", str(folder), output=repo, chat=True)
 
 
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
+def without(*names: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
 
-
-def no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def no_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).unlink(missing_ok=True)
-
-
-def no_json(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
+    return spoil
 
 
 def no_language_model(folder: Path) -> None:
@@ -180,10 +162,9 @@ def no_language_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (no_config, "no config.json"),
-        (no_weights, "no weights"),
-        (no_tokenizer, "no tokenizer"),
-        (no_json, "cannot be read"),
+        (without("config.json"), "no config.json"),
+        (without("model.safetensors"), "no weights"),
+        (without("tokenizer.json", "tokenizer_config.json"), "no tokenizer"),
         (no_language_model, "no causal language model"),
     ],
 )
@@ -229,10 +210,6 @@ def test_bad_input_gets_one_line_that_names_the_mend(
 
 
 def test_what_cannot_work_together_is_refused_with_what_can(repo: Path) -> None:
-    from llmserve.builder.plan import BuildSpec, make_plan
-    from llmserve.registry import Entry, Registry
-    from llmserve.roles import Batching
-
     registry = Registry.load()
     stepping = Batching(name="stepping", summary="", runtime="x:Y", mode="step")
     registry.entries.append(Entry(stepping, "batching", registry.plugins[0]))
@@ -258,14 +235,13 @@ def test_builds_of_the_demo_model_are_what_they_were(tmp_path: Path) -> None:
         assert text == golden[name], f"{name}: `python -m tests.contract.golden`, if this is meant"
 
 
-def test_a_build_leaves_a_checkout_clean(repo: Path) -> None:
+def test_a_build_leaves_a_checkout_clean(tmp_path: Path) -> None:
     """By default it writes into model_repository/, which git ignores but for its README."""
-    shutil.copytree(ROOT / "model_repository", repo, dirs_exist_ok=True)
-    subprocess.run(["git", "init", "-q", repo.parent], check=True)
-    shutil.copy(ROOT / ".gitignore", repo.parent)
-    repo.rename(repo.parent / "model_repository")
-    ask = ["git", "-C", str(repo.parent), "status", "--porcelain", "--untracked-files=all"]
+    shutil.copytree(ROOT / "model_repository", tmp_path / "model_repository")
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    ask = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
     before = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
     assert "model_repository/README.md" in before
-    llmserve.build("hf", "demo", output=repo.parent / "model_repository")
+    llmserve.build("hf", "demo", output=tmp_path / "model_repository")
     assert subprocess.run(ask, check=True, capture_output=True, text=True).stdout == before

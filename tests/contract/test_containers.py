@@ -147,9 +147,7 @@ exit 1
 """
 
 
-def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(
-    tmp_path: Path,
-) -> None:
+def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(tmp_path: Path) -> None:
     repository, tools = tmp_path / "r", tmp_path / "bin"
     tools.mkdir()
     (tools / "docker").write_text(DOCKER)

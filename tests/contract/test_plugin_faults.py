@@ -1,8 +1,10 @@
-"""A plugin's faults are told at build time, with the plugin, the role and the component."""
+"""What goes wrong in a plugin's code is told at build time, with whose it is."""
 
 from __future__ import annotations
 
-import shutil
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,44 +13,28 @@ from typing import Any
 
 import pytest
 
-import llmserve
-from llmserve.builder.build import BuildSpec, build_spec
-from llmserve.builder.context import BuildContext
-from llmserve.demo import demo_model_path
+from llmserve.builder.build import build_spec
+from llmserve.builder.plan import BuildResult, BuildSpec
 from llmserve.errors import ModelSourceError, PluginError
+from llmserve.plugin import Batching, BuildContext, Formatter, Generator, Recipe, Tokenizer
 from llmserve.registry import Entry, Plugin, Registry
+from llmserve.repository import runtimes
 from llmserve.repository.check import check_repository
-from llmserve.roles import Batching, Formatter, Generator, Recipe, Tokenizer
-from llmserve.runtime import contract
+from llmserve.repository.runtimes import problem_with
+from tests.support import install, replace_text, run
 
 TEXT = "llmserve.runtime.text_formatter:TextFormatter"
-OUTPUTS = (contract.TEXT_OUTPUT, contract.FINISH_REASON, *contract.USAGE)
-
-
-def formatter(**changes: Any) -> Formatter:
-    whole = {"runtime": TEXT, "inputs": contract.TEXT_FORMAT_INPUTS, "outputs": OUTPUTS, **changes}
-    return Formatter(name="other", summary="", **whole)
-
-
-def build(
-    repository: Path, *components: Any, report: Callable[[str], None] = print, **spec: Any
-) -> None:
-    """Build with components of a plugin that is called acme."""
-    plugin = Plugin("acme", "hypothesis", version("hypothesis"), module=ModuleType("acme"))
-    registry = Registry.load()
-    for component in components:
-        role = type(component).__name__.lower()
-        registry.entries.append(Entry(component, role, plugin))
-        if role not in ("recipe", "generator"):
-            spec.setdefault(role, component.name)
-    asked = {"plugin": "hf", "model": "demo", "output": repository, **spec}
-    build_spec(BuildSpec(**asked), registry=registry, report=report)
-
-
-WHOSE = r"formatter 'other' of plugin 'acme' \(hypothesis [\d.]+\)"
-
-
-CLASSES = """
+ACME = r"of plugin 'acme' \(hypothesis [\d.]+\)"
+LINES = """
+class Lines:
+    eos_ids = frozenset()
+    context_length = None
+    def __init__(self, settings, folder): ...
+    def generate(self, generations, tokenizer): ...
+    def encode(self, text, *, special=True): return list(text.encode())
+    def decode(self, ids): return bytes(ids).decode()
+"""
+CODE = """
 class Sound:
     def __init__(self, settings, folder): ...
     def format(self, answers): ...
@@ -61,15 +47,48 @@ NUMBER = 7
 """
 
 
-@pytest.fixture
-def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a module of a plugin be imported, here and where classes are looked at."""
     (tmp_path / "code").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
-    return tmp_path / "code"
+    (tmp_path / "code" / "acme_lines.py").write_text(LINES)
+    (tmp_path / "code" / "acme_code.py").write_text(CODE)
+    runtimes._SOUND.clear()
+    return tmp_path / "code" / "acme_code.py"
+
+
+def build(
+    repository: Path, *components: Any, report: Callable[[str], None] = print, **asked: Any
+) -> BuildResult:
+    """Build with a plugin that is called acme, whose other components load nothing heavy."""
+    plugin = Plugin("acme", "hypothesis", version("hypothesis"), module=ModuleType("acme"))
+    lines = Generator(name="lines", summary="", runtime="acme_lines:Lines", source=None)
+    letters = Tokenizer(name="letters", summary="", runtime="acme_lines:Lines")
+    recipe = Recipe(name="verses", summary="", tokenizer="letters", generator="lines")
+    registry = Registry.load()
+    chosen = {(type(one), one.name): one for one in (lines, letters, recipe, *components)}
+    for component in chosen.values():
+        registry.entries.append(Entry(component, type(component).__name__.lower(), plugin))
+    asked |= {type(one).__name__.lower(): one.name for one in components}
+    spec = BuildSpec(**{"plugin": "verses", "model": "any", "output": repository, **asked})
+    return build_spec(spec, registry=registry, report=report)
+
+
+def formatter(runtime: str = TEXT, **changes: Any) -> Formatter:
+    return Formatter(name="other", summary="", runtime=runtime, **changes)
+
+
+def test_the_package_of_every_chosen_component_is_recorded(tmp_path: Path) -> None:
+    result = build(tmp_path / "r", formatter(requires=("Tritonclient",)))
+    assert result.manifest.packages["hypothesis"] == version("hypothesis")
+    text = (tmp_path / "r" / "Dockerfile").read_text()
+    for package in ("hypothesis", "tritonclient"):
+        assert f"{package}=={version(package)}" in text
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "message"),
+    ("name", "above", "message"),
     [
         ("Sound", "import triton_python_backend_utils as u\nu.Tensor", None),
         ("make", "", None),
@@ -83,68 +102,46 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_class_that_cannot_be_run_is_refused_and_found_by_check(
-    tmp_path: Path, acme: Path, name: str, code: str, message: str | None
+    tmp_path: Path, code: Path, name: str, above: str, message: str | None
 ) -> None:
-    (acme / "acme_code.py").write_text(CLASSES)
     repository = tmp_path / "r"
     # What is sound when it is built may be broken by an upgrade.
-    build(repository, formatter(runtime="acme_code:Sound"))
-    manifest = repository / "demo" / "llmserve.json"
-    manifest.write_text(manifest.read_text().replace("acme_code:Sound", f"acme_code:{name}"))
-    (acme / "acme_code.py").write_text(f"{code}\n{CLASSES}")
-    from llmserve.repository import runtimes
-
+    build(repository, formatter("acme_code:Sound"))
+    replace_text(repository / "any" / "llmserve.json", "acme_code:Sound", f"acme_code:{name}")
+    code.write_text(f"{above}\n{CODE}", "utf-8")
     runtimes._SOUND.clear()
     told = [str(problem) for problem in check_repository(repository) if problem.fatal]
     if message is None:
-        build(tmp_path / "other", formatter(runtime=f"acme_code:{name}"))
+        build(tmp_path / "other", formatter(f"acme_code:{name}"))
         assert not told
         return
-    with pytest.raises(PluginError, match=f"^{WHOSE} cannot be run: .*{message}"):
-        build(tmp_path / "other", formatter(runtime=f"acme_code:{name}"))
+    assert [line[:42] for line in told] == ["any: its formatter 'other' cannot be run: "]
+    with pytest.raises(PluginError, match=f"^formatter 'other' {ACME} cannot be run: .*{message}"):
+        build(tmp_path / "other", formatter(f"acme_code:{name}"))
     assert not (tmp_path / "other").exists()
-    (line,) = told
-    assert line.startswith("demo: its formatter 'other' cannot be run: ")
 
 
-def test_a_class_whose_packages_are_elsewhere_is_told_and_built(tmp_path: Path, acme: Path) -> None:
-    (acme / "acme_code.py").write_text(f"import not_installed_here\n{CLASSES}")
+def test_a_class_whose_packages_are_elsewhere_is_told_and_built(tmp_path: Path, code: Path) -> None:
+    code.write_text(f"import not_installed_here\n{CODE}", "utf-8")
     told: list[str] = []
-    build(tmp_path / "r", formatter(runtime="acme_code:Sound"), report=told.append)
-    (line,) = [line for line in told if "acme_code" in line]
-    assert "No module named 'not_installed_here'" in line
+    build(tmp_path / "r", formatter("acme_code:Sound"), report=told.append)
     notes = [str(p) for p in check_repository(tmp_path / "r") if not p.fatal]
-    assert any("not_installed_here" in note for note in notes)
+    for lines in (told, notes):
+        assert any("No module named 'not_installed_here'" in line for line in lines)
 
 
-@pytest.mark.parametrize("mode", ["batch", "step"])
-def test_a_generator_has_the_methods_of_its_modes(tmp_path: Path, acme: Path, mode: str) -> None:
-    (acme / "acme_code.py").write_text(
-        "class Engine:\n    def __init__(self, settings, folder): ...\n"
+@pytest.mark.parametrize(("mode", "missing"), [("batch", "generate"), ("step", "stepper")])
+def test_a_generator_has_the_methods_of_its_modes(tmp_path: Path, mode: str, missing: str) -> None:
+    engine = Generator(
+        name="e", summary="", runtime="acme_code:Formless", source=None, modes=frozenset({mode})
     )
-    engine = Generator(name="e", summary="", runtime="acme_code:Engine", modes=frozenset({mode}))
     driver = Batching(name="d", summary="", runtime="llmserve.runtime.batch:BatchDriver", mode=mode)
-    missing = {"batch": "generate", "step": "stepper"}[mode]
-    with pytest.raises(PluginError, match=f"generator 'e' of plugin .* has no method {missing}"):
-        build(tmp_path / "r", engine, driver, generator="e")
-
-
-LINES = """
-class Lines:
-    eos_ids = frozenset()
-    context_length = None
-    def __init__(self, settings, folder): ...
-    def generate(self, generations, tokenizer): ...
-    def encode(self, text, *, special=True): return list(text.encode())
-    def decode(self, ids): return bytes(ids).decode()
-"""
+    with pytest.raises(PluginError, match=f"generator 'e' {ACME} .* has no method {missing}"):
+        build(tmp_path / "r", engine, driver)
 
 
 @pytest.mark.parametrize("source", ["folder", "huggingface", None])
-def test_what_a_model_folder_holds_is_the_generators_to_say(
-    tmp_path: Path, acme: Path, source: Any
-) -> None:
-    (acme / "acme_code.py").write_text(LINES)
+def test_what_a_model_folder_holds_is_the_generators_to_say(tmp_path: Path, source: Any) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "verse.txt").write_text("a line\n")
@@ -152,28 +149,14 @@ def test_what_a_model_folder_holds_is_the_generators_to_say(
     def prepare(context: BuildContext) -> Mapping[str, Any]:
         return context.place(sorted(context.source.path.glob("*.txt")), "model")
 
-    lines = Generator(
-        name="lines", summary="", runtime="acme_code:Lines", source=source, weights=("*.txt",),
-        prepare=prepare,
-    )  # fmt: skip
-    letters = Tokenizer(name="letters", summary="", runtime="acme_code:Lines")
-    recipe = Recipe(
-        name="verses", summary="", tokenizer="letters", generator="lines", batching="dynamic",
-        formatter="text",
-    )  # fmt: skip
-
-    def built(model: str) -> dict[str, Any]:
-        repository = tmp_path / "r"
-        build(
-            repository, recipe, lines, letters,
-            plugin="verses", model=model, name="m", force=True, tokenizer=None,
+    def built(model: str) -> Mapping[str, Any]:
+        lines = Generator(
+            name="lines", summary="", runtime="acme_lines:Lines", source=source, weights=("*.txt",),
+            prepare=prepare,
         )  # fmt: skip
-        assert not [p for p in check_repository(repository) if p.fatal]
-        from llmserve.repository.manifest import Manifest
-
-        manifest = Manifest.read(repository / "m")
-        assert manifest is not None
-        return dict(manifest.source)
+        result = build(tmp_path / "r", lines, model=model, name="m", force=True)
+        assert not [p for p in check_repository(tmp_path / "r") if p.fatal]
+        return result.manifest.source
 
     if source == "huggingface":
         with pytest.raises(ModelSourceError, match=r"has no config\.json"):
@@ -191,26 +174,92 @@ def test_what_a_model_folder_holds_is_the_generators_to_say(
         built(str(corpus))
 
 
-def test_another_generator_can_be_chosen(tmp_path: Path) -> None:
-    """What the recipe says of the one that it replaces is left out."""
-    spec = BuildSpec("iterative", "demo", output=tmp_path, generator="transformers")
-    with pytest.raises(Exception, match="cannot be driven by batching 'iterative'"):
-        build_spec(spec)
-    result = llmserve.build(
-        "iterative", "demo", output=tmp_path, generator="transformers", batching="dynamic"
-    )
-    assert result.manifest.components["generator"]["name"] == "transformers"
+def fails(context: BuildContext) -> Mapping[str, Any]:
+    raise KeyError(context.name)
 
 
-def test_links_are_followed_within_the_model_and_into_the_hubs_cache_alone(tmp_path: Path) -> None:
-    secret = tmp_path / "secret.txt"
-    secret.write_text("not yours")
-    model = Path(shutil.copytree(demo_model_path(), tmp_path / "model"))
-    (model / "vocab.txt").symlink_to(secret)
-    with pytest.raises(ModelSourceError, match=r"vocab\.txt is a link to .*secret\.txt, outside"):
-        llmserve.build("hf", str(model), output=tmp_path / "r")
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        (fails, "KeyError: 'm'"),
+        (lambda context: None, "TypeError: it returned None instead of a mapping"),
+        (lambda context: {"path": Path("x")}, "TypeError: Object of type .* is not JSON"),
+    ],
+)
+def test_an_error_in_prepare_names_whose_it_is(
+    prepare: Callable[[BuildContext], Any], why: str, tmp_path: Path
+) -> None:
+    words = Tokenizer(name="words", summary="", runtime="json:loads", prepare=prepare)
+    expected = f"^prepare of tokenizer 'words' {ACME} failed: {why}"
+    with pytest.raises(PluginError, match=expected) as caught:
+        build(tmp_path / "r", words, name="m")
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "r").glob("m*"))
+
+
+WORDS = """
+from llmserve.plugin import Tokenizer, hookimpl
+
+@hookimpl
+def llmserve_register_tokenizers():
+    return [Tokenizer(name="words", summary="", runtime="json:loads", prepare=prepare)]
+
+def prepare(context):
+    raise KeyError("vocab")
+"""
+
+
+@pytest.mark.parametrize("traceback", ["", "1"])
+def test_the_command_line_says_it_in_one_line_and_shows_where_to_who_asks(
+    traceback: str, tmp_path: Path
+) -> None:
+    install(tmp_path, "acme", "[llmserve.api2]\nacme = acme_module\n", acme_module=WORDS)
+    words = ["build", "--plugin", "hf", "--model", "demo", "--tokenizer", "words", "--output"]
+    env = {"PYTHONPATH": str(tmp_path), "LLMSERVE_TRACEBACK": traceback, "PATH": ""}
+    done = run(*words, str(tmp_path / "r"), env=env)
+    assert done.returncode == 3
+    *above, last = done.stderr.splitlines()
+    assert "prepare of tokenizer 'words' of plugin 'acme' (acme 1.2) failed: KeyError" in last
+    assert "this is a bug" not in last
+    assert any("in prepare" in line for line in above) == bool(traceback)
+
+
+@pytest.mark.parametrize("runtime", ["nor.x:Y", "llmserve.nowhere:Y", "json.decoder.x:Y", "json"])
+def test_a_runtime_that_cannot_be_found_is_told_at_build_time(tmp_path: Path, runtime: str) -> None:
+    with pytest.raises(PluginError, match=f"formatter 'other' {ACME} cannot be run"):
+        build(tmp_path / "r", formatter(runtime))
     assert not (tmp_path / "r").exists()
-    (model / "vocab.txt").unlink()
-    (model / "model.safetensors").rename(model / "real")
-    (model / "model.safetensors").symlink_to("real")
-    llmserve.build("hf", str(model), output=tmp_path / "r")
+
+
+@pytest.mark.parametrize("required", ["tokenizers>=0.20", "torch[cpu]", "", "a b", "acme @ x"])
+def test_a_requirement_that_is_no_name_is_told(tmp_path: Path, required: str) -> None:
+    with pytest.raises(PluginError, match="which is no distribution's name: ranges and extras"):
+        build(tmp_path / "r", formatter(requires=("numpy", required)))
+
+
+@pytest.mark.parametrize("runtime", ["", ":", "a:", ":b", "a b:c", "a..b:c", "a:b:c", "a.b:c.d"])
+def test_what_names_no_class_is_told(runtime: str) -> None:
+    assert "not of the form" in str(problem_with(runtime))
+
+
+def test_looking_for_a_module_does_not_import_it(tmp_path: Path) -> None:
+    (tmp_path / "heavy").mkdir()
+    (tmp_path / "heavy" / "__init__.py").touch()
+    (tmp_path / "heavy" / "part.py").write_text("raise SystemExit('it was imported')")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "part.py").touch()
+    (tmp_path / "stretched").mkdir()
+    (tmp_path / "stretched" / "__init__.py").write_text(
+        "import os\n__path__.append(os.path.abspath('elsewhere'))"
+    )
+    code = (
+        "from llmserve.repository.runtimes import problem_with\n"
+        "assert problem_with('heavy.part:X') is None\n"
+        "assert problem_with('heavy.other:X') == 'there is no module heavy.other'\n"
+        "assert problem_with('stretched.part:X') is None"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

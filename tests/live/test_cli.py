@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.contract.test_hub import cache
+from tests.contract.test_hub import COMMIT
 from tests.live.commands import FREE, LLMSERVE, PROMPT, Serving, run
 from tests.live.servers import eventually
+from tests.support import hub_cache
 
 
 def test_what_to_type_next_survives_a_shell(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_model_that_cannot_load_is_named_with_the_reason(tmp_path: Path) -> No
 
 
 def test_a_model_of_the_hub_is_served_offline_and_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
-    cache(tmp_path / "home", "acme/tiny")
+    hub_cache(tmp_path / "home", "acme/tiny", COMMIT)
     env = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     built = run("build", "--plugin", "hf", "--model", "acme/tiny",
                 "--output", str(tmp_path / "r"), **env)  # fmt: skip

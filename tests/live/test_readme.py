@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_hub import cache
+from tests.contract.test_hub import COMMIT
+from tests.support import hub_cache
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,7 +60,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     home = tmp_path_factory.mktemp("home")
     # No hub is asked: its cache has a model of the name that the README uses.
-    cache(home / "hf", "gpt2")
+    hub_cache(home / "hf", "gpt2", COMMIT)
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("LLMSERVE_")},
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),

@@ -15,16 +15,7 @@ import pytest
 from llmserve.errors import PortInUseError, ServerError
 from llmserve.server import Progress, Server, ServerSettings, start
 from llmserve.server.settings import Ports, choose_ports
-from tests.live.servers import (
-    ECHO,
-    IMPORTS,
-    RAISES,
-    ask,
-    echo,
-    left_of,
-    repository,
-    settings,
-)
+from tests.live.servers import ECHO, IMPORTS, RAISES, ask, echo, left_of, repository, settings
 
 
 @pytest.fixture(scope="module")

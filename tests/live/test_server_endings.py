@@ -19,15 +19,7 @@ import pytest
 from llmserve.errors import UsageError
 from llmserve.server import Progress, start
 from llmserve.server.server import ServerProcess
-from tests.live.servers import (
-    ECHO,
-    SLOW,
-    eventually,
-    left_of,
-    name_of,
-    repository,
-    settings,
-)
+from tests.live.servers import ECHO, SLOW, eventually, left_of, name_of, repository, settings
 
 
 def test_stopped_or_killed_it_leaves_nothing(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def is_in(module: str, package: str) -> bool:
 
 
 def sources(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*.py")) if "tests" not in path.parts]
+    paths = sorted(folder.rglob("*.py"))
+    return [path for path in paths if "tests" not in path.relative_to(ROOT).parts]
 
 
 @pytest.mark.parametrize("path", sources(CORE), ids=lambda path: str(path.relative_to(ROOT)))

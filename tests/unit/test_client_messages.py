@@ -22,7 +22,6 @@ from llmserve.client.messages import (
     pack_numbers,
     pack_texts,
     read_response,
-    unpack_numbers,
     unpack_texts,
 )
 from llmserve.client.model import ModelInfo, Tensor
@@ -57,13 +56,6 @@ def test_texts_are_packed_as_tritons_own_client_reads_them(texts: list[str]) -> 
     assert [bytes(text).decode() for text in deserialize_bytes_tensor(raw)] == texts
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=8), st.booleans())
-def test_prompts_arrive_as_rows(prompts: list[str], batched: bool) -> None:
-    request = build_request(info(batched=batched), prompts, {})
-    assert list(request.inputs[0].shape) == ([len(prompts), 1] if batched else [len(prompts)])
-    assert unpack_texts(request.raw_input_contents[0]) == prompts
-
-
 @given(st.integers(-(2**70), 2**70) | st.booleans() | st.floats() | TEXTS)
 def test_options_go_to_our_models_as_parameters(value: Any) -> None:
     options = check_options({"option": value})
@@ -78,45 +70,6 @@ def test_options_go_to_our_models_as_parameters(value: Any) -> None:
     sent = getattr(slot, slot.WhichOneof("parameter_choice"))
     is_big = type(value) is int and not -(2**63) <= value < 2**63
     assert sent == (str(value) if is_big else value) or value != value
-
-
-@given(st.lists(TEXTS, min_size=1))
-def test_lists_go_to_our_models_as_json(words: list[str]) -> None:
-    request = build_request(info(), ["p"], check_options({"stop_words": words}))
-    assert json.loads(request.parameters["stop_words"].string_param) == words
-
-
-@given(
-    st.sampled_from(["INT32", "UINT64", "FP32", "BOOL", "INT64"]),
-    st.integers(0, 1),
-    st.integers(1, 8),
-)
-def test_options_go_to_other_models_as_inputs(datatype: str, value: int, rows: int) -> None:
-    given_value = {"FP32": float(value), "BOOL": bool(value)}.get(datatype, value)
-    declared = Tensor("option", datatype, (1,), optional=True)
-    request = build_request(info(declared, ours=False), ["p"] * rows, {"option": given_value})
-    assert not request.parameters
-    assert (request.inputs[1].datatype, list(request.inputs[1].shape)) == (datatype, [rows, 1])
-    assert unpack_numbers(datatype, request.raw_input_contents[1]) == [given_value] * rows
-
-
-def test_what_another_model_does_not_declare_goes_as_a_parameter() -> None:
-    request = build_request(info(ours=False), ["p"], {"max_tokens": 3})
-    assert request.parameters["max_tokens"].int64_param == 3
-
-
-def test_other_models_are_told_seeds_under_the_name_that_they_know() -> None:
-    declared = Tensor("random_seed", "UINT64", (1,), optional=True)
-    request = build_request(info(declared, ours=False), ["p"], {"seed": 2**64 - 1})
-    assert unpack_numbers("UINT64", request.raw_input_contents[1]) == [2**64 - 1]
-
-
-@given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(1, 4))
-def test_lists_fill_the_open_dimension(words: list[str], rows: int) -> None:
-    declared = Tensor("stop_words", "BYTES", (-1,), optional=True)
-    request = build_request(info(declared, ours=False), ["p"] * rows, {"stop_words": words})
-    assert list(request.inputs[1].shape) == [rows, len(words)]
-    assert unpack_texts(request.raw_input_contents[1]) == words * rows
 
 
 @pytest.mark.parametrize(

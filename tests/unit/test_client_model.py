@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
-from hypothesis import given
-from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from llmserve.client.model import read_config
@@ -85,22 +83,3 @@ def test_who_made_it() -> None:
 )
 def test_whether_a_request_may_wait_for_a_time_of_its_own(text: str, allowed: bool) -> None:
     assert read_config(config(text + TEXT)).queue_timeout == allowed
-
-
-@given(
-    st.sampled_from(["STRING", "INT32", "UINT64", "FP32", "BOOL", "BF16"]),
-    st.lists(st.integers(-1, 9), max_size=3),
-    st.booleans(),
-)
-def test_inputs_keep_their_type_and_shape(kind: str, dims: list[int], optional: bool) -> None:
-    text = f'input {{ name: "x" data_type: TYPE_{kind} dims: {dims} optional: {optional} }}'
-    tensor = read_config(config(text.replace("True", "true").replace("False", "false"))).inputs["x"]
-    assert tensor.datatype == {"STRING": "BYTES"}.get(kind, kind)
-    assert (list(tensor.dims), tensor.optional) == (dims, optional)
-
-
-def test_reading_a_config_leaves_it_as_it_was() -> None:
-    read = config(TEXT)
-    before = read.SerializeToString()
-    read_config(read)
-    assert read.SerializeToString() == before

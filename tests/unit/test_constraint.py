@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from llmserve.builder.build import contract_of
 from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.registry import Entry, Registry, find_plugins
-from llmserve.roles import Formatter, Generator
+from llmserve.roles import Formatter, Generator, Recipe
 from llmserve.runtime import contract
 from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.contract import Tensor
@@ -23,9 +24,9 @@ from llmserve.runtime.protocols import Tokenizer
 from llmserve.runtime.sampling import Sampler
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
+from tests.support import drive
 
 DIGITS = list(b"0123456789")
-ANY = "llmserve.runtime.text_formatter:TextFormatter"
 WISH = Tensor("only_digits", "TYPE_BOOL")
 
 
@@ -33,6 +34,10 @@ def digits(scores: Any) -> None:
     kept = scores[DIGITS]
     scores[:] = -np.inf
     scores[DIGITS] = kept
+
+
+def nothing(scores: Any) -> None:
+    scores[:] = -np.inf
 
 
 class Digits(TextFormatter):
@@ -61,52 +66,46 @@ class Liking:
                 generation.push(ord("z") if self._heedless else sampler.choose(scores))
 
 
-def answer(generator: Liking, *requests: FakeRequest) -> list[FakeRequest]:
-    driver = BatchDriver({}, Path())
-    driver.start(
-        make_parts(
-            generator, formatter=Digits({}, Path()), inputs=["temperature", "seed", WISH.name]
-        )
+def answer(wish: object, *, heedless: bool = False, **asked: Any) -> FakeRequest:
+    """Answer a request that has this wish, beside one without any."""
+    held, free = (
+        FakeRequest({"text_input": ["ab"]}, max_tokens=4, **more)
+        for more in ({"only_digits": wish, **asked}, {})
     )
-    driver.execute(requests)
-    return list(requests)
+    inputs = ["temperature", "seed", WISH.name]
+    drive(Liking(heedless=heedless), held, free, formatter=Digits({}, Path()), inputs=inputs)
+    assert free.text == "zzzz"
+    return held
 
 
-def ask(**parameters: Any) -> FakeRequest:
-    return FakeRequest({"text_input": ["ab"]}, max_tokens=4, **parameters)
-
-
-def generation(**asked: Any) -> Generation:
+def generation(constraint: Constraint | None) -> Generation:
     decode = ByteTokenizer().decode
-    return Generation(b"p", Params(**asked), max_tokens=9, eos_ids=frozenset(), decode=decode)
+    one = Generation(b"p", Params(), max_tokens=9, eos_ids=frozenset(), decode=decode)
+    one.constraint = constraint
+    return one
 
 
 def test_one_request_of_a_batch_is_held_and_its_neighbour_is_free() -> None:
-    held, free = answer(Liking(), ask(only_digits=True), ask())
-    assert (held.text, free.text) == ("7777", "zzzz")
+    assert answer(True).text == "7777"
 
 
 def test_what_is_drawn_is_drawn_from_what_fits() -> None:
     for seed in range(20):
-        (held,) = answer(Liking(), ask(only_digits=True, temperature=50.0, seed=seed))
-        assert held.text.isdigit()
+        assert answer(True, temperature=50.0, seed=seed).text.isdigit()
 
 
 def test_a_wish_that_the_formatter_does_not_understand_is_refused_alone() -> None:
-    odd, free = answer(Liking(), ask(only_digits="some"), ask())
-    assert odd.error == "only_digits takes true or false, not 'some'"
-    assert free.text == "zzzz"
+    assert answer("some").error == "only_digits takes true or false, not 'some'"
 
 
 def test_a_generator_that_asks_nobody_is_found_out_at_its_first_token() -> None:
-    held, free = answer(Liking(heedless=True), ask(only_digits=True), ask())
+    held = answer(True, heedless=True)
     assert "did not ask what may come next" in str(held.error)
-    assert (held.text, free.text) == ("", "zzzz")
+    assert held.text == ""
 
 
 def test_asking_once_is_not_enough() -> None:
-    one = generation()
-    one.constraint = digits
+    one = generation(digits)
     one.constrain(np.zeros(256))
     one.push(DIGITS[0])
     with pytest.raises(RuntimeError, match="did not ask"):
@@ -115,61 +114,40 @@ def test_asking_once_is_not_enough() -> None:
 
 
 def test_a_constraint_that_nothing_fits_is_told_to_who_asked() -> None:
-    def nothing(scores: Any) -> None:
-        scores[:] = -np.inf
-
-    one = generation()
-    one.constraint = nothing
     with pytest.raises(RequestError, match="nothing may come next"):
-        Sampler(one, ByteTokenizer()).choose(np.zeros(256))
+        Sampler(generation(nothing), ByteTokenizer()).choose(np.zeros(256))
 
 
 def test_the_likeliest_is_not_the_answer_where_something_is_forbidden() -> None:
-    one = generation()
-    assert one.plain
-    one.constraint = digits
-    assert not one.plain
+    assert generation(None).plain
+    assert not generation(digits).plain
 
 
-@pytest.mark.parametrize(("constrains", "granted"), [(True, True), (False, False)])
-def test_a_wish_is_declared_where_the_generator_can_grant_it(
-    constrains: bool, granted: bool
-) -> None:
+@pytest.mark.parametrize("constrains", [True, False])
+def test_a_wish_is_declared_where_the_generator_can_grant_it(constrains: bool) -> None:
     registry = Registry(find_plugins({"LLMSERVE_PLUGINS": "hf"}))
-    liking = Generator(
-        name="liking",
-        summary="",
-        runtime="llmserve.runtime.batch:BatchDriver",
-        constrains=constrains,
-    )
-    own = (contract.TEXT_OUTPUT,)
-    inputs = (*contract.TEXT_FORMAT_INPUTS, WISH)
-    form = Formatter(
-        name="digits",
-        summary="",
-        runtime="llmserve.runtime.text_formatter:TextFormatter",
-        inputs=inputs,
-        outputs=own,
-    )
-    plugin = registry.plugins[0]
-    registry.entries += [Entry(form, "formatter", plugin), Entry(liking, "generator", plugin)]
-    recipe = registry.recipe("hf")
-    at = next(n for n, entry in enumerate(registry.entries) if entry.component is recipe)
-    changed = type(recipe)(**{**vars(recipe), "generator": "liking"})
-    registry.entries[at] = Entry(changed, "recipe", registry.entries[at].plugin)
-    told = contract_of(make_plan(BuildSpec("hf", "demo", formatter="digits"), registry))
+    runtime = "llmserve.runtime.batch:BatchDriver"
+    made = (
+        Generator(name="liking", summary="", runtime=runtime, constrains=constrains),
+        Formatter(
+            name="digits", summary="", runtime="llmserve.runtime.text_formatter:TextFormatter",
+            inputs=(*contract.TEXT_FORMAT_INPUTS, WISH), outputs=(contract.TEXT_OUTPUT,),
+        ),
+        Recipe(name="digital", summary="", generator="liking", formatter="digits"),
+    )  # fmt: skip
+    for one in made:
+        entry = Entry(one, type(one).__name__.lower(), registry.plugins[0])
+        registry.entries.append(entry)
+    told = contract_of(make_plan(BuildSpec("digital", "demo"), registry))
     assert told["extras"] == ["only_digits"]
-    assert ("only_digits" in told["inputs"]) == granted
+    assert ("only_digits" in told["inputs"]) == constrains
 
 
 def test_a_wish_that_cannot_be_granted_is_refused_by_its_name() -> None:
     """As a parameter; Triton itself refuses a tensor that is not declared."""
-    from dataclasses import replace
-
     parts = make_parts(Liking(), formatter=Digits({}, Path()), inputs=[WISH.name])
     driver = BatchDriver({}, Path())
     driver.start(replace(parts, inputs=parts.inputs - {WISH.name}))
-    held, free = ask(only_digits=True), ask()
-    driver.execute([held, free])
+    held = FakeRequest({"text_input": ["ab"]}, only_digits=True)
+    driver.execute([held])
     assert held.error == "this model does not take only_digits"
-    assert free.text == "zzzz"

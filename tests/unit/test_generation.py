@@ -19,48 +19,30 @@ def decode(ids: Sequence[int]) -> str:
 
 def run(text: str, *, max_tokens: int = 100, end: bool = True, **asked: Any) -> Generation:
     generation = Generation(
-        b"prompt",
-        Params(**asked),
-        max_tokens=max_tokens,
-        eos_ids=frozenset({EOS}),
-        decode=decode,
+        b"prompt", Params(**asked), max_tokens=max_tokens, eos_ids=frozenset({EOS}), decode=decode
     )
     for token in [*text.encode(), *([EOS] if end else [])]:
         generation.push(token)
     return generation
 
 
-def test_the_end_token_ends_it_and_is_not_told() -> None:
-    done = run("hello")
-    assert (done.text, done.finish_reason, len(done.token_ids)) == ("hello", "stop", 6)
-
-
-def test_the_length_ends_it() -> None:
-    done = run("hello", max_tokens=3)
-    assert (done.text, done.finish_reason, len(done.token_ids)) == ("hel", "length", 3)
-
-
-def test_a_stop_word_ends_it_and_does_not_leak() -> None:
-    done = run("say STOP now", stop_words=("STOP",))
-    assert (done.text, done.finish_reason) == ("say ", "stop")
-
-
-def test_a_stop_word_that_does_not_come_is_told() -> None:
-    assert run("say STO", stop_words=("STOP",)).text == "say STO"
-
-
-def test_stop_words_wait_for_the_least_length() -> None:
-    done = run("a.b.c.", stop_words=(".",), min_tokens=4)
-    assert done.text == "a.b"
-
-
-def test_the_end_token_is_ignored_if_asked() -> None:
-    done = run("hi", ignore_eos=True)
-    assert (done.text, done.finish_reason) == ("hi", None)
-
-
-def test_half_a_character_at_the_end_is_told_as_such() -> None:
-    assert run("é", max_tokens=1).text == "\ufffd"
+@pytest.mark.parametrize(
+    ("text", "asked", "told", "reason"),
+    [
+        pytest.param("hello", {}, "hello", "stop", id="the end token"),
+        pytest.param("hello", {"max_tokens": 3}, "hel", "length", id="the length"),
+        pytest.param("é", {"max_tokens": 1}, "\ufffd", "length", id="half a character"),
+        pytest.param("say STOP now", {"stop_words": ("STOP",)}, "say ", "stop", id="a stop word"),
+        pytest.param("say STO", {"stop_words": ("STOP",)}, "say STO", "stop", id="half of one"),
+        pytest.param(
+            "a.b.c.", {"stop_words": (".",), "min_tokens": 4}, "a.b", "stop", id="one too early"
+        ),
+        pytest.param("hi", {"ignore_eos": True}, "hi", None, id="an end that is ignored"),
+    ],
+)
+def test_what_ends_an_answer(text: str, asked: Any, told: str, reason: str | None) -> None:
+    done = run(text, **asked)
+    assert (done.text, done.finish_reason) == (told, reason)
 
 
 def test_after_the_end_tokens_are_ignored() -> None:
@@ -72,12 +54,7 @@ def test_after_the_end_tokens_are_ignored() -> None:
 def test_cancellation_ends_it_at_the_next_token() -> None:
     gone = False
     generation = Generation(
-        b"p",
-        Params(),
-        max_tokens=9,
-        eos_ids=frozenset(),
-        decode=decode,
-        is_cancelled=lambda: gone,
+        b"p", Params(), max_tokens=9, eos_ids=frozenset(), decode=decode, is_cancelled=lambda: gone
     )
     generation.push(ord("a"))
     gone = True

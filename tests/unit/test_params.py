@@ -12,19 +12,19 @@ from llmserve.runtime.errors import RequestError
 from llmserve.runtime.params import READERS, Params, read_params
 
 
-def test_nothing_asked_is_greedy() -> None:
-    assert read_params({}) == Params()
-    assert read_params({}).effective_temperature == 0
-    assert read_params({}).plain
-
-
-@pytest.mark.parametrize("asked", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_asking_for_a_choice_without_a_temperature_means_one(asked: dict[str, Any]) -> None:
-    assert read_params(asked).effective_temperature == 1
-
-
-def test_temperature_zero_is_greedy_whatever_else() -> None:
-    assert read_params({"temperature": 0, "top_k": 5}).effective_temperature == 0
+@pytest.mark.parametrize(
+    ("asked", "temperature"),
+    [
+        ({}, 0),
+        # Asking for a choice without a temperature means one.
+        ({"top_k": 5}, 1),
+        ({"top_p": 0.9}, 1),
+        ({"min_p": 0.1}, 1),
+        ({"temperature": 0, "top_k": 5}, 0),
+    ],
+)
+def test_how_greedy_an_answer_is(asked: dict[str, Any], temperature: float) -> None:
+    assert read_params(asked).effective_temperature == temperature
 
 
 @pytest.mark.parametrize(

@@ -46,69 +46,52 @@ def sampler(prompt: Sequence[int] = (), made: Sequence[int] = (), **asked: Any) 
     return Sampler(generation(prompt, made, **asked), Letters())
 
 
-def drawn(count: int = 300, **asked: Any) -> set[int]:
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"temperature": 5.0, "top_k": 3}, {7, 1, 2}),
+        # softmax gives 7 about 0.63, 1 about 0.23 and 2 about 0.085.
+        ({"temperature": 1.0, "top_p": 0.5}, {7}),
+        ({"temperature": 1.0, "top_p": 0.8}, {7, 1}),
+        ({"temperature": 1.0, "min_p": 0.3}, {7, 1}),
+        ({"temperature": 50.0}, set(range(8))),
+        # Near nothing it is greedy.
+        *(({"temperature": nearly}, {7}) for nearly in (1e-60, 1e-38, 1e-6, 0.001)),
+    ],
+)
+def test_what_can_be_drawn(asked: dict[str, Any], expected: set[int]) -> None:
     chooser = sampler(seed=1, **asked)
-    return {chooser.choose(LOGITS) for _ in range(count)}
+    assert {chooser.choose(LOGITS) for _ in range(3000)} == expected
 
 
-def test_greedy_takes_the_likeliest() -> None:
-    assert sampler().choose(LOGITS) == 7
-
-
-def test_top_k_one_is_greedy_at_any_temperature() -> None:
-    assert sampler(temperature=5.0, top_k=1).choose(LOGITS) == 7
-
-
-def test_top_k_keeps_the_likeliest() -> None:
-    assert drawn(temperature=5.0, top_k=3) == {7, 1, 2}
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
-    # softmax gives 7 about 0.63, 1 about 0.23 and 2 about 0.085.
-    assert drawn(temperature=1.0, top_p=0.5) == {7}
-    assert drawn(temperature=1.0, top_p=0.8) == {7, 1}
-
-
-def test_min_p_is_relative_to_the_likeliest() -> None:
-    assert drawn(temperature=1.0, min_p=0.3) == {7, 1}
-
-
-def test_a_high_temperature_reaches_everything() -> None:
-    assert drawn(3000, temperature=50.0) == set(range(8))
-
-
-def test_min_tokens_keeps_the_end_away() -> None:
-    assert sampler(min_tokens=2, made=[1]).choose(LOGITS) == 1
-    assert sampler(min_tokens=1, made=[1]).choose(LOGITS) == 7
-
-
-def test_bad_words_are_not_completed() -> None:
-    assert sampler(bad_words=("h",)).choose(LOGITS) == 1
-    assert sampler(bad_words=("bh",), made=[1]).choose(LOGITS) == 1
-    assert sampler(bad_words=("bh",), made=[2]).choose(LOGITS) == 7
-
-
-def test_repetition_penalty_weighs_on_prompt_and_answer() -> None:
-    assert sampler(prompt=[7], repetition_penalty=2.0).choose(LOGITS) == 1
-    # A negative score gets lower, not higher.
-    below = np.array([-1.0, -1.5], dtype=np.float32)
-    assert sampler(prompt=[0], repetition_penalty=2.0).choose(below) == 1
-
-
-def test_presence_and_frequency_weigh_on_the_answer_alone() -> None:
-    assert sampler(prompt=[7], presence_penalty=3.0).choose(LOGITS) == 7
-    made = [1, 1, 1]
-    logits = np.array([0.0, 3.0, 2.0, 1.0], dtype=np.float32)
-    assert sampler(made=made, frequency_penalty=0.3).choose(logits) == 1
-    assert sampler(made=made, frequency_penalty=0.4).choose(logits) == 2
-    assert sampler(made=made, presence_penalty=1.1).choose(logits) == 2
+@pytest.mark.parametrize(
+    ("prompt", "made", "asked", "scores", "expected"),
+    [
+        ([], [], {}, LOGITS, 7),
+        ([], [], {"temperature": 5.0, "top_k": 1}, LOGITS, 7),
+        ([], [1], {"min_tokens": 2}, LOGITS, 1),
+        ([], [1], {"min_tokens": 1}, LOGITS, 7),
+        ([], [], {"bad_words": ("h",)}, LOGITS, 1),
+        ([], [1], {"bad_words": ("bh",)}, LOGITS, 1),
+        ([], [2], {"bad_words": ("bh",)}, LOGITS, 7),
+        ([7], [], {"repetition_penalty": 2.0}, LOGITS, 1),
+        # A negative score gets lower, not higher.
+        ([0], [], {"repetition_penalty": 2.0}, [-1.0, -1.5], 1),
+        ([7], [], {"presence_penalty": 3.0}, LOGITS, 7),
+        ([], [1, 1, 1], {"frequency_penalty": 0.3}, [0.0, 3.0, 2.0, 1.0], 1),
+        ([], [1, 1, 1], {"frequency_penalty": 0.4}, [0.0, 3.0, 2.0, 1.0], 2),
+        ([], [1, 1, 1], {"presence_penalty": 1.1}, [0.0, 3.0, 2.0, 1.0], 2),
+    ],
+)
+def test_the_likeliest_of_what_may_be_chosen(
+    prompt: list[int], made: list[int], asked: dict[str, Any], scores: Any, expected: int
+) -> None:
+    logits = np.array(scores, dtype=np.float32)
+    assert sampler(prompt, made, **asked).choose(logits) == expected
 
 
 @given(
-    st.floats(1e-300, 100),
-    st.floats(0.01, 100),
-    st.floats(-100, 100),
-    st.integers(0, 2**64 - 1),
+    st.floats(1e-300, 100), st.floats(0.01, 100), st.floats(-100, 100), st.integers(0, 2**64 - 1)
 )
 def test_extreme_wishes_choose_a_token_that_can_be_chosen(
     temperature: float, repetition: float, presence: float, seed: int
@@ -120,11 +103,6 @@ def test_extreme_wishes_choose_a_token_that_can_be_chosen(
     logits = np.array([1e4, -1e4, 3e38, -3e38, 0, np.inf * -1, 5, 6], dtype=np.float32)
     assert 0 <= chooser.choose(logits) < logits.size
     assert chooser.choose(logits) != 5
-
-
-@pytest.mark.parametrize("temperature", [1e-60, 1e-38, 1e-6, 0.001])
-def test_a_temperature_near_nothing_is_greedy(temperature: float) -> None:
-    assert drawn(20, temperature=temperature) == {7}
 
 
 def test_an_end_that_the_model_does_not_have_is_no_matter() -> None:

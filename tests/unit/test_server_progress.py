@@ -46,11 +46,7 @@ def test_models_go_from_loading_to_ready(tmp_path: Path) -> None:
 
 def test_progress_is_told_in_words_and_never_back_to_the_start() -> None:
     told = [Progress(1.0, (), ()), Progress(2.0, ("a", "b"), ("c",)), Progress(3.0, (), ("a",))]
-    assert list(map(str, told)) == [
-        "starting Triton",
-        "loading a, b",
-        "waiting until it is ready",
-    ]
+    assert list(map(str, told)) == ["starting Triton", "loading a, b", "waiting until it is ready"]
 
 
 def test_a_failure_is_one_line_without_its_traceback(tmp_path: Path) -> None:

@@ -226,8 +226,7 @@ def test_the_tutorials_clients_run_unchanged(
     triton.build("gpt2-torchscript", str(small), name="ensemble_pipeline", layout="tutorial")
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(
-            lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10),
-            range(4),
+            lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10), range(4)
         )
         for prompt, text in zip(PROMPTS, texts, strict=False):
             assert (prompt + expected[prompt]).startswith(text)

@@ -67,10 +67,7 @@ class Reference:
             ids = torch.tensor([key])
             with torch.inference_mode():
                 answer = self._model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=count,
-                    do_sample=False,
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
                 )
             self._known[key] = answer[0, len(key) :].tolist()
         return self._known[key][:count]

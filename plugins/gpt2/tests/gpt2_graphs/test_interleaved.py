@@ -107,11 +107,7 @@ def test_a_step_without_a_start_harms_nobody(made: Session, reference: Reference
     [((7,), {}, "once"), ((), {"temperature": 0.5}, "temperature is said with")],
 )
 def test_what_belongs_to_the_start_is_refused_later(
-    made: Session,
-    reference: Reference,
-    prompt: tuple[int, ...],
-    params: dict[str, Any],
-    told: str,
+    made: Session, reference: Reference, prompt: tuple[int, ...], params: dict[str, Any], told: str
 ) -> None:
     first = request(1, (4, 5), flags=START, max_tokens=4, step=2)
     made.ask(first)
@@ -169,9 +165,7 @@ def test_a_full_context_ends_a_sequence(made: Session, reference: Reference) -> 
     made.ask(*(request(key, flags=END, step=0) for key in (1, 2)))
 
 
-def test_ten_thousand_sequences_opened_and_abandoned_leave_memory_flat(
-    tmp_path: Path,
-) -> None:
+def test_ten_thousand_sequences_opened_and_abandoned_leave_memory_flat(tmp_path: Path) -> None:
     home = tmp_path / "graph"
     session = Session(
         "torchscript",
