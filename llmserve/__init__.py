@@ -16,12 +16,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmserve.builder.build import BuildResult, BuildSpec, build
-    from llmserve.client import connect, connect_async
-    from llmserve.errors import LLMServeError
-    from llmserve.hookspecs import hookimpl
+    from llmserve.builder.build import BuildResult as BuildResult
+    from llmserve.builder.build import BuildSpec as BuildSpec
+    from llmserve.builder.build import build as build
+    from llmserve.client import connect as connect
+    from llmserve.client import connect_async as connect_async
+    from llmserve.errors import LLMServeError as LLMServeError
+    from llmserve.hookspecs import hookimpl as hookimpl
 
-from llmserve.version import __version__
+from llmserve.version import __version__ as __version__
 
 _HOMES = {
     "BuildResult": "llmserve.builder.build",
@@ -33,16 +36,7 @@ _HOMES = {
     "hookimpl": "llmserve.hookspecs",
 }
 
-__all__ = [
-    "BuildResult",
-    "BuildSpec",
-    "LLMServeError",
-    "__version__",
-    "build",
-    "connect",
-    "connect_async",
-    "hookimpl",
-]
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -53,4 +47,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -20,7 +20,7 @@ DECOUPLED_OPTION = Option(
     "Send pieces as they are made, over gRPC streams and /generate_stream; Triton's /infer then "
     "refuses the model.",
 )
-"""What whoever answers in one piece or in many can be told."""
+"""The option of batchings that can answer in one piece or in many."""
 
 
 @hookimpl

@@ -2,7 +2,7 @@
 
 An error is one line that says what is wrong, and ``mend``, where there is one,
 says what to do about it. The command line prints both and exits with
-``exit_code``. Anything else that is raised is a bug, and is told as one.
+``exit_code``. Anything else that is raised is a bug, and reported as one.
 """
 
 from __future__ import annotations

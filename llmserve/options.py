@@ -1,4 +1,4 @@
-"""Typed options: what a component can be told with ``--set key=value``."""
+"""Typed options: what a component takes with ``--set key=value``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True)
 class Option:
-    """One thing a component can be told at build time.
+    """One option of a component at build time.
 
     The type is that of the default, so an option always has one.
 

@@ -55,20 +55,8 @@ def build(
     >>> build("hf", "demo", output="model_repository", max_batch_size=16)  # doctest: +SKIP
     BuildResult(name='demo', ...)
     """
-    return build_spec(
-        BuildSpec(
-            plugin=plugin,
-            model=model,
-            name=name,
-            output=Path(output),
-            tokenizer=tokenizer,
-            generator=generator,
-            batching=batching,
-            formatter=formatter,
-            options=options,
-            force=force,
-        )
-    )
+    chosen = (tokenizer, generator, batching, formatter)
+    return build_spec(BuildSpec(plugin, model, name, Path(output), *chosen, options, force))
 
 
 def build_spec(
@@ -86,7 +74,7 @@ def build_spec(
     check_runtimes(plan)
     packages = needed_packages(plan)
     check_output(spec.output, [name], force=spec.force)
-    # Publishing asks again under its lock; asked here too, it is told before much is copied.
+    # Publishing asks again under its lock; asked here too, before much is copied.
     dockerfile.updated(spec.output, {name: Needs(packages)}, newest=name)
     with staging(spec.output) as scratch:
         context = BuildContext(
@@ -235,7 +223,7 @@ def _write_manifest(
     parts: Sequence[str] = (),
 ) -> Manifest:
     """Write the manifest, which holds the hash of every other file and so comes last."""
-    # Of a build's models, what all of them need is told by the one that was asked for.
+    # Of a build's models, the one that was asked for says what all of them need.
     container = None if part_of else context.container
     if container:
         packages = with_own_needs(packages)

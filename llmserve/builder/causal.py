@@ -37,7 +37,7 @@ INSTANCES_OPTION = Option(
 # No more digits than any machine has GPUs for, and none but these: str.isdigit knows others.
 _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")
 PLACEMENT_OPTIONS = (DTYPE_OPTION, DEVICE_OPTION, INSTANCES_OPTION)
-"""What a generator over transformers can be told of its place."""
+"""The options that say where a generator over transformers runs."""
 
 
 def place_instances(config: ModelConfig, device: str, count: int) -> None:

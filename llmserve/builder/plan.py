@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from llmserve.builder.context import BuildContext
 from llmserve.errors import (
@@ -136,8 +136,13 @@ def with_own_needs(packages: Mapping[str, str]) -> dict[str, str]:
     return {**packages, **{name: version(name) for name in _NEEDED_TO_IMPORT}}
 
 
-C = TypeVar("C", bound=Component)
-PARTS = ("tokenizer", "generator", "batching", "formatter")
+PARTS: Mapping[str, type[Component]] = {
+    "tokenizer": Tokenizer,
+    "generator": Generator,
+    "batching": Batching,
+    "formatter": Formatter,
+}
+"""The roles that a model is made of, in the order in which a request meets them."""
 CONTRACT = frozenset(READERS) | {
     tensor.name for tensor in (TEXT_INPUT, MESSAGES, *SAMPLING, *TEXT_FORMAT_INPUTS)
 }
@@ -191,7 +196,6 @@ class Plan:
         return f"{role} {getattr(self, role).name!r} of plugin {self.plugins[role]}"
 
     def components(self) -> Iterator[tuple[str, Component]]:
-        """Go through the four roles in the order in which a request meets them."""
         return ((role, getattr(self, role)) for role in PARTS)
 
     @property
@@ -230,35 +234,24 @@ def _own(component: Component) -> frozenset[str]:
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     """Choose the components, resolve every option and refuse what cannot work together."""
     recipe = registry.recipe(spec.plugin)
-    generator = _chosen(registry, Generator, spec.generator, recipe.generator, recipe)
-    batching = _chosen(registry, Batching, spec.batching, recipe.batching, recipe)
-    _check_mode(generator, batching, registry)
-    tokenizer = _chosen(registry, Tokenizer, spec.tokenizer, recipe.tokenizer, recipe)
-    formatter = _chosen(registry, Formatter, spec.formatter, recipe.formatter, recipe)
-    components = (tokenizer, generator, batching, formatter)
-    chosen = spec.tokenizer, spec.generator, spec.batching, spec.formatter
-    options = _options(recipe, components, as_it_stands=not any(chosen))
-    owners = [registry.plugin_of(part) for part in (recipe, *components)]
-    plugins = dict(zip(("recipe", *PARTS), owners, strict=True))
+    chosen = {role: getattr(spec, role) for role in PARTS}
+    components = _components(recipe, registry, chosen)
+    _check_mode(components["generator"], components["batching"], registry)
+    options = _options(recipe, components.values(), as_it_stands=not any(chosen.values()))
+    parts = {"recipe": recipe, **components}
+    plugins = {role: registry.plugin_of(part) for role, part in parts.items()}
+    needed = {plugin.origin for plugin in plugins.values()}
+    for role, component in components.items():
+        given = component.requires
+        needed.update(_dependencies(plugins[role].origin) if given is None else given)
     return Plan(
         recipe,
         plugins,
-        frozenset(_needed(components, plugins.values())),
-        tokenizer,
-        generator,
-        batching,
-        formatter,
-        resolve(options, spec.options),
-        renamed_values(options, spec.options),
+        frozenset(needed),
+        options=resolve(options, spec.options),
+        notices=renamed_values(options, spec.options),
+        **components,
     )
-
-
-def _needed(components: Iterable[Component], plugins: Iterable[Plugin]) -> Iterator[str]:
-    for component, plugin in zip((None, *components), plugins, strict=True):
-        yield plugin.origin
-        if component:
-            given = component.requires
-            yield from _dependencies(plugin.origin) if given is None else given
 
 
 def _dependencies(distribution: str) -> Iterator[str]:
@@ -271,29 +264,28 @@ def _dependencies(distribution: str) -> Iterator[str]:
 
 def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
     """Return the options of a recipe as it stands, for help."""
-    return _options(
-        recipe,
-        (
-            _chosen(registry, Tokenizer, None, recipe.tokenizer, recipe),
-            _chosen(registry, Generator, None, recipe.generator, recipe),
-            _chosen(registry, Batching, None, recipe.batching, recipe),
-            _chosen(registry, Formatter, None, recipe.formatter, recipe),
-        ),
-    )
+    return _options(recipe, _components(recipe, registry, {}).values())
 
 
-def _chosen(registry: Registry, kind: type[C], asked: str | None, own: str, recipe: Recipe) -> C:
-    if not asked and all(component.name != own for component in registry.all(kind)):
-        raise PluginError(
-            f"recipe {recipe.name!r} is made with the {kind.__name__.lower()} {own!r}, which no "
-            "plugin that can be used brings",
-            mend="install the package that does; `llmserve plugins` says what is left out",
-        )
-    return registry.get(kind, asked or own)
+def _components(
+    recipe: Recipe, registry: Registry, chosen: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """Return the component of each role: the one that was chosen, else the recipe's own."""
+    found = {}
+    for role, kind in PARTS.items():
+        name = chosen.get(role) or getattr(recipe, role)
+        if not chosen.get(role) and all(known.name != name for known in registry.all(kind)):
+            raise PluginError(
+                f"recipe {recipe.name!r} is made with the {role} {name!r}, which no plugin that "
+                "can be used brings",
+                mend="install the package that does; `llmserve plugins` says what is left out",
+            )
+        found[role] = registry.get(kind, name)
+    return found
 
 
 def _options(
-    recipe: Recipe, components: tuple[Component, ...], *, as_it_stands: bool = True
+    recipe: Recipe, components: Iterable[Component], *, as_it_stands: bool = True
 ) -> list[Option]:
     """All options, each with the default that the recipe gives it.
 

@@ -17,10 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmserve.client.aio import AsyncClient
-    from llmserve.client.model import ModelInfo, ModelState
-    from llmserve.client.results import Completion, Piece
-    from llmserve.client.sync import Client
+    from llmserve.client.aio import AsyncClient as AsyncClient
+    from llmserve.client.model import ModelInfo as ModelInfo
+    from llmserve.client.model import ModelState as ModelState
+    from llmserve.client.results import Completion as Completion
+    from llmserve.client.results import Piece as Piece
+    from llmserve.client.sync import Client as Client
 
 # Loaded when first used: gRPC and its messages take a quarter of a second to import.
 _HOMES = {
@@ -32,16 +34,7 @@ _HOMES = {
     "Piece": "llmserve.client.results",
 }
 
-__all__ = [
-    "AsyncClient",
-    "Client",
-    "Completion",
-    "ModelInfo",
-    "ModelState",
-    "Piece",
-    "connect",
-    "connect_async",
-]
+__all__ = sorted([*_HOMES, "connect", "connect_async"])
 
 
 def connect(

@@ -23,7 +23,6 @@ from llmserve.roles import ROLES
 __all__ = ["Problem", "check_repository"]
 
 _PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
-_UNSET = "take it out if the default is meant, else give it a value"
 
 
 def check_repository(
@@ -110,10 +109,12 @@ def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
             Problem(folder.name, f"placeholders are not filled in: {unfilled}", "give each a value")
         ]
     # As text, one can be read: TensorRT-LLM takes it for a parameter that is not set.
-    unset = ", ".join(dict.fromkeys(_unfilled(text, quoted=True)))
-    told = [Problem(folder.name, f"{unset} is not filled in", _UNSET, fatal=False)] if unset else []
+    warnings = []
+    if unset := ", ".join(dict.fromkeys(_unfilled(text, quoted=True))):
+        mend = "take it out if the default is meant, else give it a value"
+        warnings.append(Problem(folder.name, f"{unset} is not filled in", mend, fatal=False))
     try:
-        return modelconfig.read(folder), told
+        return modelconfig.read(folder), warnings
     except ConfigError as error:
         return None, [Problem(folder.name, error.problem, "write it as Triton's ModelConfig says")]
 

@@ -46,20 +46,20 @@ class Needs:
     """What a model needs; ``image`` is None where it is not known which one would do.
 
     ``parts`` are the models that have to be loaded before it. One that llmserve did not build is
-    not ``told``: it goes wherever the others go.
+    not ``known``: it goes wherever the others go.
     """
 
     packages: Mapping[str, str] = field(default_factory=dict)
     image: str | None = PLAIN
     brought: Sequence[str] = ()
     parts: Sequence[str] = ()
-    told: bool = True
+    known: bool = True
 
     @classmethod
     def of(cls, manifest: Manifest | None) -> Needs | None:
         """Read a manifest; None for a part, whose needs are those of the model it is part of."""
         if manifest is None:
-            return cls(told=False)
+            return cls(known=False)
         if manifest.part_of:
             return None
         return cls(manifest.packages, manifest.image, manifest.brought, manifest.parts)
@@ -79,7 +79,7 @@ def needs_of(
         except ConfigError:
             if not patient:
                 raise
-            needs = Needs(told=False)
+            needs = Needs(known=False)
         if needs:
             found[folder.name] = needs
     return found
@@ -92,10 +92,10 @@ def groups(models: Mapping[str, Needs]) -> tuple[dict[str, Needs], dict[str, Nee
     their own; where there are none of these, those of the image whose name sorts last, which is
     NVIDIA's newest.
     """
-    images = {needs.image for needs in models.values() if needs.told}
+    images = {needs.image for needs in models.values() if needs.known}
     chosen = PLAIN if PLAIN in images else max(images, key=lambda image: image or "", default=PLAIN)
     served = {
-        name: needs for name, needs in models.items() if needs.image == chosen or not needs.told
+        name: needs for name, needs in models.items() if needs.image == chosen or not needs.known
     }
     return served, {name: needs for name, needs in models.items() if name not in served}
 
@@ -178,7 +178,7 @@ def of_repository(models: Mapping[str, Needs], newest: str) -> str:
             f"# {name} is not served by this image: it needs {needs.image or 'another'}.",
             f"#     {docker_build(Path(), name, needs)}",
         ]
-    image = next((needs.image for needs in served.values() if needs.told), PLAIN)
+    image = next((needs.image for needs in served.values() if needs.known), PLAIN)
     brought = [package for needs in served.values() for package in needs.brought]
     needs = Needs(pins, image, brought)
     build = docker_build(Path(), "", needs)
@@ -244,13 +244,13 @@ def served_by(repository: Path, models: Sequence[str]) -> tuple[str, tuple[str, 
     Without ``models`` it is the repository's own, and loads all that it can: where that is
     everything, nothing is named. An image of the user's own is taken to serve all of them.
     """
-    known = needs_of(repository, patient=True)
-    served, others = groups(known)
+    found = needs_of(repository, patient=True)
+    served, others = groups(found)
     if not others or _is_users(repository / FILE):
         return IMAGE, tuple(models)
     if not models:
         return IMAGE, tuple(_loaded(served))
-    asked = {name: known[name] for name in models if name in known and known[name].told}
+    asked = {name: needs for name, needs in found.items() if name in models and needs.known}
     own = [name for name in models if name in others]
     if len({needs.image for needs in asked.values()}) > 1:
         raise UsageError(

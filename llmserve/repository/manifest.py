@@ -24,10 +24,9 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 @dataclass(frozen=True)
 class Manifest:
-    """A model's papers. The same inputs give the same manifest: it holds no time and no path.
+    """What a model was made from: the same inputs give the same manifest, on any machine.
 
-    But for one: a local model built with ``weights=reference`` is found by the absolute path of
-    its folder, which stands in the settings of its components.
+    Only a local model built with ``weights=reference`` has an absolute path in it.
     """
 
     name: str
@@ -78,14 +77,14 @@ class Manifest:
         )
 
     def differences(self, folder: Path) -> list[str]:
-        """Say which files are not as they were built; a missing one is told as such."""
+        """Say which files are not as they were built; one that is missing says so."""
         now = hashes(folder)
-        told = [
+        lines = [
             f"{name} {'was changed' if name in now else 'is missing'}"
             for name, digest in sorted(self.files.items())
             if now.get(name) != digest
         ]
-        return told + [f"{name} was added" for name in sorted(now.keys() - self.files.keys())]
+        return lines + [f"{name} was added" for name in sorted(now.keys() - self.files.keys())]
 
 
 def references(repository: Path) -> list[Path]:

@@ -21,10 +21,10 @@ MODELS = "models"
 """Within a stage: the models as they were built."""
 ASIDE = ".replaced"
 """Within a stage: where the models that are being replaced wait."""
-_JOURNAL = ".swap"
+_JOURNAL = ".journal"
 
 
-def swap(stage: Path, output: Path, fresh: Iterable[str], stale: Iterable[str]) -> None:
+def replace_models(stage: Path, output: Path, fresh: Iterable[str], stale: Iterable[str]) -> None:
     """Move the models ``fresh`` from a stage to the repository, and ``stale`` out of it."""
     fresh = list(fresh)
     aside = stage / ASIDE
@@ -218,13 +218,13 @@ def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
     old = {name, *built, *parts_of(output, name)}
     stale = sorted((model for model in old if (output / model).exists()), key=name.__ne__)
     manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
-    needs = {model: Needs.of(papers) for model, papers in manifests.items()}
+    needs = {model: Needs.of(manifest) for model, manifest in manifests.items()}
     text = dockerfile.updated(output, needs, newest=name, gone=stale)
     draft = stage / f".{dockerfile.FILE}"
     if text is not None:
         draft.write_text(text, encoding="utf-8")
     try:
-        swap(stage, output, built, stale)
+        replace_models(stage, output, built, stale)
         if text is not None:
             # At once or not at all: nobody reads half a Dockerfile.
             draft.replace(output / dockerfile.FILE)

@@ -14,36 +14,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmserve.runtime.batch import BatchDriver
-    from llmserve.runtime.continuous import ContinuousDriver
-    from llmserve.runtime.contract import Tensor
-    from llmserve.runtime.errors import RequestError
-    from llmserve.runtime.generation import Constraint, Generation
-    from llmserve.runtime.hf_tokenizer import TransformersTokenizer
-    from llmserve.runtime.job import Job
-    from llmserve.runtime.location import located
-    from llmserve.runtime.logprobs import Logprob
-    from llmserve.runtime.outputs import format_answers
-    from llmserve.runtime.params import Params
-    from llmserve.runtime.protocols import (
-        Answer,
-        ConstrainingFormatter,
-        Driver,
-        Formatter,
-        Generator,
-        Parts,
-        Progress,
-        Stepper,
-        SteppingGenerator,
-        Tokenizer,
-        strings,
-    )
-    from llmserve.runtime.request import Prompt, answer_limit, read_prompts
-    from llmserve.runtime.responder import Responder
-    from llmserve.runtime.sampling import Sampler
-    from llmserve.runtime.stage import Tensors, failure, respond, tensors_of
-    from llmserve.runtime.text import IncrementalDecoder
-    from llmserve.runtime.text_formatter import TextFormatter
+    from llmserve.runtime.batch import BatchDriver as BatchDriver
+    from llmserve.runtime.continuous import ContinuousDriver as ContinuousDriver
+    from llmserve.runtime.contract import Tensor as Tensor
+    from llmserve.runtime.errors import RequestError as RequestError
+    from llmserve.runtime.generation import Constraint as Constraint
+    from llmserve.runtime.generation import Generation as Generation
+    from llmserve.runtime.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
+    from llmserve.runtime.job import Job as Job
+    from llmserve.runtime.location import located as located
+    from llmserve.runtime.logprobs import Logprob as Logprob
+    from llmserve.runtime.outputs import format_answers as format_answers
+    from llmserve.runtime.params import Params as Params
+    from llmserve.runtime.protocols import Answer as Answer
+    from llmserve.runtime.protocols import ConstrainingFormatter as ConstrainingFormatter
+    from llmserve.runtime.protocols import Driver as Driver
+    from llmserve.runtime.protocols import Formatter as Formatter
+    from llmserve.runtime.protocols import Generator as Generator
+    from llmserve.runtime.protocols import Parts as Parts
+    from llmserve.runtime.protocols import Progress as Progress
+    from llmserve.runtime.protocols import Stepper as Stepper
+    from llmserve.runtime.protocols import SteppingGenerator as SteppingGenerator
+    from llmserve.runtime.protocols import Tokenizer as Tokenizer
+    from llmserve.runtime.protocols import strings as strings
+    from llmserve.runtime.request import Prompt as Prompt
+    from llmserve.runtime.request import answer_limit as answer_limit
+    from llmserve.runtime.request import read_prompts as read_prompts
+    from llmserve.runtime.responder import Responder as Responder
+    from llmserve.runtime.sampling import Sampler as Sampler
+    from llmserve.runtime.stage import Tensors as Tensors
+    from llmserve.runtime.stage import failure as failure
+    from llmserve.runtime.stage import respond as respond
+    from llmserve.runtime.stage import tensors_of as tensors_of
+    from llmserve.runtime.text import IncrementalDecoder as IncrementalDecoder
+    from llmserve.runtime.text_formatter import TextFormatter as TextFormatter
 
 _HOMES = {
     "batch": ("BatchDriver",),
@@ -70,42 +74,7 @@ _HOMES = {
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Answer",
-    "BatchDriver",
-    "ConstrainingFormatter",
-    "Constraint",
-    "ContinuousDriver",
-    "Driver",
-    "Formatter",
-    "Generation",
-    "Generator",
-    "IncrementalDecoder",
-    "Job",
-    "Logprob",
-    "Params",
-    "Parts",
-    "Progress",
-    "Prompt",
-    "RequestError",
-    "Responder",
-    "Sampler",
-    "Stepper",
-    "SteppingGenerator",
-    "Tensor",
-    "Tensors",
-    "TextFormatter",
-    "Tokenizer",
-    "TransformersTokenizer",
-    "answer_limit",
-    "failure",
-    "format_answers",
-    "located",
-    "read_prompts",
-    "respond",
-    "strings",
-    "tensors_of",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

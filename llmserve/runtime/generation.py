@@ -53,7 +53,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.on_text: Callable[[], None] | None = None
         self.taken = False
-        self.tokens_told = 0
+        self.tokens_reported = 0
         self.constraint: Constraint | None = None
         self._constrained_at = 0
         self._is_cancelled = is_cancelled

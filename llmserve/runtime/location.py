@@ -11,7 +11,7 @@ from typing import Any
 def located(settings: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
     """Return what ``from_pretrained`` takes: a folder of the repository, or a hub's id.
 
-    Remote code runs only if the build was told so, and the manifest says it.
+    Remote code runs only if the build allowed it, and the manifest says it.
     """
     options: dict[str, Any] = {"trust_remote_code": bool(settings.get("trust_remote_code", False))}
     if "path" in settings:

@@ -16,7 +16,7 @@ MOST = 20
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability, by the model's own logits before any wish of the request.
+    """A token's log-probability, by the model's own logits before any option of the request.
 
     ``top`` are the likeliest tokens at its place, the likeliest first.
     """

@@ -68,7 +68,7 @@ class Responder:
         """Send an error: the request's own fault, unless it is ``internal``."""
         pb = self._parts.pb_utils
         code = pb.TritonError.INTERNAL if internal else pb.TritonError.INVALID_ARG
-        # What is told may quote the request, and that may hold half a character.
+        # The message may quote the request, and that may hold half a character.
         error = pb.TritonError(message.encode(errors="replace").decode(), code)
         self._send(pb.InferenceResponse(output_tensors=[], error=error), True)
 
@@ -105,8 +105,8 @@ class Responder:
         logprobs = generation.take_logprobs() if wanted else None
         written = len(generation.token_ids)
         if generation.params.return_num_output_tokens and not whole:
-            written -= generation.tokens_told
-            generation.tokens_told = len(generation.token_ids)
+            written -= generation.tokens_reported
+            generation.tokens_reported = len(generation.token_ids)
         return Answer(
             text=generation.text if whole else generation.take(),
             prompt=generation.prompt,

@@ -16,7 +16,7 @@ class IncrementalDecoder:
 
     A token alone has no text: it may hold half a character, and its leading space may depend
     on what stands before it. So each step decodes a window that begins with tokens already
-    told, and what is new is what the window gained. What ends in an unfinished character
+    returned, and what is new is what the window gained. What ends in an unfinished character
     waits for the next token.
 
     >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))
@@ -28,7 +28,7 @@ class IncrementalDecoder:
         # The tail of the prompt is context enough for the first token's leading space.
         self._decode = decode
         self._window = list(context)[-_CONTEXT:]
-        self._told = len(self._decode(self._window)) if self._window else 0
+        self._emitted = len(self._decode(self._window)) if self._window else 0
         self._borders = [0, len(self._window)]
 
     def push(self, *token_ids: int) -> str:
@@ -38,27 +38,27 @@ class IncrementalDecoder:
         certain = text.rstrip(REPLACEMENT)
         if len(text) - len(certain) > _LONGEST_WAIT:
             certain = text[:-_LONGEST_CHARACTER]
-        piece = certain[self._told :]
-        self._told = max(self._told, len(certain))
+        piece = certain[self._emitted :]
+        self._emitted = max(self._emitted, len(certain))
         if certain == text:
             self._slide()
         return piece
 
     def flush(self) -> str:
         """Return what was still waiting; nothing more will come."""
-        rest = self._decode(self._window)[self._told :]
-        self._told += len(rest)
+        rest = self._decode(self._window)[self._emitted :]
+        self._emitted += len(rest)
         return rest
 
     def _slide(self) -> None:
-        """Everything is told: keep a few tokens as context, cut where characters are whole."""
+        """Everything was returned: keep a few tokens as context, cut where characters are whole."""
         self._borders.append(len(self._window))
         far = [border for border in self._borders if len(self._window) - border >= _CONTEXT]
         if far:
             cut = far[-1]
             self._window = self._window[cut:]
             self._borders = [border - cut for border in self._borders if border >= cut]
-            self._told = len(self._decode(self._window))
+            self._emitted = len(self._decode(self._window))
 
 
 class StopScanner:
@@ -75,7 +75,7 @@ class StopScanner:
         self.hit = False
 
     def push(self, piece: str) -> str:
-        """Take new text and return what can be told."""
+        """Take new text and return what can be sent."""
         if self.hit:
             return ""
         if not self._words:

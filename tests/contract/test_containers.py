@@ -102,7 +102,7 @@ def test_of_images_of_their_own_the_newest_serves_the_repository() -> None:
     models = {name: Needs(image=f"x:{tag}") for name, tag in (("a", "24.08"), ("b", "26.07"))}
     assert list(groups(models)[0]) == ["b"]
     assert list(groups({**models, "c": Needs(image=None)})[0]) == ["b"]
-    assert list(groups({**models, "mine": Needs(told=False)})[0]) == ["b", "mine"]
+    assert list(groups({**models, "mine": Needs(known=False)})[0]) == ["b", "mine"]
 
 
 def test_where_no_image_is_known_docker_asks_for_one(tmp_path: Path) -> None:

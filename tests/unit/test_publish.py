@@ -259,14 +259,14 @@ KILLED = """
 import shutil, sys, time
 from pathlib import Path
 from llmserve.repository.publish import staging
-from llmserve.repository.publish import MODELS, swap
+from llmserve.repository.publish import MODELS, replace_models
 
 repo = Path(sys.argv[1])
 with staging(repo) as scratch:
     (scratch / MODELS).mkdir()
     shutil.copytree(repo / "m_a", scratch / MODELS / "m_b")
     try:
-        swap(scratch, repo, ["m_b", "m"], ["m", "m_a"])
+        replace_models(scratch, repo, ["m_b", "m"], ["m", "m_a"])
     except FileNotFoundError:
         print("ready", flush=True)
         time.sleep(60)
