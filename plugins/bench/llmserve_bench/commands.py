@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmserve_bench.options import (
-    Asked,
+    Setup,
     build_option,
     check_outputs,
     csv_option,
@@ -22,15 +22,13 @@ from llmserve_bench.options import (
 
 if TYPE_CHECKING:
     from llmserve_bench.results import Result
-    from llmserve_bench.targets import Target
 
 _CONCURRENCY = 8
 
 
-Complete = Callable[[click.Context, click.Parameter, str], list[str]]
-
-
-def _completing(names: Callable[[click.Context], Iterable[str]]) -> Complete:
+def _completing(
+    names: Callable[[click.Context], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Complete a parameter with names that are looked up when the shell asks."""
     return lambda ctx, _, begun: sorted(name for name in names(ctx) if name.startswith(begun))
 
@@ -70,6 +68,8 @@ def _complete_vary(ctx: click.Context) -> Iterable[str]:
 @click.command()
 @click.argument("model", shell_complete=_complete_model)
 @url_option
+@click.option("--openai", metavar="URL", help="An OpenAI endpoint to measure, instead of Triton.")
+@click.option("--chat", is_flag=True, help="Send chat completions, with --openai.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests under way, by default 1.")
 @repository_option
 @click.option("--http-url", help="Triton's HTTP, by default a port below that of gRPC.")
@@ -80,7 +80,7 @@ def _complete_vary(ctx: click.Context) -> Iterable[str]:
 )  # fmt: skip
 @csv_option
 @measuring
-def bench(asked: Asked) -> Result:
+def bench(setup: Setup) -> Result:
     """Measure a served model.
 
     Throughput, latency, time to first token and between tokens, and what Triton says of it. Keeps
@@ -90,24 +90,37 @@ def bench(asked: Asked) -> Result:
     \b
     llmserve bench demo --concurrency 8 --requests 98
     llmserve bench demo --rate 5 --duration 30 --limit-latency 500
-    llmserve bench demo --dataset questions.json --concurrency 98 --report report
+    llmserve bench demo --openai http://127.0.0.1:8080/v1 --chat --report report
     """
     from llmserve.client.url import parse_url
     from llmserve.errors import UsageError
     from llmserve_bench.measure import bench, with_tools
+    from llmserve_bench.senders import base_url, import_aiohttp
     from llmserve_bench.targets import Target
     from llmserve_bench.tools import TOOLS
     from llmserve_bench.triton import fetch
 
-    options = asked.options
+    options = setup.options
+    model, tokenizer = options["model"], options["tokenizer"]
+    load = setup.load_at(options["concurrency"] or 1)
+    if options["openai"]:
+        if options["tools"] or options["metrics_url"] or options["http_url"]:
+            raise click.UsageError("--tool, --metrics-url and --http-url are for Triton")
+        import_aiohttp()
+        target = Target(
+            model, base_url(options["openai"]), repository=options["repository"],
+            tokenizer=tokenizer, api="chat" if options["chat"] else "completions",
+        )  # fmt: skip
+        return bench(target, load, setup.plan)
+    if options["chat"]:
+        raise click.UsageError("--chat is for --openai: leave it out")
     for name in options["tools"]:
         TOOLS[name].check()
     if (metrics := options["metrics_url"]) and fetch(metrics) is None:
         raise UsageError(f"there are no metrics at {metrics}", mend="leave out --metrics-url")
     places = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
-    target = Target(options["model"], options["url"] or str(parse_url()), **places)
-    load = asked.load_at(options["concurrency"] or 1)
-    return with_tools(bench(target, load, asked.plan), target, asked.plan, options["tools"])
+    target = Target(model, options["url"] or str(parse_url()), **places)
+    return with_tools(bench(target, load, setup.plan), target, setup.plan, options["tools"])
 
 
 @click.command()
@@ -122,10 +135,10 @@ def bench(asked: Asked) -> Result:
 @click.option("--concurrency", metavar="N[,N...]", help="Requests under way, by default 8.")
 @repository_option
 @measuring
-def compare(asked: Asked) -> Result:
+def compare(setup: Setup) -> Result:
     """Measure several models in turns.
 
-    All get the same load, and the difference is told with its spread. A subject is MODEL or
+    All get the same load, and the difference comes with its spread. A subject is MODEL or
     MODEL@URL, which is served already, or PLUGIN:KEY=VALUE,..., a variant of --model that is built
     and served for the purpose. LABEL= in front names it.
 
@@ -139,6 +152,7 @@ def compare(asked: Asked) -> Result:
     from llmserve.registry import Registry
     from llmserve_bench.measure import compare
     from llmserve_bench.targets import (
+        Target,
         Variant,
         building,
         find_pairs,
@@ -147,7 +161,7 @@ def compare(asked: Asked) -> Result:
         with_settings,
     )
 
-    options, plan, registry = asked.options, asked.plan, Registry.load()
+    options, plan, registry = setup.options, setup.plan, Registry.load()
     pairs, pair, model = find_pairs(registry), options["pair"], options["model"]
     if pair == "list":
         for one in pairs.values():
@@ -161,32 +175,31 @@ def compare(asked: Asked) -> Result:
         raise click.UsageError(f"there is no pair {pair!r}: {names}")
     chosen = pairs[pair] if pair else None
     texts = (chosen.first, chosen.second) if chosen else options["subjects"]
-    wanted = [parse_subject(text) for text in texts]
-    if len(wanted) < 2:
+    subjects = [parse_subject(text) for text in texts]
+    if len(subjects) < 2:
         raise click.UsageError("give two subjects or more, or --pair")
     levels = _numbers(options["concurrency"] or str(_CONCURRENCY))
-    variants = [one for one in wanted if isinstance(one, Variant)]
+    variants = [one for one in subjects if isinstance(one, Variant)]
     if variants and model is None:
         raise click.UsageError(f"{variants[0].label} is to be built: name its --model")
     common = parse_assignments(options["build"])
-    variants = with_settings(variants, common, registry, plan.on_step)
-    usual = chosen.defaults(common) if chosen else {}
-    variants = with_settings(variants, usual, registry, plan.on_step)
+    for settings in (common, chosen.defaults(common) if chosen else {}):
+        variants = with_settings(variants, settings, registry, plan.on_step)
     with ExitStack() as stack:
-        made: list[Target] = []
+        served: list[Target] = []
         if variants:
             folder = stack.enter_context(building(variants, model, registry, plan.on_step))
-            made = stack.enter_context(serving(variants, model, folder, plan.on_step))
-        built = iter(made)
+            served = stack.enter_context(serving(variants, model, folder, plan.on_step))
+        built = iter(served)
         url, repository = options["url"] or str(parse_url()), options["repository"]
         targets = [
             next(built)
             if isinstance(one, Variant)
             else replace(one, url=one.url or url, repository=repository)
-            for one in wanted
+            for one in subjects
         ]
         targets = [replace(target, tokenizer=options["tokenizer"]) for target in targets]
-        loads = [asked.load_at(level) for level in levels]
+        loads = [setup.load_at(level) for level in levels]
         return compare(targets, loads, plan, rounds=options["rounds"], title=pair or "")
 
 
@@ -209,7 +222,7 @@ def compare(asked: Asked) -> Result:
     "--concurrency", type=click.IntRange(1), help="Requests under way, where it is not varied."
 )
 @measuring
-def sweep(asked: Asked) -> Result:
+def sweep(setup: Setup) -> Result:
     """Find the fastest way to serve a model.
 
     Builds, serves and measures every variant in rounds. Variants that cannot win any more are
@@ -223,18 +236,18 @@ def sweep(asked: Asked) -> Result:
     from llmserve.errors import UsageError
     from llmserve.options import parse_assignments
     from llmserve.registry import Registry
-    from llmserve_bench.measure import LOADS, make_trials, parse_varied, sweep
+    from llmserve_bench.measure import LOADS, make_cases, parse_varied, sweep
 
-    options, varied = asked.options, parse_varied(asked.options["vary"])
+    options, varied = setup.options, parse_varied(setup.options["vary"])
     common = parse_assignments(options["build"])
     if twice := sorted(varied.keys() & common.keys()):
         raise UsageError(f"{twice[0]} is varied and given", mend="leave it out of --build")
-    if (options["concurrency"] or asked.load.rate) and varied.keys() & set(LOADS):
+    if (options["concurrency"] or setup.load.rate) and varied.keys() & set(LOADS):
         raise click.UsageError("--concurrency and --rate are for sweeps that vary neither of them")
-
-    load, model = asked.load_at(options["concurrency"] or _CONCURRENCY), options["model"]
-    trials = make_trials(options["plugin"], model, varied, common, load)
-    return sweep(trials, model, asked.plan, Registry.load(), rounds=options["rounds"])
+    load, model = setup.load_at(options["concurrency"] or _CONCURRENCY), options["model"]
+    cases, variants = make_cases(options["plugin"], model, varied, common, load)
+    registry, rounds = Registry.load(), options["rounds"]
+    return sweep(cases, variants, model, setup.plan, registry, rounds=rounds)
 
 
 @click.command()
@@ -246,8 +259,7 @@ def sweep(asked: Asked) -> Result:
 def report(result: Path, output: Path) -> None:
     """Make the report of a measurement again.
 
-    Reads what --json has saved and prints the files that it wrote: a page that opens from the
-    disk, the same as Markdown, and the plots of that.
+    Reads what --json has saved and prints the page that it wrote, which needs no other file.
 
     \b
     llmserve bench demo --concurrency 8 --json run.json
@@ -257,8 +269,7 @@ def report(result: Path, output: Path) -> None:
     from llmserve_bench.report import write_report
 
     check_outputs(output)
-    for path in write_report(load(result), output):
-        click.echo(str(path))
+    click.echo(str(write_report(load(result), output)))
 
 
 def _numbers(text: str) -> list[int]:

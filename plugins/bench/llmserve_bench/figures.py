@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import ceil, exp, floor, inf, isfinite, log, log10, sqrt
+from math import exp, floor, inf, isfinite, log, log10, sqrt
 from statistics import fmean, stdev
 from typing import Any
+
+import numpy as np
 
 from llmserve_bench.results import Case, Load, Record, Result, Run
 
@@ -42,7 +44,7 @@ class Figure:
         return number(value * _UNITS.get(self.unit, ("", 1.0))[1])
 
 
-_SPREADS = {
+_TIMES = {
     "latency": "latency",
     "ttft": "time to first token",
     "token_time": "time between tokens",
@@ -53,7 +55,7 @@ _ALL = (
     Figure("output_tokens_per_second", "Output tokens/s", "rate", True),
     *(
         Figure(f"{name}_{part}", f"{word} {label}", "time", False)
-        for name, label in _SPREADS.items()
+        for name, label in _TIMES.items()
         for part, word in _PARTS.items()
     ),
     Figure("gap_max", "Longest gap in an answer", "time", False),
@@ -72,16 +74,14 @@ COMPARED = (
     "requests_per_second", "output_tokens_per_second", "goodput", "latency_mean", "latency_p50",
     "latency_p99", "ttft_mean", "ttft_p50", "ttft_p99", "token_time_mean",
 )  # fmt: skip
-"""What subjects are compared by."""
 MACHINE_GAUGES = {
     "nv_gpu_utilization": ("GPU utilization", "share"),
     "nv_gpu_memory_used_bytes": ("GPU memory", "memory"),
     "nv_gpu_power_usage": ("GPU power (W)", "number"),
     "nv_cpu_utilization": ("CPU utilization", "share"),
     "nv_cpu_memory_used_bytes": ("CPU memory", "memory"),
-    "nv_pinned_memory_pool_used_bytes": ("Pinned memory", "memory"),
 }
-"""What Triton publishes of the machine; the rest of its metrics the statistics tell better."""
+"""What Triton publishes of the machine; its statistics tell the rest of its metrics better."""
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
@@ -103,19 +103,11 @@ def number(value: float) -> str:
     return f"{value:.{min(6, 2 - floor(log10(abs(value))))}f}"
 
 
-def percentile(values: Iterable[float], share: float) -> float:
-    """Give a percentile, interpolated between neighbours.
-
-    >>> percentile([3.0, 1.0, 2.0, 4.0], 0.5)
-    2.5
-    """
-    order = sorted(values)
-    at = (len(order) - 1) * share
-    low, high = order[floor(at)], order[ceil(at)]
-    return low + (high - low) * (at - floor(at))
+def percentile(values: Sequence[float], share: float) -> float:
+    return float(np.quantile(values, share))
 
 
-def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+def distribution(name: str, values: Sequence[float]) -> dict[str, float]:
     """Give the mean and percentiles of values as figures; none where there are no values."""
     if not values:
         return {}
@@ -140,7 +132,7 @@ def figures_of(run: Run, load: Load) -> dict[str, float]:
         "requests": len(run.records),
         "failed": len(run.records) - len(good),
         "unfinished": len(run.unfinished),
-        **spread("latency", [record.latency for record in good]),
+        **distribution("latency", [record.latency for record in good]),
     }
     if read:
         found["input_tokens"] = fmean(read)
@@ -149,14 +141,19 @@ def figures_of(run: Run, load: Load) -> dict[str, float]:
         found["output_tokens_per_second"] = sum(written) / seconds
     if load.stream and any(len(record.pieces) > 1 for record in good):
         between = [time for record in good if (time := record.token_time) is not None]
-        found |= spread("ttft", [record.first_token for record in good])
-        found |= spread("token_time", between)
+        found |= distribution("ttft", [record.first_token for record in good])
+        found |= distribution("token_time", between)
         found["gap_max"] = max(b - a for record in good for a, b in pairwise(record.pieces))
     if load.limit_latency is not None or load.limit_ttft is not None:
-        held = sum(_holds_limits(record, load) for record in good)
-        found["goodput"] = held / seconds
-        found["within_limits"] = held / max(1, len(run.records))
+        within = sum(_holds_limits(record, load) for record in good)
+        found["goodput"] = within / seconds
+        found["within_limits"] = within / max(1, len(run.records))
     return found
+
+
+def _holds_limits(record: Record, load: Load) -> bool:
+    latency, ttft = load.limit_latency or inf, load.limit_ttft or inf
+    return record.latency <= latency and record.first_token <= ttft
 
 
 def server_figures(run: Run) -> list[tuple[Figure, float]]:
@@ -173,7 +170,8 @@ def server_figures(run: Run) -> list[tuple[Figure, float]]:
     if parts:
         found.append((Figure("server_success", "Server: whole", "time"), whole.success / sent))
     for model in parts or [whole]:
-        where = f"Server, {part_name(model.model, whole.model)}" if parts else "Server"
+        part = model.model.removeprefix(f"{whole.model}_")
+        where = f"Server, {part}" if parts else "Server"
         for what in ("queue", "compute_input", "compute_infer", "compute_output"):
             figure = Figure(f"server_{what}", f"{where}: {what.replace('_', ' ')}", "time")
             found.append((figure, getattr(model, what) / sent))
@@ -188,16 +186,7 @@ def server_figures(run: Run) -> list[tuple[Figure, float]]:
     return found
 
 
-def part_name(part: str, whole: str) -> str:
-    """Shorten the name of an ensemble's part, which begins with that of the ensemble.
-
-    >>> part_name("demo_preprocessing", "demo")
-    'preprocessing'
-    """
-    return part.removeprefix(f"{whole}_")
-
-
-def rows_of(case: Case) -> dict[Figure, list[float]]:
+def rounds_of(case: Case) -> dict[Figure, list[float]]:
     """Give every figure of a case that exists, with its value in each round."""
     found: dict[Figure, list[float]] = {}
     for run in case.runs:
@@ -215,8 +204,8 @@ def rows_of(case: Case) -> dict[Figure, list[float]]:
 class Ratio:
     """A figure of a case divided by that of the first one under the same load.
 
-    ``low`` and ``high`` are a 95 % confidence interval over rounds. ``verdict`` is ``better`` or
-    ``worse``, or says why it is neither.
+    ``low`` and ``high`` are a 95 % confidence interval over rounds; ``verdict`` is ``better``,
+    ``worse`` or ``unclear``.
     """
 
     figure: Figure
@@ -269,21 +258,16 @@ def _ratio(figure: Figure, case: Case, first: Case) -> Ratio | None:
     if not quotients or len(quotients) < len(values):
         return None
     middle, low, high = interval(quotients)
-    runs = [run for pair in pairs for run in pair]
-    failed = max(1 - len(run.good) / len(run.records) for run in runs)
-    if failed > _MANY_FAILED:
-        verdict = f"unclear, {failed:.0%} failed"
-    elif len(pairs) < _FEW_ROUNDS:
-        verdict = f"unclear, {len(pairs)} round{'s' if len(pairs) > 1 else ''}"
-    elif low <= 1.0 <= high:
-        verdict = "unclear, within spread"
+    failed = max(1 - len(run.good) / len(run.records) for pair in pairs for run in pair)
+    if failed > _MANY_FAILED or len(pairs) < _FEW_ROUNDS or low <= 1.0 <= high:
+        verdict = "unclear"
     else:
         verdict = "better" if (middle > 1.0) == figure.more_is_better else "worse"
     return Ratio(figure, case.load.label, case.name, first.name, middle, low, high, verdict)
 
 
 @dataclass(frozen=True)
-class Place:
+class Ranked:
     """A case in a sweep's ranking: its throughput in each round, and whether it holds the limits.
 
     ``overlaps`` says that its rounds reach into those of the first, so the order may be chance.
@@ -300,7 +284,7 @@ class Place:
         return fmean(self.rounds)
 
 
-def place_of(case: Case) -> Place | None:
+def rank(case: Case) -> Ranked | None:
     """Work out what a case is ranked by; None where not one request succeeded."""
     load, good = case.load, [record for run in case.runs for record in run.good]
     if not good:
@@ -311,17 +295,16 @@ def place_of(case: Case) -> Place | None:
     # Requests where the model does not count its tokens.
     rates = [one.get("output_tokens_per_second", one["requests_per_second"]) for one in figures]
     within = p99 <= (load.limit_latency or inf) and ttft <= (load.limit_ttft or inf)
-    return Place(case, tuple(rates), p99, within)
+    return Ranked(case, tuple(rates), p99, within)
 
 
-def ranking(cases: Iterable[Case]) -> list[Place]:
+def ranking(cases: Iterable[Case]) -> list[Ranked]:
     """Rank what was measured to the end: within the limits by throughput, then the others."""
-    places = [place_of(case) for case in cases if case.state == "done"]
-    order = [place for place in places if place is not None]
-    order.sort(key=lambda place: (not place.within, -place.throughput))
+    order = [one for case in cases if case.state == "done" and (one := rank(case)) is not None]
+    order.sort(key=lambda one: (not one.within, -one.throughput))
     return [
-        replace(p, overlaps=p.within == order[0].within and max(p.rounds) >= min(order[0].rounds))
-        for p in order
+        replace(o, overlaps=o.within == order[0].within and max(o.rounds) >= min(order[0].rounds))
+        for o in order
     ]
 
 
@@ -336,16 +319,10 @@ def summary(result: Result) -> dict[str, Any]:
     for ratio in ratios_of(result) if result.kind == "compare" else ():
         # JSON has no infinity, which the interval of a single round reaches to.
         high = ratio.high if isfinite(ratio.high) else None
-        own = {**asdict(ratio), "figure": ratio.figure.name, "high": high}
-        content["ratios"].append(own)
-    for place in ranking(result.cases) if result.kind == "sweep" else ():
-        own = {"name": place.case.name, "throughput": place.throughput, "latency_p99": place.p99}
+        content["ratios"].append({**asdict(ratio), "figure": ratio.figure.name, "high": high})
+    for one in ranking(result.cases) if result.kind == "sweep" else ():
+        own = {"name": one.case.name, "throughput": one.throughput, "latency_p99": one.p99}
         content["ranking"].append(
-            {**own, "within_limits": place.within, "overlaps_first": place.overlaps}
+            {**own, "within_limits": one.within, "overlaps_first": one.overlaps}
         )
     return content
-
-
-def _holds_limits(record: Record, load: Load) -> bool:
-    latency, ttft = load.limit_latency or inf, load.limit_ttft or inf
-    return record.latency <= latency and record.first_token <= ttft

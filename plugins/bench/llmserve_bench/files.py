@@ -6,11 +6,10 @@ import csv
 import io
 import json
 import os
-import types
-from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter
 
 from llmserve.errors import ConfigError
 from llmserve_bench.figures import summary
@@ -21,7 +20,6 @@ COLUMNS = (
     "index", "scheduled", "sent", "first", "done", "latency", "ttft", "time_between_tokens",
     "input_tokens", "output_tokens", "pieces", "finish_reason", "error", "message", "stand_in",
 )  # fmt: skip
-T = TypeVar("T")
 
 
 def to_json(result: Result) -> str:
@@ -46,10 +44,10 @@ def load(path: Path) -> Result:
         content = json.loads(path.read_text(encoding="utf-8"))
         schema = content["schema"]
         if schema == SCHEMA:
-            return _decode(Result, content)
+            return TypeAdapter(Result).validate_python(content)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{path} is not a result of llmserve's measurements") from None
     raise ConfigError(
         f"{path} has schema {schema}, this llmserve-bench reads {SCHEMA}",
@@ -78,27 +76,3 @@ def _times(record: Record) -> list[float | None]:
         return [*times, None, None, None]
     streamed = len(record.pieces) > 1
     return [*times, record.latency, record.first_token if streamed else None, record.token_time]
-
-
-def _decode(kind: type[T], content: Any) -> T:
-    """Build a dataclass of its JSON; unknown fields are passed over."""
-    hints = get_type_hints(kind)
-    names = [part.name for part in fields(kind) if part.name in content]  # type: ignore[arg-type]
-    return kind(**{name: _value(hints[name], content[name]) for name in names})
-
-
-def _value(hint: Any, value: Any) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return None if value is None else _value(arguments[0], value)
-    if origin is tuple:
-        return tuple(_value(arguments[0], part) for part in value)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {key: _value(arguments[1], part) for key, part in value.items()}
-    if is_dataclass(hint):
-        return _decode(hint, value)  # type: ignore[arg-type]
-    if hint is float:
-        return float(value)
-    if hint in (int, str, bool) and not isinstance(value, hint):
-        raise TypeError(f"{value!r} is not of type {hint.__name__}")
-    return value

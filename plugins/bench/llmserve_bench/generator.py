@@ -1,8 +1,7 @@
 """The load generator: processes that do nothing but send requests and note the times.
 
-Progress, statistics and everything else stay in the process that started them, so that they do not
-disturb the clock. Requests go through llmserve's asyncio client, as a user's would; a result says
-how much of a core that took, and ``--processes`` spreads it.
+Progress, statistics and everything else stay in the process that started them, so that they do
+not disturb the clock. A result says how much of a core they took, and ``--processes`` spreads it.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from llmserve.client import AsyncClient, Completion, Piece, connect_async
 from llmserve.errors import ClientError, LLMServeError, UnreachableError
 from llmserve_bench.figures import percentile
 from llmserve_bench.results import GeneratorCost, Load, Record
 from llmserve_bench.schedule import Request
+from llmserve_bench.senders import Api, Parts, Sender, open_sender
 
 OnProgress = Callable[[int, float], None]
 """Called with how many requests are done and how many seconds have passed."""
@@ -35,8 +34,8 @@ _TICK = 0.2
 """Seconds between two reports of progress."""
 _GIVE_UP = 10.0
 """Seconds without any server after which a run ends; a restart may take some."""
-_PAUSE = 0.1
-"""Seconds before a place of a closed loop tries again where there is no server."""
+_RETRY = 0.1
+"""Seconds before a closed loop tries again where there is no server."""
 _DRAIN = 60.0
 """Seconds to wait, after a duration, for what is still under way."""
 _STOPPING = 15.0
@@ -48,7 +47,9 @@ class Job:
 
     url: str
     model: str
-    made_by_llmserve: bool
+    api: Api
+    cumulative: bool
+    """Whether the model counts the whole answer so far in each piece, as ours do."""
     load: Load
     warmup: Sequence[Request]
     requests: Sequence[Request]
@@ -72,14 +73,13 @@ class Job:
 
 @dataclass
 class Report:
-    """What a process noted. ``texts`` are those of answers whose tokens the model did not count.
+    """What a process noted.
 
     ``cut`` says when the requests were sent that were under way when the load ended, ``gone``
     since when there was no server, where that ended it, and ``lags`` how late things were done.
     """
 
     records: list[Record] = field(default_factory=list)
-    texts: dict[int, list[str]] = field(default_factory=dict)
     seconds: float = 0.0
     cut: list[float] = field(default_factory=list)
     gone: float | None = None
@@ -95,22 +95,22 @@ class LoadGenerator:
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
         for job in jobs:
-            line, far_end = Pipe()
-            self._workers[line] = subprocess.Popen(
+            pipe, far_end = Pipe()
+            self._workers[pipe] = subprocess.Popen(
                 [sys.executable, "-c", f"import {__name__} as g; g.main({far_end.fileno()})"],
                 pass_fds=[far_end.fileno()],
                 # Ctrl-C is for us to pass on: the workers still have to report.
                 start_new_session=True,
             )
             far_end.close()
-            line.send(job)
+            pipe.send(job)
 
     def __enter__(self) -> LoadGenerator:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for line, worker in self._workers.items():
-            line.close()
+        for pipe, worker in self._workers.items():
+            pipe.close()
             try:
                 worker.wait(2.0)
             except subprocess.TimeoutExpired:
@@ -119,47 +119,48 @@ class LoadGenerator:
 
     def warm_up(self) -> None:
         """Wait until all are warm; raise why, where not one request of a warm-up succeeded."""
-        for line in self._workers:
-            self._receive(line)
+        for pipe in self._workers:
+            self._receive(pipe)
 
     def run(self, on_progress: OnProgress) -> tuple[float, list[Report]]:
         """Start all at the same moment and gather their reports; Ctrl-C ends them early."""
         start = time.monotonic() + _HEAD_START
-        for line in self._workers:
-            with suppress(OSError):  # A worker that is gone is told of when it is heard.
-                line.send(start)
+        self._send_all(start)
         reports: dict[Connection, Report] = {}
         done = dict.fromkeys(self._workers, 0)
         deadline: float | None = None
-        while waiting := [line for line in self._workers if line not in reports]:
+        while waiting := [pipe for pipe in self._workers if pipe not in reports]:
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 ready = wait(waiting, left)
                 if not ready:
                     raise LLMServeError("the load generator does not end", mend="try again")
-                for line in (line for line in waiting if line in ready):
-                    message = self._receive(line)
+                for pipe in (pipe for pipe in waiting if pipe in ready):
+                    message = self._receive(pipe)
                     if isinstance(message, Report):
-                        reports[line] = message
+                        reports[pipe] = message
                     else:
-                        done[line] = message
+                        done[pipe] = message
                         on_progress(sum(done.values()), time.monotonic() - start)
             except KeyboardInterrupt:
                 if deadline is not None:
                     raise
                 deadline = time.monotonic() + _STOPPING
-                for line in waiting:
-                    with suppress(OSError):
-                        line.send("stop")
+                self._send_all("stop")
         for report in reports.values():
             report.interrupted = deadline is not None
         return start, list(reports.values())
 
-    def _receive(self, line: Connection) -> Any:
+    def _send_all(self, message: object) -> None:
+        for pipe in self._workers:
+            with suppress(OSError):  # That a worker is gone shows when its report is read.
+                pipe.send(message)
+
+    def _receive(self, pipe: Connection) -> Any:
         try:
-            message = line.recv()
+            message = pipe.recv()
         except (EOFError, OSError):
-            code = self._workers[line].wait()
+            code = self._workers[pipe].wait()
             message = LLMServeError(f"a load generator ended by itself (exit code {code})")
         if isinstance(message, LLMServeError):
             raise message
@@ -174,21 +175,21 @@ def cost_of(reports: Sequence[Report]) -> GeneratorCost:
 
 def main(descriptor: int) -> None:
     """Run one job: the whole of a worker's process."""
-    line = Connection(descriptor)
-    # Whoever started us may be gone, and then there is nobody to tell.
+    pipe = Connection(descriptor)
+    # Whoever started us may be gone, and then there is nobody to report to.
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            asyncio.run(_Worker(line.recv(), line).run())
+            asyncio.run(_Worker(pipe.recv(), pipe).run())
         except LLMServeError as error:
-            line.send(error)
+            pipe.send(error)
 
 
 class _Worker:
     """Sends the requests of a job: warm-up, the order to start, the load, the report."""
 
-    def __init__(self, job: Job, line: Connection) -> None:
+    def __init__(self, job: Job, pipe: Connection) -> None:
         self._job = job
-        self._line = line
+        self._pipe = pipe
         self._report = Report()
         self._start = 0.0
         self._next = 0
@@ -199,47 +200,46 @@ class _Worker:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        async with connect_async(self._job.url, timeout=self._job.load.timeout) as client:
-            await client.model(self._job.model)
-            await self._warm_up(client)
-            self._line.send("ready")
-            self._start = await loop.run_in_executor(None, self._line.recv)
+        async with open_sender(self._job.api, self._job.url, self._job.model, self._job.load) as s:
+            await self._warm_up(s)
+            self._pipe.send("ready")
+            self._start = await loop.run_in_executor(None, self._pipe.recv)
             # What exists by now stays: the collector need not look through it again and again.
             gc.collect()
             gc.freeze()
             await asyncio.sleep(self._start - time.monotonic())
-            await self._measure(client)
-        self._line.send(self._report)
+            await self._measure(s)
+        self._pipe.send(self._report)
 
-    async def _warm_up(self, client: AsyncClient) -> None:
+    async def _warm_up(self, sender: Sender) -> None:
         waiting = list(self._job.warmup)
         failures: list[ClientError] = []
 
-        async def place() -> None:
+        async def send_some() -> None:
             while waiting:
                 try:
-                    await self._answer(client, waiting.pop(), [])
+                    await sender.send(waiting.pop(), [])
                 except ClientError as error:
                     failures.append(error)
 
         width = min(self._job.load.concurrency or 1, len(waiting))
-        await asyncio.gather(*(place() for _ in range(width)))
+        await asyncio.gather(*(send_some() for _ in range(width)))
         if failures and len(failures) == len(self._job.warmup):
             raise failures[0]
 
-    async def _measure(self, client: AsyncClient) -> None:
+    async def _measure(self, sender: Sender) -> None:
         load, report, loop = self._job.load, self._report, asyncio.get_running_loop()
         before = time.process_time()
-        sending = self._sending = asyncio.ensure_future(self._send_all(client))
+        sending = self._sending = asyncio.ensure_future(self._send_all(sender))
         ticking = asyncio.ensure_future(self._tick())
-        # Any word from whoever started us means to stop, and so does the end of the line.
-        loop.add_reader(self._line.fileno(), sending.cancel)
-        patience = load.duration + _DRAIN if load.duration and load.concurrency else None
-        await asyncio.wait([sending], timeout=patience)
+        # Any word from whoever started us means to stop, and so does the end of the pipe.
+        loop.add_reader(self._pipe.fileno(), sending.cancel)
+        limit = load.duration + _DRAIN if load.duration and load.concurrency else None
+        await asyncio.wait([sending], timeout=limit)
         report.cpu = time.process_time() - before
         report.seconds = time.monotonic() - self._start
         report.cut = [sent - self._start for sent in self._under_way.values()]
-        loop.remove_reader(self._line.fileno())
+        loop.remove_reader(self._pipe.fileno())
         for task in (ticking, sending):
             task.cancel()
         await asyncio.wait([ticking, sending])
@@ -248,15 +248,15 @@ class _Worker:
         if report.given_up is not None and self._gone is not None:
             report.gone = self._gone - self._start
 
-    async def _send_all(self, client: AsyncClient) -> None:
+    async def _send_all(self, sender: Sender) -> None:
         level = self._job.load.concurrency
-        tasks = {asyncio.ensure_future(self._place(client)) for _ in range(level or 0)}
+        tasks = {asyncio.ensure_future(self._closed_loop(sender)) for _ in range(level or 0)}
         try:
             for request in () if level else self._job.requests:
                 due = self._start + (request.due or 0.0)
                 if (early := due - time.monotonic()) > 0:
                     await asyncio.sleep(early)
-                task = asyncio.ensure_future(self._send(client, request, due))
+                task = asyncio.ensure_future(self._send(sender, request, due))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             await asyncio.gather(*tasks)
@@ -264,12 +264,12 @@ class _Worker:
             for task in tasks:
                 task.cancel()
 
-    async def _place(self, client: AsyncClient) -> None:
+    async def _closed_loop(self, sender: Sender) -> None:
         """Keep one request under way until there are no more or the time is over."""
         while (request := self._take()) is not None:
-            await self._send(client, request, time.monotonic())
+            await self._send(sender, request, time.monotonic())
             if self._gone is not None:
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(_RETRY)
 
     def _take(self) -> Request | None:
         """Give the next request; under a duration they repeat, with numbers of their own."""
@@ -282,14 +282,14 @@ class _Worker:
         request = self._job.requests[at]
         return replace(request, index=request.index + turn * self._job.total)
 
-    async def _send(self, client: AsyncClient, request: Request, due: float) -> None:
+    async def _send(self, sender: Sender, request: Request, due: float) -> None:
         sent = self._under_way[request.index] = time.monotonic()
         if not self._job.load.concurrency:
             self._report.lags.append(sent - due)
-        pieces: list[tuple[float, Piece | Completion]] = []
+        parts: Parts = []
         failure: ClientError | None = None
         try:
-            await self._answer(client, request, pieces)
+            await sender.send(request, parts)
         except ClientError as error:
             failure = error
         except Exception as error:
@@ -299,33 +299,31 @@ class _Worker:
             return
         now = time.monotonic()
         del self._under_way[request.index]
-        self._look_for_server(failure, now)
-        parts, times = [part for _, part in pieces], [at for at, _ in pieces]
-        tokens = tokens_of([p.output_tokens for p in parts], sums=self._job.made_by_llmserve)
-        if tokens is None and failure is None:
-            self._report.texts[request.index] = [part.text for part in parts]
-        moments = [due, sent, times[-1] if times and failure is None else now, *times]
-        due, sent, done, *times = (round(moment - self._start, 6) for moment in moments)
-        read = next((p.input_tokens for p in parts if p.input_tokens is not None), None)
-        written = None if tokens is None else sum(tokens)
-        reason = next((part.finish_reason for part in parts if part.finish_reason), None)
-        end = (kind_of(failure), str(failure)) if failure else (None, None)
-        counts = tuple(times), tokens or (), read, written, reason
-        self._report.records.append(Record(request.index, due, sent, done, *counts, *end))
+        self._watch_server(failure, now)
+        done = parts[-1][0] if parts and failure is None else now
+        self._report.records.append(self._record(request.index, (due, sent, done), parts, failure))
 
-    async def _answer(
-        self, client: AsyncClient, request: Request, pieces: list[tuple[float, Any]]
-    ) -> None:
-        model, prompt, options = self._job.model, request.prompt, request.options
-        if not self._job.load.stream:
-            answer = await client.generate(model, prompt, **options)
-            pieces.append((time.monotonic(), answer))
-            return
-        async with aclosing(client.stream(model, prompt, **options)) as stream:
-            async for piece in stream:
-                pieces.append((time.monotonic(), piece))
+    def _record(
+        self, index: int, times: Sequence[float], parts: Parts, failure: ClientError | None
+    ) -> Record:
+        answers = [answer for _, answer in parts]
+        tokens = tokens_of([a.output_tokens for a in answers], cumulative=self._job.cumulative)
+        moments = (*times, *(at for at, _ in parts))
+        due, sent, done, *pieces = (round(moment - self._start, 6) for moment in moments)
+        read = (answer.input_tokens for answer in answers if answer.input_tokens is not None)
+        reasons = (answer.finish_reason for answer in answers if answer.finish_reason)
+        return Record(
+            index, due, sent, done,
+            pieces=tuple(pieces),
+            tokens=tokens or (),
+            input_tokens=next(read, None),
+            output_tokens=None if tokens is None else sum(tokens),
+            finish_reason=next(reasons, None),
+            error=kind_of(failure) if failure else None,
+            message=str(failure) if failure else None,
+        )  # fmt: skip
 
-    def _look_for_server(self, failure: ClientError | None, now: float) -> None:
+    def _watch_server(self, failure: ClientError | None, now: float) -> None:
         """Note since when there is no server, and end the load when that lasts."""
         if not isinstance(failure, UnreachableError):
             self._gone = None
@@ -340,28 +338,34 @@ class _Worker:
             self._sending.cancel()
 
     async def _tick(self) -> None:
-        """Tell how far it is, and notice how late this process comes to what is due."""
+        """Report progress, and notice how late this process comes to what is due."""
         due = self._start
         while True:
             due = max(due + _TICK, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
             self._report.lags.append(time.monotonic() - due)
-            self._line.send(len(self._report.records))
+            self._pipe.send(len(self._report.records))
 
 
-def tokens_of(counts: Sequence[int | None], *, sums: bool) -> tuple[int, ...] | None:
+def tokens_of(counts: Sequence[int | None], *, cumulative: bool) -> tuple[int, ...] | None:
     """Say how many tokens each piece brought; None where the model does not count.
 
     Our models count the whole answer so far. Others may count each piece by itself, which shows
-    where a count does not grow before the last piece.
+    where a count does not grow before the last piece. Where only the end has a count, as with
+    OpenAI's usage, the first piece is taken for one token.
 
-    >>> tokens_of([1, 4, 8], sums=True), tokens_of([4, 4, 2], sums=False)
+    >>> tokens_of([1, 4, 8], cumulative=True), tokens_of([4, 4, 2], cumulative=False)
     ((1, 3, 4), (4, 4, 2))
+    >>> tokens_of([None, None, 8], cumulative=False)
+    (1, 0, 7)
     """
     known = [count for count in counts if count is not None]
-    if not known or len(known) < len(counts):
+    if not known:
         return None
-    if sums or (all(b > a for a, b in pairwise(known[:-1])) and known[-1] >= max(known)):
+    if len(known) < len(counts):
+        last = counts[-1]
+        return None if last is None or len(known) > 1 else (1, *[0] * (len(counts) - 2), last - 1)
+    if cumulative or (all(b > a for a, b in pairwise(known[:-1])) and known[-1] >= max(known)):
         return tuple(b - a for a, b in zip([0, *known], known, strict=False))
     return tuple(known)
 

@@ -6,8 +6,8 @@ import os
 import platform
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import product
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from llmserve import __version__
 from llmserve.client import ModelInfo
-from llmserve.errors import LLMServeError, ServerError, UsageError
+from llmserve.errors import LLMServeError, UsageError
 from llmserve.registry import Registry
-from llmserve_bench.figures import number, place_of
+from llmserve_bench.figures import number, rank
 from llmserve_bench.generator import Job, LoadGenerator, OnProgress, Report, cost_of
+from llmserve_bench.prompts import Prompts, TokenCounter
 from llmserve_bench.results import Case, Load, Record, Result, Run, Subject
-from llmserve_bench.schedule import Prompts, make_schedule
-from llmserve_bench.targets import OnStep, Target, Variant, building, check_variants, serving
-from llmserve_bench.tokens import TokenCounter
+from llmserve_bench.schedule import make_schedule
+from llmserve_bench.targets import OnStep, Target, Variant, VariantServer, check_variants
 from llmserve_bench.tools import TOOLS
-from llmserve_bench.triton import GaugeSampler, Observer
+from llmserve_bench.triton import Observer
 
 Varied = Mapping[str, Sequence[str]]
 LOADS = ("concurrency", "rate")
@@ -39,6 +39,7 @@ class Plan:
 
     prompts: Prompts
     stream: bool | None = None
+    counter: TokenCounter | None = None
     on_step: OnStep = lambda _: None
     on_progress: OnProgress = lambda _done, _seconds: None
 
@@ -54,21 +55,25 @@ class Plan:
     def run(self, target: Target, info: ModelInfo, load: Load, counter: TokenCounter) -> Run:
         ours = info.made_by_llmserve is not None
         warmup, requests = make_schedule(load, self.prompts, counter, ignore_eos=ours)
-        job = Job(target.url, target.model, ours, load, warmup, requests, len(requests))
+        job = Job(target.url, target.model, target.api, ours, load, warmup, requests, len(requests))
         started = now()
         with Observer(target) as observer, LoadGenerator(job.split(load.processes)) as generator:
-            cold = observer.look()
+
+            def on_progress(done: int, seconds: float) -> None:
+                self.on_progress(done, seconds)
+                observer.sample()
+
+            cold = observer.statistics()
             generator.warm_up()
-            before = observer.look_after(cold, len(warmup))
-            with GaugeSampler(observer) as gauges:
-                start, reports = generator.run(self.on_progress)
+            before = observer.settled(cold, len(warmup))
+            start, reports = generator.run(on_progress)
             records, seconds, unfinished = window(reports, load)
-            after = observer.look_after(before, sum(len(report.records) for report in reports))
-            server = observer.difference(before, after, gauges.between(start, start + seconds))
+            after = observer.settled(before, sum(len(report.records) for report in reports))
+            server = observer.figures(before, after, start, start + seconds)
         return Run(
             started=started,
             seconds=seconds,
-            records=_counted(records, reports, counter),
+            records=tuple(records),
             server=server,
             generator=cost_of(reports),
             unfinished=unfinished,
@@ -87,7 +92,7 @@ def bench(target: Target, load: Load, plan: Plan) -> Result:
 
 
 def with_tools(result: Result, target: Target, plan: Plan, names: Sequence[str]) -> Result:
-    """Measure the same as a run with other tools; what goes wrong with one is told in a note."""
+    """Measure the same as a run with other tools; what goes wrong with one becomes a note."""
     (case,), (run,) = result.cases, result.runs
     if not names or not run.good or run.interrupted or run.ended_early:
         return result
@@ -108,159 +113,125 @@ def with_tools(result: Result, target: Target, plan: Plan, names: Sequence[str])
 def compare(
     targets: Sequence[Target], loads: Sequence[Load], plan: Plan, *, rounds: int, title: str
 ) -> Result:
-    """Measure every model under every load, in rounds.
-
-    In a round all get the same prompts, lengths and arrival times, one after the other in an order
-    that is drawn anew, so that what drifts on the machine meets all alike. Ctrl-C and a server
-    that dies end it with what there is.
-    """
+    """Measure every model under every load; a server that dies ends it with what there is."""
     started, infos = now(), [target.info() for target in targets]
     # One tokenizer for all, so that the prompts are the same whoever answers them.
     counter = targets[0].counter()
-    loads = [plan.fit(load, infos, counter) for load in loads]
-    names = [target.subject.name for target in targets]
-    turns = []
-    for turn in range(rounds):
-        draw = random.Random(f"order {loads[0].seed} {turn}")  # noqa: S311
-        for which in range(len(loads)):
-            turns += [(turn, which, who) for who in draw.sample(range(len(targets)), len(targets))]
-    runs: dict[tuple[int, int], list[Run]] = {}
-    interrupted, ended_early = False, None
-    for at, (turn, which, who) in enumerate(turns, 1):
-        label = f"round {turn + 1} of {rounds}: {names[who]}, {loads[which].label}"
-        plan.on_step(f"{at}/{len(turns)} {label}")
-        load = replace(loads[which], seed=loads[which].seed + turn)
-        try:
-            run = plan.run(targets[who], infos[who], load, counter)
-            interrupted, ended_early = run.interrupted, run.ended_early
-        except KeyboardInterrupt:
-            interrupted = True
-        except LLMServeError as error:
-            if not runs:
-                raise
-            ended_early = str(error)
-        # A run that was cut has fewer requests and another mix, so it is not like the others.
-        if interrupted or ended_early:
-            ended_early = ended_early and f"{label}: {ended_early}"
-            break
-        runs.setdefault((who, which), []).append(run)
-    if not runs:
-        raise LLMServeError(ended_early or "interrupted before a run was complete")
-    cases = [
-        Case(target.subject, load, tuple(runs.get((who, which), ())))
-        for which, load in enumerate(loads)
-        for who, target in enumerate(targets)
-    ]
-    title, ends = title or " against ".join(names), (interrupted, ended_early)
-    return Result("compare", title, started, rounds, machine(), tuple(cases), *ends)
-
-
-@dataclass
-class Trial:
-    """A case of a sweep, and the build that it needs."""
-
-    variant: Variant
-    case: Case
-
-    @property
-    def waits(self) -> bool:
-        return self.case.state == "waiting"
-
-
-def make_trials(
-    plugin: str, model: str, varied: Varied, common: Mapping[str, str], load: Load
-) -> list[list[Trial]]:
-    """Give every combination of what is varied, those of the same build together."""
-    found = []
-    for build in combinations({key: v for key, v in varied.items() if key not in LOADS}):
-        variant = Variant(describe(build) or plugin, plugin, {**common, **build})
-        settings = {"plugin": plugin, "model": model, **variant.settings}
-        subject, group = Subject(variant.label, variant.name, "", settings), []
-        for own in combinations({key: v for key, v in varied.items() if key in LOADS}):
-            if "concurrency" in own:
-                load = replace(load, concurrency=int(own["concurrency"]))
-            elif "rate" in own:
-                load = replace(load, concurrency=None, rate=float(own["rate"]))
-            case = Case(subject, load, varied={**build, **own}, state="waiting")
-            group.append(Trial(variant, case))
-        found.append(group)
-    return found
+    plan = replace(plan, counter=counter, stream=plan.fit(loads[0], infos, counter).stream)
+    by_name = {target.subject.name: target for target in targets}
+    cases = [Case(target.subject, load) for load in loads for target in targets]
+    cases, interrupted = measure_rounds(
+        cases, lambda case: nullcontext(by_name[case.subject.name]), plan, rounds
+    )
+    failure = next((f"{one.name}, {one.why}" for one in cases if one.state == "failed"), None)
+    if not any(case.runs for case in cases):
+        raise LLMServeError(failure or "interrupted before a run was complete")
+    title = title or " against ".join(by_name)
+    return Result("compare", title, started, rounds, machine(), tuple(cases), interrupted, failure)
 
 
 def sweep(
-    groups: Sequence[Sequence[Trial]], model: str, plan: Plan, registry: Registry, *, rounds: int
-) -> Result:
-    """Build every variant, then serve and measure each of them in rounds.
+    cases: Sequence[Case], variants: Mapping[str, Variant], model: str, plan: Plan,
+    registry: Registry, *, rounds: int,
+) -> Result:  # fmt: skip
+    """Build and serve every variant, and rank the cases that they are measured in.
 
-    Every round goes through all variants that can still win, so that what drifts on the machine
-    meets all alike. A variant that cannot be built or served has failed, and the others go on.
+    A variant that cannot be built or served has failed, and the others go on.
     """
-    started, interrupted = now(), False
-    check_variants([group[0].variant for group in groups], model, registry)
-    folders: dict[str, Path] = {}
-    with ExitStack() as stack:
-        try:
-            for variant, group in ((group[0].variant, group) for group in groups):
-                with _failing(group):
-                    making = building([variant], model, registry, plan.on_step)
-                    folders[variant.label] = stack.enter_context(making)
-            for turn in range(rounds):
-                for group in groups:
-                    if any(trial.waits for trial in group):
-                        with _failing(group):
-                            folder = folders[group[0].variant.label]
-                            _measure_group(group, model, folder, plan, f"{turn + 1} of {rounds}")
-                if turn + 1 < rounds:
-                    stop_losers([trial for group in groups for trial in group])
-        except KeyboardInterrupt:
-            interrupted = True
-    cases = [trial.case for group in groups for trial in group]
-    for at, case in enumerate(cases):
-        if case.state == "waiting":
-            cases[at] = replace(case, state="done" if case.runs else "not measured")
-    title = f"{groups[0][0].variant.plugin} of {model}"
-    return Result("sweep", title, started, rounds, machine(), tuple(cases), interrupted)
+    started = now()
+    check_variants(variants.values(), model, registry)
+    with VariantServer(variants, model, registry, plan.on_step) as server:
+        measured, interrupted = measure_rounds(cases, server.serve, plan, rounds, stop=True)
+    measured = [one if one.runs or one.why else replace(one, state="not run") for one in measured]
+    title = f"{next(iter(variants.values())).plugin} of {model}"
+    return Result("sweep", title, started, rounds, machine(), tuple(measured), interrupted)
 
 
-def _measure_group(group: Sequence[Trial], model: str, folder: Path, plan: Plan, turn: str) -> None:
-    with serving([group[0].variant], model, folder, plan.on_step) as (target,):
-        info, counter = target.info(), target.counter()
-        for trial in (trial for trial in group if trial.waits):
-            case = trial.case
-            plan.on_step(f"round {turn}: {describe(case.varied)}")
-            load = plan.fit(case.load, [info], counter)
-            seeded = replace(load, seed=load.seed + len(case.runs))
-            run = plan.run(target, info, seeded, counter)
-            if run.interrupted:
-                raise KeyboardInterrupt
-            if run.ended_early is not None:
-                raise ServerError(f"the server was gone while it was measured: {run.ended_early}")
-            case = replace(case, subject=target.subject, load=load, runs=(*case.runs, run))
-            if not run.good:
-                why = f"every request failed: {run.records[0].message if run.records else ''}"
-                case = replace(case, state="failed", why=why)
-            trial.case = case
+def measure_rounds(
+    cases: Sequence[Case], serve: Callable[[Case], AbstractContextManager[Target]], plan: Plan,
+    rounds: int, *, stop: bool = False,
+) -> tuple[list[Case], bool]:  # fmt: skip
+    """Measure every case once in each round; say whether Ctrl-C ended it.
 
-
-@contextmanager
-def _failing(group: Iterable[Trial]) -> Iterator[None]:
-    """Note an error as the reason why the trials of a build have failed."""
+    In a round all get the same prompts, lengths and arrival times. Those of one server, or of one
+    load where all are served, come one after the other, so that what drifts on the machine meets
+    all alike; their order is drawn anew.
+    """
+    found, interrupted = list(cases), False
     try:
-        yield
+        for turn in range(rounds):
+            draw = random.Random(f"order {found[0].load.seed} {turn}")  # noqa: S311
+            order = draw.sample(range(len(found)), len(found))
+            if stop:
+                names = list(dict.fromkeys(case.subject.name for case in found))
+                order.sort(key=lambda at: names.index(found[at].subject.name))
+            else:
+                labels = list(dict.fromkeys(case.load.label for case in found))
+                order.sort(key=lambda at: labels.index(found[at].load.label))
+            for at in order:
+                if found[at].state == "done":
+                    step = f"round {turn + 1} of {rounds}: {found[at].name}, {found[at].load.label}"
+                    found[at] = _measure_case(found[at], serve, plan, turn, step)
+            if stop and turn + 1 < rounds:
+                found = stop_losers(found)
+    except KeyboardInterrupt:
+        interrupted = True
+    return found, interrupted
+
+
+def _measure_case(
+    case: Case, serve: Callable[[Case], AbstractContextManager[Target]], plan: Plan, turn: int,
+    step: str,
+) -> Case:  # fmt: skip
+    try:
+        with serve(case) as target:
+            plan.on_step(step)
+            info, counter = target.info(), plan.counter or target.counter()
+            load = plan.fit(case.load, [info], counter)
+            run = plan.run(target, info, replace(load, seed=load.seed + turn), counter)
     except LLMServeError as error:
-        for trial in (trial for trial in group if trial.waits):
-            trial.case = replace(trial.case, state="failed", why=str(error))
+        return replace(case, state="failed", why=f"{step}: {error}")
+    if run.interrupted:
+        raise KeyboardInterrupt
+    # A run that was cut has fewer requests and another mix, so it is not like the others.
+    if run.ended_early is not None:
+        return replace(case, state="failed", why=f"{step}: {run.ended_early}")
+    case = replace(case, subject=target.subject, load=load, runs=(*case.runs, run))
+    if not run.good:
+        why = f"every request failed: {run.records[0].message if run.records else ''}"
+        case = replace(case, state="failed", why=why)
+    return case
 
 
-def stop_losers(trials: Iterable[Trial]) -> None:
+def stop_losers(cases: Sequence[Case]) -> list[Case]:
     """Stop what is far slower than the best within the limits, and cannot win any more."""
-    places = {trial.case.name: place_of(trial.case) for trial in trials if trial.waits}
-    rates = [place.throughput for place in places.values() if place and place.within]
-    for trial in trials:
-        place = places.get(trial.case.name)
-        if place and place.throughput < max(rates, default=0.0) * (1 - _SLACK):
-            why = f"{number(place.throughput)} a second, the best {number(max(rates))}"
-            trial.case = replace(trial.case, state="stopped", why=why)
+    ranks = [rank(case) if case.state == "done" else None for case in cases]
+    best = max((one.throughput for one in ranks if one and one.within), default=0.0)
+    found = list(cases)
+    for at, one in enumerate(ranks):
+        if one and one.throughput < best * (1 - _SLACK):
+            why = f"{number(one.throughput)} a second, the best {number(best)}"
+            found[at] = replace(found[at], state="stopped", why=why)
+    return found
+
+
+def make_cases(
+    plugin: str, model: str, varied: Varied, common: Mapping[str, str], load: Load
+) -> tuple[list[Case], dict[str, Variant]]:
+    """Give every combination of what is varied, and the builds that they need, by name."""
+    cases, variants = [], {}
+    for own in combinations(varied):
+        build = {key: value for key, value in own.items() if key not in LOADS}
+        label = " ".join(f"{key}={value}" for key, value in build.items()) or plugin
+        variants[label] = Variant(label, plugin, {**common, **build})
+        settings = {"plugin": plugin, "model": model, **common, **build}
+        subject = Subject(label, variants[label].name, "", settings)
+        if "concurrency" in own:
+            load = replace(load, concurrency=int(own["concurrency"]))
+        elif "rate" in own:
+            load = replace(load, concurrency=None, rate=float(own["rate"]))
+        cases.append(Case(subject, load, varied=own))
+    return cases, variants
 
 
 def parse_varied(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -296,15 +267,11 @@ def combinations(varied: Varied) -> list[dict[str, str]]:
     return [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
 
 
-def describe(settings: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
-
-
 def window(reports: Sequence[Report], load: Load) -> tuple[list[Record], float, tuple[float, ...]]:
     """Give the requests that count, the seconds of the run, and how long others were under way.
 
     A duration ends a closed loop to the moment; otherwise the last answer does. Where the server
-    was gone for good, that moment does: that somebody went on asking is no part of the load.
+    was gone for good, that moment does: requests that were sent after it are no part of the load.
     """
     records = sorted((r for report in reports for r in report.records), key=lambda r: r.index)
     gone = min((report.gone for report in reports if report.gone is not None), default=None)
@@ -322,20 +289,6 @@ def window(reports: Sequence[Report], load: Load) -> tuple[list[Record], float, 
     cut = [sent for report in reports for sent in report.cut]
     unfinished = tuple(max(0.0, seconds - sent) for sent in (*late, *cut))
     return [record for record in records if record.done <= seconds], seconds, unfinished
-
-
-def _counted(
-    records: Sequence[Record], reports: Sequence[Report], counter: TokenCounter
-) -> tuple[Record, ...]:
-    """Count the tokens that the model did not count, where its tokenizer is at hand."""
-    texts = {index: pieces for report in reports for index, pieces in report.texts.items()}
-    found = []
-    for record in records:
-        if counter.exact and record.index in texts:
-            tokens = tuple(counter.count(text) if text else 0 for text in texts[record.index])
-            record = replace(record, tokens=tokens, output_tokens=sum(tokens))
-        found.append(record)
-    return tuple(found)
 
 
 def machine(proc: Path = Path("/proc")) -> dict[str, str]:

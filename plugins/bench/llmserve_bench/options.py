@@ -17,8 +17,9 @@ import click
 if TYPE_CHECKING:
     from llmserve_bench.measure import Plan
     from llmserve_bench.results import Load, Result
+    from llmserve_bench.terminal import Progress
 
-DASH = Path("-")
+STDOUT = Path("-")
 _OUT = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -78,8 +79,8 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command was told, checked: the load, and the plan of its runs."""
+class Setup:
+    """The options of a command, checked: the load, and the plan of its runs."""
 
     options: dict[str, Any]
     load: Load
@@ -94,8 +95,8 @@ class Asked:
         return replace(self.load, concurrency=concurrency, warmup=warmup)
 
 
-def measuring(measure: Callable[[Asked], Result]) -> Callable[..., Any]:
-    """Make a command of a function that measures: it gets the options and its result is told."""
+def measuring(measure: Callable[[Setup], Result]) -> Callable[..., Any]:
+    """Make a command of a function that measures: it checks the options and prints the result."""
 
     @wraps(measure)
     def command(**options: Any) -> int:
@@ -105,8 +106,8 @@ def measuring(measure: Callable[[Asked], Result]) -> Callable[..., Any]:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         check_outputs(options["report"], options["json"], options.get("csv"))
         with Progress() as progress:
-            result = measure(_read(options, progress))
-        _tell(result, **{name: options.get(name) for name in ("report", "json", "csv")})
+            result = measure(_set_up(options, progress))
+        _write(result, options["report"], options["json"], options.get("csv"))
         if result.interrupted:
             return 130
         if result.ended_early:
@@ -120,16 +121,15 @@ def measuring(measure: Callable[[Asked], Result]) -> Callable[..., Any]:
     return command
 
 
-def _read(options: dict[str, Any], progress: Any) -> Asked:
+def _set_up(options: dict[str, Any], progress: Progress) -> Setup:
     """Check the options before anything is measured."""
     from llmserve_bench.measure import Plan
+    from llmserve_bench.prompts import Lengths, Prompts
     from llmserve_bench.results import Load
-    from llmserve_bench.schedule import Lengths, Prompts
 
-    if options["requests"] and options["duration"]:
-        raise click.UsageError("give --requests or --duration, not both")
-    if options.get("concurrency") and options["rate"]:
-        raise click.UsageError("give --concurrency or --rate, not both")
+    for one, other in (("requests", "duration"), ("concurrency", "rate")):
+        if options.get(one) and options[other]:
+            raise click.UsageError(f"give --{one} or --{other}, not both")
     for name in ("duration", "rate", "limit_latency", "limit_ttft", "timeout"):
         # Neither "nan" nor "inf", which click takes for numbers.
         if options[name] is not None and not 0 < options[name] < inf:
@@ -141,19 +141,19 @@ def _read(options: dict[str, Any], progress: Any) -> Asked:
     given = [name for name in ("input_tokens", "output_tokens") if options[name]]
     lengths = {name: Lengths.parse(options[name]) for name in given}
     prompts = Prompts(options["dataset"], max_input_tokens=options["max_input_tokens"], **lengths)
-    same = ("rate", "arrivals", "duration", "seed", "processes", "timeout")
-    limits = {
-        name: options[name] and options[name] / 1000 for name in ("limit_latency", "limit_ttft")
-    }
+    limits = ("limit_latency", "limit_ttft")
     load = Load(
         requests=None if options["duration"] else options["requests"] or 64,
         options=_request_options(options["assignments"]),
-        **limits,
-        **{name: options[name] for name in same},
+        warmup=4 if options["warmup"] is None else options["warmup"],
+        **{name: options[name] and options[name] / 1000 for name in limits},
+        **{
+            name: options[name]
+            for name in ("rate", "arrivals", "duration", "seed", "processes", "timeout")
+        },
     )
-    if options["warmup"] is not None:
-        load = replace(load, warmup=options["warmup"])
-    return Asked(options, load, Plan(prompts, options["stream"], progress.step, progress.show))
+    plan = Plan(prompts, options["stream"], on_step=progress.step, on_progress=progress.count)
+    return Setup(options, load, plan)
 
 
 def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -177,36 +177,37 @@ def check_outputs(report: Path | None, *outputs: Path | None) -> None:
     """Refuse files and folders that cannot be written, before anything is measured for them."""
     from llmserve.errors import UsageError
 
-    if outputs.count(DASH) > 1:
+    if outputs.count(STDOUT) > 1:
         raise click.UsageError("only one of --json and --csv can go to standard output")
     if report is not None and report.exists() and not report.is_dir():
         raise UsageError(f"{report} is a file", mend="--report takes a folder, which it makes")
     folder = report.absolute() if report else None
     while folder is not None and not folder.exists():
         folder = folder.parent
-    for path in (folder, *(path.absolute().parent for path in outputs if path not in (None, DASH))):
+    files = (path.absolute().parent for path in outputs if path not in (None, STDOUT))
+    for path in (folder, *files):
         if path is not None and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
             why = "cannot be written to" if path.is_dir() else "is not a folder"
             raise UsageError(f"{path} {why}")
 
 
-def _tell(result: Result, *, report: Path | None, json: Path | None, csv: Path | None) -> None:
-    """Print a result, or what was asked for in its place, and write its files."""
+def _write(result: Result, report: Path | None, json: Path | None, csv: Path | None) -> None:
+    """Print a result, or its data where that is what goes to standard output; write its files."""
     from llmserve_bench.files import save, to_csv, to_json
-    from llmserve_bench.terminal import print_notes, print_result
+    from llmserve_bench.terminal import print_notes, print_tables
 
-    if json == DASH:
+    if json == STDOUT:
         click.echo(to_json(result))
     elif json is not None:
         save(result, json)
-    if csv == DASH:
+    if csv == STDOUT:
         click.echo(to_csv(result), nl=False)
     elif csv is not None:
         csv.write_text(to_csv(result), encoding="utf-8")
-    if DASH not in (json, csv):
-        print_result(result)
+    if STDOUT not in (json, csv):
+        print_tables(result)
     print_notes(result)
     if report is not None:
         from llmserve_bench.report import write_report
 
-        click.echo(f"llmserve: wrote {write_report(result, report)[0]}", err=True)
+        click.echo(f"llmserve: wrote {write_report(result, report)}", err=True)

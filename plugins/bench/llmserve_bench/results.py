@@ -5,7 +5,7 @@
     Result        what `bench`, `compare` or `sweep` found, and where it ran
       cases       Case: one model under one load
         subject   Subject: the model, and how it was built
-        load      Load: how it was asked
+        load      Load: how requests were sent
         runs      Run: one measurement, one for each round
           records   Record: one request and its times
           server    ServerFigures: what Triton says it did meanwhile
@@ -29,7 +29,7 @@ class Record:
     ``scheduled`` is when it was due: its arrival time under a rate, otherwise the moment its
     place became free. Latency counts from there, so that a server which stalls cannot hide it.
     ``pieces`` are the times at which parts of the answer came, and ``tokens`` how many output
-    tokens each of them brought, where the model counts tokens.
+    tokens each of them brought, where that is known.
     """
 
     index: int
@@ -46,7 +46,6 @@ class Record:
 
     @property
     def latency(self) -> float:
-        """Seconds from when it was due to the end of the answer."""
         return self.done - self.scheduled
 
     @property
@@ -63,7 +62,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model behind a gRPC address. ``build`` says how it was built, where that is known."""
+    """A model behind an address. ``build`` says how it was built, where that is known."""
 
     name: str
     model: str
@@ -74,11 +73,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Load:
-    """How a model is asked.
+    """How requests are sent.
 
     Either ``concurrency`` requests are always under way, or ``rate`` of them are sent every second
-    whatever comes back. ``requests`` or ``duration`` ends it. ``prompts`` says in words what is
-    asked, and ``limit_latency`` and ``limit_ttft`` are the limits that goodput counts under.
+    whatever comes back. ``requests`` or ``duration`` ends it. ``prompts`` describes the prompts,
+    and ``limit_latency`` and ``limit_ttft`` are the limits that goodput counts under.
     """
 
     concurrency: int | None = None
@@ -135,14 +134,12 @@ class Gauge:
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """What the server says of the run; the model that was asked comes first.
+    """What the server says of the run; the model that got the requests comes first.
 
-    ``counters`` holds by how much the models' own metrics grew. ``stand_ins`` names the models
-    that a stand-in answered, and what it stood in for.
+    ``stand_ins`` names the models that a stand-in answered, and what it stood in for.
     """
 
     models: tuple[ModelFigures, ...]
-    counters: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, Gauge] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
 
@@ -211,7 +208,7 @@ class Case:
 
     @property
     def stand_ins(self) -> list[str]:
-        """What stood in for something else while it was measured."""
+        """The backends that a stand-in answered for."""
         found = {name for run in self.runs if run.server for name in run.server.stand_ins.values()}
         return sorted(found)
 

@@ -1,4 +1,4 @@
-"""What a result says in words and tables: the same for the terminal, Markdown and the page."""
+"""What a result says in tables and notes: the same for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from llmserve_bench.figures import FIGURES, Figure, Place, number, ranking, ratios_of, rows_of
+from llmserve_bench.figures import FIGURES, Figure, Ranked, number, ranking, ratios_of, rounds_of
 from llmserve_bench.results import Result, Run
 
 _NUMBER = re.compile(r"[-\d.,]+( to [\d.,]+)?( \([\d., to]+\))?")
 _BUSY = 0.8
 _LATE = 0.005
 _LATE_SHARE = 0.05
-"""How late the generator may be, in seconds and of the time to a first token, without a word."""
+"""How late the generator may be, in seconds and of the time to a first token, without a note."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,16 @@ class Table:
 
 
 def tables_of(result: Result) -> list[Table]:
-    found = {
-        "bench": [_figures(result, load) for load in result.loads],
-        "compare": [
-            *(_ratios(result, load) for load in result.loads),
-            *(_figures(result, load) for load in result.loads),
-        ],
-        "sweep": [_ranking(result), _left_out(result)],
-    }
-    return [table for table in [*found[result.kind], _failures(result)] if table.rows]
+    """Give the tables of a result; the first has what the command is asked for."""
+    found = [_figures(result, load) for load in result.loads]
+    if result.kind == "compare":
+        found = [*(_ratios(result, load) for load in result.loads), *found]
+    elif result.kind == "sweep":
+        left = [case for case in result.cases if case.state != "done"]
+        rows = [(case.name, case.state, case.why) for case in left]
+        unfinished = Table("Not measured to the end", ("Variant", "state", "why"), rows)
+        found = [_ranking(result), unfinished]
+    return [table for table in [*found, _failures(result)] if table.rows]
 
 
 def notes_of(result: Result) -> list[str]:
@@ -52,14 +53,15 @@ def notes_of(result: Result) -> list[str]:
     found += result.problems
     for part in _distinct(part for case in result.cases for part in case.stand_ins):
         names = _distinct(case.subject.name for case in result.cases if part in case.stand_ins)
-        some = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-        found.append(f"{some}: a stand-in answered in place of {part}, whose speed is another")
-    for run in result.runs:
-        if not run.records:
-            found.append(
-                f"no request was done within {run.seconds:.3g} s, {len(run.unfinished)} were under "
-                "way: measure for longer"
-            )
+        found.append(
+            f"{', '.join(names)}: a stand-in answered in place of {part}, whose speed is another"
+        )
+    found += [
+        f"no request was done within {run.seconds:.3g} s, {len(run.unfinished)} were under way: "
+        "measure for longer"
+        for run in result.runs
+        if not run.records
+    ]
     if any("estimated" in case.load.prompts for case in result.cases):
         found.append(
             "the model's tokenizer is not at hand, so prompts have only roughly the length asked "
@@ -92,16 +94,16 @@ def _notes_on_generator(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def facts_of(result: Result) -> dict[str, str]:
+def conditions_of(result: Result) -> dict[str, str]:
     """Say under which conditions was measured."""
     cases, machine, load = result.cases, result.machine, result.cases[0].load
     end = f"{load.requests} requests" if load.requests else f"{load.duration:g} s"
     arrivals = f"{load.arrivals} arrivals, " if load.rate else ""
     limits = {"latency": load.limit_latency, "first token": load.limit_ttft}
     cost = [run.generator.busy * 100 for run in result.runs] or [0.0]
-    place = (machine.get("cpu"), f"{machine.get('cores')} cores", machine.get("gpu"))
-    builds = [case for case in cases if case.subject.build]
-    facts = {
+    hardware = (machine.get("cpu"), f"{machine.get('cores')} cores", machine.get("gpu"))
+    builds = (f"{c.subject.name}: {_settings(c.subject.build)}" for c in cases if c.subject.build)
+    found = {
         "Load": f"{', '.join(result.loads)}; {arrivals}{end}, {load.warmup} to warm up",
         "Rounds": "" if result.kind == "bench" else str(result.rounds),
         "Prompts": "; ".join(_distinct(case.load.prompts for case in cases)),
@@ -109,36 +111,34 @@ def facts_of(result: Result) -> dict[str, str]:
         "Answers": "streamed" if load.stream else "in one piece",
         "Limits": ", ".join(f"{name} {v * 1000:g} ms" for name, v in limits.items() if v),
         "Seed": str(load.seed),
-        "Builds": "; ".join(
-            _distinct(f"{case.subject.name}: {_settings(case.subject.build)}" for case in builds)
-        ),
-        "Server": ", ".join(_distinct(case.subject.server or "" for case in cases)),
-        "Machine": ", ".join(part for part in place if part),
+        "Builds": "; ".join(_distinct(builds)),
+        "Server": ", ".join(_distinct(case.subject.server or case.subject.url for case in cases)),
+        "Machine": ", ".join(part for part in hardware if part),
         "Software": f"llmserve {machine.get('llmserve')}, Python {machine.get('python')}",
         "Load generator": f"{_range(cost)} % of a core, {load.processes} process(es)",
         "Started": result.started.replace("T", " ").replace("+00:00", " UTC"),
     }
-    return {name: value for name, value in facts.items() if value}
+    return {name: value for name, value in found.items() if value}
 
 
 def throughput_figure(result: Result) -> Figure:
-    """Give the figure that throughput is shown by: tokens where a model counts them."""
+    """Give the figure that stands for throughput: tokens where a model counts them."""
     tokens = FIGURES["output_tokens_per_second"]
-    counted = any(tokens in rows_of(case) for case in result.cases)
+    counted = any(tokens in rounds_of(case) for case in result.cases)
     return tokens if counted else FIGURES["requests_per_second"]
 
 
 def _figures(result: Result, load: str) -> Table:
     cases = [case for case in result.cases if case.load.label == load and case.runs]
-    each = [rows_of(case) for case in cases]
+    each = [rounds_of(case) for case in cases]
     tools = [tool for case in cases for run in case.runs for tool in run.tools]
     rows = []
     for figure in dict.fromkeys([*FIGURES.values(), *(one for found in each for one in found)]):
         cells = [_mean(figure, found.get(figure, ())) for found in each]
-        others = [tool.figures.get(figure.name) for tool in tools]
         if any(cells):
-            told = ["" if value is None else figure.text(value) for value in others]
-            rows.append([figure.title, *(cell or "-" for cell in cells), *told])
+            others = [tool.figures.get(figure.name) for tool in tools]
+            texts = ["" if value is None else figure.text(value) for value in others]
+            rows.append([figure.title, *(cell or "-" for cell in cells), *texts])
     means = ": mean (lowest to highest)" if result.rounds > 1 else ""
     names = [*(case.name for case in cases), *(tool.tool for tool in tools)]
     return Table(f"Figures, {load}{means}", ["Figure", *names], rows)
@@ -165,41 +165,35 @@ def _ratios(result: Result, load: str) -> Table:
         if ratio.load == load
     ]
     first = result.cases[0].name
-    columns = "Figure", "of", f"in multiples of {first}", "95 % interval", "verdict"
+    columns = "Figure", "of", f"in multiples of {first}", "95 % interval", "difference"
     return Table(f"Compared with {first}, {load}", columns, rows)
 
 
 def _ranking(result: Result) -> Table:
     rows = [
         (
-            place.case.name,
+            one.case.name,
             str(at),
-            number(place.throughput),
-            _range(place.rounds),
-            number(place.p99 * 1000),
-            _against_first(place, at),
+            number(one.throughput),
+            _range(one.rounds),
+            number(one.p99 * 1000),
+            _against_first(one, at),
         )
-        for at, place in enumerate(ranking(result.cases), 1)
+        for at, one in enumerate(ranking(result.cases), 1)
     ]
     rate = throughput_figure(result).label
     columns = "Variant", "rank", rate, "rounds", "P99 latency (ms)", "against the first"
     return Table("Ranking", columns, rows)
 
 
-def _against_first(place: Place, rank: int) -> str:
-    if not place.within:
+def _against_first(one: Ranked, at: int) -> str:
+    if not one.within:
         return "over the limit"
-    if rank == 1:
+    if at == 1:
         return "-"
-    if len(place.rounds) < 2:
+    if len(one.rounds) < 2:
         return "one round, unclear"
-    return "rounds overlap, unclear" if place.overlaps else "slower"
-
-
-def _left_out(result: Result) -> Table:
-    left = [case for case in result.cases if case.state != "done"]
-    rows = [(case.name, case.state, case.why) for case in left]
-    return Table("Not measured to the end", ("Variant", "state", "why"), rows)
+    return "rounds overlap, unclear" if one.overlaps else "slower"
 
 
 def _failures(result: Result) -> Table:

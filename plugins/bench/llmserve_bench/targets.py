@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from llmserve.plugin import Pair, Recipe
 from llmserve.registry import Registry
 from llmserve.repository.manifest import parts_of
 from llmserve.server import ServerSettings, start
-from llmserve_bench.results import Subject
-from llmserve_bench.tokens import TokenCounter, find_counter
+from llmserve_bench.prompts import TokenCounter, find_counter
+from llmserve_bench.results import Case, Subject
+from llmserve_bench.senders import Api
 
 COMPONENTS = {"tokenizer", "generator", "batching", "formatter"} & {
     part.name for part in fields(BuildSpec)
@@ -45,8 +46,12 @@ class Target:
     http_url: str | None = None
     build: Mapping[str, Any] = field(default_factory=dict)
     server: str | None = None
+    api: Api = "triton"
 
     def info(self) -> ModelInfo:
+        if self.api != "triton":
+            # An OpenAI endpoint streams, and does not say what else it takes.
+            return ModelInfo(self.model, "stream", False, None, {}, {})
         with connect(self.url) as client:
             return client.model(self.model)
 
@@ -70,8 +75,12 @@ class Variant:
     def name(self) -> str:
         return _NOT_IN_NAMES.sub("-", self.label).strip("-._") or "model"
 
+    @property
+    def components(self) -> dict[str, Any]:
+        return {key: value for key, value in self.settings.items() if key in COMPONENTS}
+
     def spec(self, model: str, output: Path) -> BuildSpec:
-        parts: dict[str, Any] = {k: v for k, v in self.settings.items() if k in COMPONENTS}
+        parts = self.components
         options = {key: value for key, value in self.settings.items() if key not in parts}
         return BuildSpec(
             self.plugin, model, name=self.name, output=output, options=options, **parts
@@ -79,12 +88,11 @@ class Variant:
 
     def known(self, registry: Registry) -> set[str] | None:
         """Name what it can be built with; None where the build will be refused anyway."""
-        parts: dict[str, Any] = {k: v for k, v in self.settings.items() if k in COMPONENTS}
         try:
             recipe = registry.recipe(self.plugin)
-            if parts:
+            if self.components:
                 # With a part of it replaced, a default may be one of an option that is gone.
-                recipe = replace(recipe, **parts, defaults={})
+                recipe = replace(recipe, **self.components, defaults={})
             return {*COMPONENTS, *(option.name for option in known_options(recipe, registry))}
         except LLMServeError:
             return None
@@ -126,16 +134,17 @@ def with_settings(
     What only some know is reported. What none knows is left for the build to refuse.
     """
     known = [variant.known(registry) for variant in variants]
-    added: list[dict[str, str]] = [{} for _ in variants]
     for name, value in common.items():
         having = [at for at, names in enumerate(known) if names is None or name in names]
-        for at in having or range(len(variants)):
-            added[at][name] = value
         if 0 < len(having) < len(variants):
-            labels = " and ".join(variants[at].label for at in having)
-            on_step(f"{name}={value} is for {labels} alone")
-    pairs = zip(variants, added, strict=True)
-    return [replace(variant, settings={**own, **variant.settings}) for variant, own in pairs]
+            on_step(f"{name}={value} is for {' and '.join(variants[at].label for at in having)}")
+        variants = [
+            replace(one, settings={name: value, **one.settings})
+            if at in having or not having
+            else one
+            for at, one in enumerate(variants)
+        ]
+    return list(variants)
 
 
 def check_variants(variants: Iterable[Variant], model: str, registry: Registry) -> None:
@@ -166,7 +175,7 @@ def building(
 def serving(
     variants: Sequence[Variant], model: str, repository: Path, on_step: OnStep
 ) -> Iterator[list[Target]]:
-    """Serve built variants from one server; those that are not asked cost memory and no time."""
+    """Serve built variants from one server; those that get no requests cost memory and no time."""
     on_step(f"serving {', '.join(variant.label for variant in variants)}")
     models = [m for v in variants for m in (*parts_of(repository, v.name), v.name)]
     settings = ServerSettings(
@@ -186,3 +195,49 @@ def serving(
             )
             for variant in variants
         ]
+
+
+class VariantServer:
+    """Builds variants when they are first needed, and serves one at a time."""
+
+    def __init__(
+        self, variants: Mapping[str, Variant], model: str, registry: Registry, on_step: OnStep
+    ) -> None:
+        self._variants, self._model = variants, model
+        self._registry, self._on_step = registry, on_step
+        self._builds, self._server = ExitStack(), ExitStack()
+        self._folders: dict[str, Path] = {}
+        self._served: tuple[str, Target] | None = None
+
+    def __enter__(self) -> VariantServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+        self._builds.close()
+
+    @contextmanager
+    def serve(self, case: Case) -> Iterator[Target]:
+        """Serve the build of a case; the server goes on until another build is needed."""
+        label = case.subject.name
+        try:
+            if self._served is None or self._served[0] != label:
+                self._served = label, self._start(self._variants[label])
+            yield self._served[1]
+        except BaseException:
+            self._stop()
+            raise
+
+    def _start(self, variant: Variant) -> Target:
+        self._stop()
+        if variant.label not in self._folders:
+            making = building([variant], self._model, self._registry, self._on_step)
+            self._folders[variant.label] = self._builds.enter_context(making)
+        folder = self._folders[variant.label]
+        starting = serving([variant], self._model, folder, self._on_step)
+        (target,) = self._server.enter_context(starting)
+        return target
+
+    def _stop(self) -> None:
+        self._served = None
+        self._server.close()

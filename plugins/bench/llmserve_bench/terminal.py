@@ -23,37 +23,37 @@ class Progress:
 
     def __init__(self) -> None:
         self._step = ""
-        shown = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        self._line = Console(stderr=True).status("") if shown else None
+        on_terminal = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        self._status = Console(stderr=True).status("") if on_terminal else None
 
     def __enter__(self) -> Progress:
-        if self._line:
-            self._line.start()
+        if self._status:
+            self._status.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._line:
-            self._line.stop()
+        if self._status:
+            self._status.stop()
 
     def step(self, message: str) -> None:
         """Say what is done next; the same is not said twice."""
-        if self._line:
-            self._line.update(escape(message))
+        if self._status:
+            self._status.update(escape(message))
         elif message != self._step:
             click.echo(f"llmserve: {message}", err=True)
         self._step = message
 
-    def show(self, done: int, seconds: float) -> None:
-        if self._line:
-            self._line.update(escape(f"{self._step}: {done} requests in {seconds:.0f} s"))
+    def count(self, done: int, seconds: float) -> None:
+        if self._status:
+            self._status.update(escape(f"{self._step}: {done} requests in {seconds:.0f} s"))
 
 
-def print_result(result: Result) -> None:
+def print_tables(result: Result) -> None:
     tables = tables_of(result)
     for table in tables:
         if len(tables) > 1:
             click.echo(table.title)
-        print_table(table)
+        _print_table(table)
 
 
 def print_notes(result: Result) -> None:
@@ -61,30 +61,13 @@ def print_notes(result: Result) -> None:
         click.echo(f"llmserve: {note}", err=True)
 
 
-def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal; columns that do not fit follow below.
-
-    Cells fold between words. A word is broken only where it is wider than half of the terminal.
-    """
-    width = Console().width if sys.stdout.isatty() else _PIPE_WIDTH
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
-    cells = [[row[at] for row in (table.columns, *table.rows)] for at in range(len(table.columns))]
-    longest = [max(map(len, own)) for own in cells]
-    words = [max(len(word) for cell in own for word in [*cell.split(), ""]) for own in cells]
-    words = [min(own, width // 2 - 4) for own in words]
-    waiting = list(range(1, len(cells)))
-    while waiting:
-        shown = [0, waiting.pop(0)]
-        while waiting and sum(words[at] + 3 for at in [*shown, waiting[0]]) < width:
-            shown.append(waiting.pop(0))
-        widths = {at: longest[at] for at in shown}
-        while sum(widths.values()) + 3 * len(widths) >= width:
-            # Rich would cut off the last column where several have to fold.
-            widths[max(shown, key=lambda at: widths[at] - words[at])] -= 1
-        made = RichTable(box=box.ASCII)
-        for at in shown:
-            side: Any = "left" if table.is_text(at) else "right"
-            made.add_column(table.columns[at], justify=side, overflow="fold", width=widths[at])
-        for row in table.rows:
-            made.add_row(*(row[at] for at in shown))
-        console.print(made)
+def _print_table(table: Table) -> None:
+    """Print a table, as wide as the terminal at most."""
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    made = RichTable(box=box.ASCII)
+    for at, column in enumerate(table.columns):
+        side: Any = "left" if table.is_text(at) else "right"
+        made.add_column(column, justify=side, overflow="fold")
+    for row in table.rows:
+        made.add_row(*row)
+    Console(width=width, highlight=False, markup=False, emoji=False).print(made)

@@ -20,12 +20,12 @@ from typing import Any
 from llmserve.client import ModelInfo
 from llmserve.client.url import parse_url
 from llmserve.errors import LLMServeError, UsageError
-from llmserve_bench.figures import spread
+from llmserve_bench.figures import distribution
 from llmserve_bench.results import Load, ToolFigures
 from llmserve_bench.schedule import Request
 from llmserve_bench.targets import Target
 
-_PATIENCE = 1800.0
+_TIMEOUT = 1800.0
 _MISSING = re.compile(r"error while loading shared libraries: (\S+):")
 
 
@@ -39,13 +39,17 @@ class Task:
     requests: Sequence[Request]
     folder: Path
 
+    @property
+    def streams(self) -> bool:
+        return self.load.stream and self.info.exchange == "stream"
+
     def write(self, name: str, content: Any) -> None:
         (self.folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A program: how it is found, what it is told for a task, and how its figures are read."""
+    """A program: how it is found, its arguments for a task, and how its figures are read."""
 
     name: str
     mend: str
@@ -53,7 +57,7 @@ class Tool:
     read: Callable[[Path], dict[str, float]]
 
     def check(self) -> tuple[Path, str]:
-        """Find it and ask for its version, before anything is measured."""
+        """Find it and read its version, before anything is measured."""
         variable = f"LLMSERVE_{self.name.upper()}"
         given, scripts = os.environ.get(variable), sysconfig.get_path("scripts")
         found = given or shutil.which(self.name) or shutil.which(self.name, path=scripts)
@@ -67,7 +71,7 @@ class Tool:
     def measure(
         self, target: Target, info: ModelInfo, load: Load, requests: Sequence[Request]
     ) -> ToolFigures:
-        """Measure the same as a run did; one line says so where the tool cannot do that."""
+        """Measure the same as a run did, or say in one line why the tool cannot."""
         if info.exchange == "sequence":
             problem = f"{self.name} cannot go through the sequences of {info.name!r}"
             raise UsageError(problem, mend=f"leave out --tool {self.name}")
@@ -84,8 +88,8 @@ class Tool:
                 raise LLMServeError(problem, mend="run it by hand") from None
         return ToolFigures(self.name, version, shlex.join([self.name, *arguments]), figures)
 
-    def run(self, command: Sequence[str], folder: Path, timeout: float = _PATIENCE) -> str:
-        """Run it and give what it printed; one line says why it failed."""
+    def run(self, command: Sequence[str], folder: Path, timeout: float = _TIMEOUT) -> str:
+        """Run it and give what it printed, or say in one line why it failed."""
         try:
             done = subprocess.run(
                 command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL,
@@ -97,7 +101,7 @@ class Tool:
             raise LLMServeError(problem, mend=self.mend) from None
         except subprocess.TimeoutExpired:
             problem = f"{self.name} was not done after {timeout:.0f} s"
-            raise LLMServeError(problem, mend="ask for fewer --requests") from None
+            raise LLMServeError(problem, mend="give fewer --requests") from None
         if done.returncode == 0:
             return done.stdout
         if missing := _MISSING.search(done.stdout):
@@ -105,7 +109,7 @@ class Tool:
             raise LLMServeError(problem, mend=self.mend)
         if "START flag" in done.stdout:
             problem = "perf_analyzer makes sequences of its requests to a model that is iterative"
-            raise UsageError(problem, mend="use --tool aiperf, which asks as any client does")
+            raise UsageError(problem, mend="use --tool aiperf, which sends them as any client does")
         last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-3:]
         problem = f"{self.name} failed (exit code {done.returncode}): {' / '.join(last)}"
         raise LLMServeError(problem)
@@ -120,15 +124,15 @@ def _environment() -> dict[str, str]:
     return {**kept, "LD_LIBRARY_PATH": os.pathsep.join(path for path in paths if path)}
 
 
-def _ask_perf_analyzer(task: Task) -> list[str]:
+def _perf_analyzer_arguments(task: Task) -> list[str]:
     info, load, rows = task.info, task.load, []
     for request in task.requests:
         options = dict(request.options)
         if "stream" in info.inputs and info.exchange == "stream":
             options["stream"] = load.stream
-        if strange := sorted(options.keys() - info.inputs.keys()):
+        if unknown := sorted(options.keys() - info.inputs.keys()):
             raise UsageError(
-                f"perf_analyzer sends options as inputs, and {info.name!r} has no {strange[0]}",
+                f"perf_analyzer sends options as inputs, and {info.name!r} has no {unknown[0]}",
                 mend="leave out --set of it, or --tool perf_analyzer",
             )
         values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
@@ -177,16 +181,16 @@ def _read_perf_analyzer(folder: Path) -> dict[str, float]:
     figures["requests_per_second"] = len(requests) / ((ended - began) / 1e9)
     if any(len(request["response_timestamps"]) > 1 for request in requests):
         first = [(r["response_timestamps"][0] - r["timestamp"]) / 1e9 for r in requests]
-        figures |= spread("ttft", first)
+        figures |= distribution("ttft", first)
     return figures
 
 
-def _ask_aiperf(task: Task) -> list[str]:
+def _aiperf_arguments(task: Task) -> list[str]:
     info, load, target = task.info, task.load, task.target
-    streams = load.stream and info.exchange == "stream"
     sessions = []
     for one in task.requests:
-        payload = {"text_input": one.prompt, **one.options, **({"stream": True} if streams else {})}
+        extra = {"stream": True} if task.streams else {}
+        payload = {"text_input": one.prompt, **one.options, **extra}
         sessions.append({"session_id": str(one.index), "payloads": [payload]})
     task.write("inputs.json", {"data": sessions})
     address = parse_url(target.url)
@@ -199,11 +203,11 @@ def _ask_aiperf(task: Task) -> list[str]:
         raise UsageError("AIPerf counts tokens itself", mend="name a tokenizer with --tokenizer")
     arguments = [
         "profile", "-m", info.name, "-u", url, "--endpoint-type", "raw",
-        "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if streams else ''}",
+        "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if task.streams else ''}",
         "--input-file", "inputs.json", "--custom-dataset-type", "inputs-json",
         "--extra-inputs", "response_field:text_output", "--tokenizer", str(tokenizer.absolute()),
         "--request-count", str(load.requests), "--artifact-dir", "artifacts",
-        "--no-auto-plot", "--ui", "none", *(["--streaming"] if streams else []),
+        "--no-auto-plot", "--ui", "none", *(["--streaming"] if task.streams else []),
     ]  # fmt: skip
     if load.rate is None:
         return [*arguments, "--concurrency", str(load.concurrency)]
@@ -217,7 +221,7 @@ _RATES = {
     "request_count": "requests",
     "output_sequence_length": "output_tokens",
 }
-_SPREADS = {
+_TIMES = {
     "request_latency": "latency",
     "time_to_first_token": "ttft",
     "inter_token_latency": "token_time",
@@ -228,7 +232,7 @@ def _read_aiperf(folder: Path) -> dict[str, float]:
     text = (folder / "artifacts" / "profile_export_aiperf.json").read_text(encoding="utf-8")
     content = json.loads(text)
     figures = {name: float(content[key]["avg"]) for key, name in _RATES.items() if key in content}
-    for key, name in _SPREADS.items():
+    for key, name in _TIMES.items():
         for part, ours in (("avg", "mean"), ("p50", "p50"), ("p90", "p90"), ("p99", "p99")):
             if content.get(key, {}).get(part) is not None:
                 figures[f"{name}_{ours}"] = float(content[key][part]) / 1000
@@ -241,13 +245,13 @@ TOOLS = {
         "the package of that name on PyPI is empty: take bin/perf_analyzer out of the wheel of "
         "tritonclient 2.51.0, install libb64 (Debian: libb64-0d) and the CUDA runtime "
         "(pip install nvidia-cuda-runtime-cu12) for it",
-        _ask_perf_analyzer,
+        _perf_analyzer_arguments,
         _read_perf_analyzer,
     ),
     "aiperf": Tool(
         "aiperf",
         "pip install aiperf (it is large, so into an environment of its own)",
-        _ask_aiperf,
+        _aiperf_arguments,
         _read_aiperf,
     ),
 }

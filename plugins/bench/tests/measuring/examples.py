@@ -1,4 +1,4 @@
-"""Results as measurements give them, of a small simulated server."""
+"""Results as measurements give them, made up."""
 
 from __future__ import annotations
 
@@ -27,56 +27,29 @@ def make_run(
     batching: str, *, concurrency: int = 16, requests: int = 98, seed: int = 0, slots: int = 8,
     stream: bool = True, failing: int = 0, stand_in: bool = False,
 ) -> Run:  # fmt: skip
-    """Serve requests on paper; ``static`` lets nobody in until all of a batch are done."""
+    """Serve requests on paper, one after the other in each slot; ``static`` is slower."""
     draw = random.Random(f"{seed} {requests}")
-    lengths = [max(4, int(draw.gauss(40, 18))) for _ in range(requests)]
-    now, following, waiting = 0.0, min(concurrency, requests), []
-    due = [(0.0, at) for at in range(following)]
-    live: dict[int, int] = {}
-    came: dict[int, list[float]] = {}
-    scheduled: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    batches: dict[str, int] = {}
-    while len(ended) < requests:
-        while due and due[0][0] <= now:
-            when, at = heapq.heappop(due)
-            scheduled[at] = when
-            waiting.append(at)
-        if not live or batching != "static":
-            while waiting and len(live) < slots:
-                at = waiting.pop(0)
-                live[at], came[at] = lengths[at], []
-        now += 0.010 + 0.0012 * len(live) + draw.random() * 0.001
-        batches[str(len(live))] = batches.get(str(len(live)), 0) + 1
-        for at in list(live):
-            came[at].append(round(now, 6))
-            live[at] -= 1
-            if not live[at]:
-                del live[at]
-                ended[at] = round(now, 6)
-                if following < requests:
-                    heapq.heappush(due, (now, following))
-                    following += 1
+    free = [0.0] * slots
+    step = 0.03 if batching == "static" else 0.02
     records = []
     for at in range(requests):
-        pieces = tuple(came[at]) if stream else (ended[at],)
-        tokens = (1,) * len(pieces) if stream else (lengths[at],)
-        begin = round(scheduled[at], 6)
-        record = Record(at, begin, begin, ended[at], pieces, tokens, 12, lengths[at], "length")
+        begin = free[0]
+        tokens = max(4, int(draw.gauss(40, 18)))
+        steps = [round(begin + step * (n + 1) + draw.random() * 0.001, 6) for n in range(tokens)]
+        heapq.heapreplace(free, steps[-1])
+        pieces = tuple(steps) if stream else (steps[-1],)
+        brought = (1,) * tokens if stream else (tokens,)
+        record = Record(at, begin, begin, steps[-1], pieces, brought, 12, tokens, "length")
         if at < failing:
             message = "prompt <b>too long</b> | `max_tokens` & *more*"
-            record = Record(at, begin, begin, ended[at], error="rejected", message=message)
+            record = Record(at, begin, begin, steps[-1], error="rejected", message=message)
         records.append(record)
-    queue = sum(came[at][0] - scheduled[at] for at in range(requests))
-    whole = sum(ended[at] - scheduled[at] for at in range(requests))
-    steps, rows = sum(batches.values()), sum(int(size) * n for size, n in batches.items())
-    model = ModelFigures(
-        batching, requests, rows, steps, whole, queue, 0.1, whole - queue - 0.2, 0.1, batches
-    )
+    whole = sum(record.done - record.scheduled for record in records)
+    model = ModelFigures(batching, requests, requests, requests, whole, 1.0, 0.1, whole - 1.2, 0.1)
     stand_ins = {batching: "TensorRT-LLM"} if stand_in else {}
-    server = ServerFigures((model,), {}, {"nv_gpu_utilization": Gauge(0.5, 0.9)}, stand_ins)
+    server = ServerFigures((model,), {"nv_gpu_utilization": Gauge(0.5, 0.9)}, stand_ins)
     cost = GeneratorCost(1, 0.21, 0.04, 0.0009)
-    return Run(STARTED, max(ended.values()), tuple(records), server, cost)
+    return Run(STARTED, max(free), tuple(records), server, cost)
 
 
 def make_case(

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import pytest
 from click.shell_completion import ShellComplete
+from click.testing import CliRunner
 
 from llmserve_bench.commands import bench, compare, sweep
 from llmserve_bench.files import load
@@ -34,7 +35,7 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with scripted(first=0.04, gap=0.02, tokens=(1, 2, 2)) as running:
+    with scripted(tokens=(1, 2, 2)) as running:
         yield running
 
 
@@ -51,13 +52,13 @@ def test_bench_prints_a_table_and_writes_files(server: Running, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     found = rows(done.stdout)
     assert found["Requests"] == "20"
-    assert 40 < float(found["P50 time to first token (ms)"]) < 120
+    assert float(found["P50 time to first token (ms)"]) >= 50
     assert float(found["Requests/s within limits"]) == 0
     # It has no tokenizer here, so lengths are an estimate, and that is said.
     assert "the model's tokenizer is not at hand" in done.stderr
     assert load(tmp_path / "run.json").runs[0].generator.cpu > 0
     again = run("report", str(tmp_path / "run.json"), "--output", str(tmp_path / "again"))
-    assert again.stdout.splitlines()[0] == str(tmp_path / "again" / "report.html")
+    assert again.stdout == f"{tmp_path / 'again' / 'report.html'}\n"
     pages = [(tmp_path / name / "report.html").read_bytes() for name in ("r", "again")]
     assert pages[0] == pages[1]
 
@@ -77,22 +78,25 @@ def test_compare_prints_ratios_and_figures(server: Running) -> None:
         "--requests", "4", "--concurrency", "1,2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("unclear, 2 rounds") >= 6
+    assert done.stdout.count("| unclear") >= 6
     assert "Compared with whole, concurrency 2" in done.stdout
     assert "round 2 of 2: other, concurrency 2" in done.stderr
 
 
-def test_ctrl_c_keeps_what_came_until_then(server: Running, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_came_until_then(tmp_path: Path) -> None:
     # A shell's background job is deaf to Ctrl-C, and what it starts inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    words = ["bench", "whole", "--url", server.url, "--duration", "60"]
-    process = subprocess.Popen(
-        [*LLMSERVE, *words, "--json", str(tmp_path / "run.json")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-    )  # fmt: skip
-    time.sleep(6)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with scripted(tokens=(1,)) as server:
+        words = ["bench", "whole", "--url", server.url, "--duration", "600", "--warmup", "1"]
+        process = subprocess.Popen(
+            [*LLMSERVE, *words, "--json", str(tmp_path / "run.json")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+        )  # fmt: skip
+        while server.answered() <= 10:
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert int(rows(out)["Requests"].replace(",", "")) > 5
     assert "interrupted: these are the figures until then" in err
@@ -108,7 +112,7 @@ def test_nothing_that_came_through_is_an_exit_code_and_a_reason() -> None:
     assert run("bench", "whole", "--url", "127.0.0.1:9").returncode == 4
 
 
-def test_what_cannot_be_written_is_told_before_anything_is_measured(
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(
     server: Running, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -136,6 +140,9 @@ def test_what_cannot_be_written_is_told_before_anything_is_measured(
         ("bench m --set stream=true", "--set cannot give stream"),
         ("bench m --tool perf_analyzer", "there is no perf_analyzer"),
         ("bench m --metrics-url 127.0.0.1:9", "there are no metrics"),
+        ("bench m --chat", "--chat is for --openai"),
+        ("bench m --openai 127.0.0.1:8080", "is no address of an OpenAI endpoint"),
+        ("bench m --openai http://h/v1 --tool aiperf", "are for Triton"),
         ("compare a", "two subjects or more"),
         ("compare a b --concurrency 1,x", "not a list of numbers"),
         ("compare a hf:", "name its --model"),
@@ -149,12 +156,16 @@ def test_what_cannot_be_written_is_told_before_anything_is_measured(
         ("sweep demo --plugin nope --vary a=1", "nope"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line_and_no_work(words: str, problem: str) -> None:
-    done = run(*words.split(), LLMSERVE_PERF_ANALYZER="/nowhere")
-    assert done.returncode in (1, 2, 3)
-    assert problem in done.stderr
-    assert "building" not in done.stderr
-    assert "measuring" not in done.stderr
+def test_what_makes_no_sense_is_refused_without_work(
+    words: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSERVE_PERF_ANALYZER", "/nowhere")
+    name, *rest = words.split()
+    done = CliRunner().invoke({"bench": bench, "compare": compare, "sweep": sweep}[name], rest)
+    assert done.exit_code in (1, 2, 3)
+    assert problem in f"{done.output}{done.exception}"
+    assert "building" not in done.output
+    assert "measuring" not in done.output
 
 
 def completions(command: click.Command, words: list[str], incomplete: str) -> list[str]:

@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 
 from llmserve.demo import demo_model_path
 from llmserve.errors import UsageError
-from llmserve_bench.dataset import Sample, read_dataset
-from llmserve_bench.results import Load
-from llmserve_bench.schedule import (
-    DISTINCT,
+from llmserve_bench.prompts import (
+    ESTIMATE,
     Lengths,
     Prompts,
-    arrival_times,
+    Sample,
+    TokenCounter,
+    find_counter,
     make_prompt,
-    make_schedule,
+    read_dataset,
 )
-from llmserve_bench.tokens import ESTIMATE, TokenCounter, find_counter
+from llmserve_bench.results import Load
+from llmserve_bench.schedule import DISTINCT, arrival_times, make_schedule
 
-WORDS = TokenCounter(lambda text: len(text.split()), exact=True, source="words")
+WORDS = TokenCounter(lambda text: len(text.split()), "words")
 
 
 @given(st.floats(0.1, 1000), st.integers(1, 300), st.sampled_from(["poisson", "constant"]))
@@ -51,7 +52,7 @@ def test_poisson_arrivals_have_the_rate_and_its_spread() -> None:
     assert pstdev(gaps) == pytest.approx(0.1, rel=0.05)
 
 
-def test_more_arrivals_than_anybody_can_mean_are_refused() -> None:
+def test_more_arrivals_than_make_sense_are_refused() -> None:
     with pytest.raises(UsageError, match="more than 10,000,000"):
         arrival_times(Load(rate=1e6, duration=3600))
 
@@ -101,7 +102,7 @@ def test_a_duration_has_enough_prompts_and_a_length_its_mean_and_spread() -> Non
 
 
 @pytest.mark.parametrize("text", ["0", "x", "8,x", "8,-1", "nan", "1e9", ""])
-def test_a_length_that_cannot_be_meant_is_refused(text: str) -> None:
+def test_a_length_without_sense_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a length"):
         Lengths.parse(text)
 
@@ -138,7 +139,7 @@ def test_answers_have_the_length_of_the_data_sets(tmp_path: Path) -> None:
         ("[1] is a footnote\n{so} is this", [Sample("[1] is a footnote"), Sample("{so} is this")]),
     ],
 )
-def test_forms_of_a_dataset_are_told_apart(
+def test_forms_of_a_dataset_are_recognized(
     text: str, samples: list[Sample], tmp_path: Path
 ) -> None:
     path = tmp_path / "data"
@@ -154,7 +155,7 @@ def test_forms_of_a_dataset_are_told_apart(
         (b'[{"input": 3}]', "entry 1: input is not text"),
         (b'{"input": "a"}\n{"inp', "line 2 is not JSON"),
         (b'[{"question": "a"}]', "has no prompt: its keys are question"),
-        (b'{"prompt": "a", "max_tokens": true}', "max_tokens is not a number above 0"),
+        (b'{"prompt": "a", "max_tokens": true}', "max_tokens is not a whole number"),
         (b'["a", 3]', "entry 2 is not an object"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Other tools: what they are told, and how what they say is read."""
+"""Other tools: the arguments they get, and how their figures are read."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def task(folder: Path, info: ModelInfo, load: Load, target: Target = TARGET) -> 
 
 
 def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> None:
-    said = PERF.arguments(task(tmp_path, PIECES, Load(concurrency=4, requests=2, stream=True)))
+    words = PERF.arguments(task(tmp_path, PIECES, Load(concurrency=4, requests=2, stream=True)))
     assert json.loads((tmp_path / "inputs.json").read_text())["data"] == [
         {"text_input": ["one"], "max_tokens": [4], "stream": [True]},
         {"text_input": ["two"], "max_tokens": [8], "stream": [True]},
     ]
-    assert " ".join(said) == (
+    assert " ".join(words) == (
         "-m demo -u 127.0.0.1:8001 -i grpc --async --input-data inputs.json -f figures.csv "
         "--verbose-csv --profile-export-file profile.json --streaming --concurrency-range 4 "
         "--request-count 2"
@@ -58,16 +58,16 @@ def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> No
 
 
 def test_perf_analyzer_gets_the_same_arrivals(tmp_path: Path) -> None:
-    said = PERF.arguments(task(tmp_path, WHOLE, Load(rate=4.0, requests=2)))
+    words = PERF.arguments(task(tmp_path, WHOLE, Load(rate=4.0, requests=2)))
     assert (tmp_path / "intervals.txt").read_text() == "250000\n"
-    assert said[-4:] == ["--request-intervals", "intervals.txt", "--request-count", "2"]
-    assert "--streaming" not in said
+    assert words[-4:] == ["--request-intervals", "intervals.txt", "--request-count", "2"]
+    assert "--streaming" not in words
 
 
-def test_an_option_that_it_cannot_send_is_told(tmp_path: Path) -> None:
-    asked = Task(TARGET, WHOLE, Load(concurrency=1), [Request(0, "x", {"top_k": 1})], tmp_path)
+def test_an_option_that_it_cannot_send_is_refused(tmp_path: Path) -> None:
+    task = Task(TARGET, WHOLE, Load(concurrency=1), [Request(0, "x", {"top_k": 1})], tmp_path)
     with pytest.raises(UsageError, match="has no top_k"):
-        PERF.arguments(asked)
+        PERF.arguments(task)
 
 
 def test_perf_analyzers_figures_are_read_in_seconds(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_perf_analyzers_figures_are_read_in_seconds(tmp_path: Path) -> None:
     assert found["ttft_mean"] == pytest.approx(0.2)
 
 
-def test_aiperf_is_told_the_load(tmp_path: Path) -> None:
+def test_aiperf_gets_the_load(tmp_path: Path) -> None:
     target = Target("demo", "127.0.0.1:8001", tokenizer=tmp_path)
     load = Load(rate=4.0, requests=2, stream=True, seed=3)
-    said = AIPERF.arguments(task(tmp_path, PIECES, load, target))
-    assert " ".join(said) == (
+    words = AIPERF.arguments(task(tmp_path, PIECES, load, target))
+    assert " ".join(words) == (
         "profile -m demo -u http://127.0.0.1:8000 --endpoint-type raw --endpoint "
         "/v2/models/demo/generate_stream --input-file inputs.json --custom-dataset-type "
         "inputs-json --extra-inputs response_field:text_output --tokenizer "

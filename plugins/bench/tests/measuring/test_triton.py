@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,13 +13,13 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from llmserve.registry import Registry
-from llmserve_bench import triton
-from llmserve_bench.triton import GaugeSampler, Metrics, Observer, fetch, read_metrics
+from llmserve_bench.results import Gauge
+from llmserve_bench.targets import Target
+from llmserve_bench.triton import Metrics, Observer, fetch, read_metrics
 
 PAGE = """
-# HELP nv_inference_count what the statistics tell better
-# TYPE nv_inference_count counter
-nv_inference_count{model="demo",version="1"} 12
+# TYPE nv_inference_pending_request_count gauge
+nv_inference_pending_request_count{model="demo",version="1"} 12
 # TYPE nv_gpu_utilization gauge
 nv_gpu_utilization{gpu_uuid="a"} 0.5
 nv_gpu_utilization{gpu_uuid="b"} 0.25
@@ -29,15 +28,9 @@ nv_gpu_memory_used_bytes{gpu_uuid="a"} 2e9
 nv_gpu_memory_used_bytes{gpu_uuid="b"} 1e9
 # TYPE acme_tokens_total counter
 acme_tokens_total{model="demo",version="1"} 40
-acme_tokens_total{model="demo",version="2"} 2
-acme_tokens_total{model="other",version="1"} 99
 # TYPE acme_running gauge
 acme_running{model="demo",version="1"} 3
-# TYPE acme_seconds histogram
-acme_seconds_bucket{model="demo",le="1"} 4
-acme_seconds_bucket{model="demo",le="+Inf"} 5
-acme_seconds_sum{model="demo"} 2.5
-acme_seconds_count{model="demo"} 5
+acme_running{model="other",version="1"} 99
 # TYPE acme_broken gauge
 acme_broken{model="demo"} NaN
 # TYPE llmserve_stand_in gauge
@@ -46,11 +39,8 @@ llmserve_stand_in{model="gone",instead_of="TensorRT-LLM"} 0
 """
 
 
-def test_what_a_model_counts_is_told_from_what_rises_and_falls() -> None:
+def test_gauges_of_a_model_and_of_the_machine_are_read() -> None:
     found = read_metrics(PAGE, ["demo"])
-    assert found.counters == {
-        "acme_tokens_total": 42.0, "acme_seconds_sum": 2.5, "acme_seconds_count": 5.0
-    }  # fmt: skip
     assert found.gauges == {
         "nv_gpu_utilization": 0.375, "nv_gpu_memory_used_bytes": 3e9, "acme_running": 3.0
     }  # fmt: skip
@@ -87,35 +77,27 @@ def test_an_address_may_be_written_in_several_ways(monkeypatch: pytest.MonkeyPat
     assert fetch("no address") is None
 
 
-def sampled(pages: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch) -> GaugeSampler:
-    """Look at these pages, one after the other, as fast as can be."""
-    monkeypatch.setattr(triton, "_LOOK", 0.001)
-    waiting = iter(pages)
-    observer: Any = SimpleNamespace(read_metrics=lambda: Metrics(gauges=next(waiting, {})))
-    with GaugeSampler(observer) as sampler:
-        deadline = time.monotonic() + 10
-        while len(sampler._seen) < len(pages) and time.monotonic() < deadline:
-            time.sleep(0.01)
-    return sampler
+def sampled(*pages: dict[str, float]) -> Observer:
+    """Give an observer that has seen these gauges, one page a second from 0 on."""
+    observer = Observer(Target("demo", "", api="chat"))
+    observer._samples = [(float(at), page) for at, page in enumerate(pages)]
+    return observer
 
 
-def test_gauges_have_the_mean_and_the_peak_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    began = time.monotonic()
-    values = [1.0, 2.0, 6.0]
-    found = sampled([{"acme_running": v, "idle": 0.0} for v in values], monkeypatch)
-    gauges = found.between(began, time.monotonic())
-    assert gauges.keys() == {"acme_running"}
-    assert (gauges["acme_running"].mean, gauges["acme_running"].peak) == (3.0, 6.0)
-    assert found.between(began - 9, began - 1) == {}
+def test_gauges_have_the_mean_and_the_peak_of_the_run() -> None:
+    observer = sampled(*({"acme_running": value, "idle": 0.0} for value in (1.0, 2.0, 6.0)))
+    assert observer._gauges(0, 9) == {"acme_running": Gauge(3.0, 6.0)}
+    # Two samples are too few for a mean.
+    assert observer._gauges(0, 1) == {}
 
 
-def test_a_run_of_a_second_has_no_gauges_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gauges_of_the_machine_are_of_the_run() -> None:
     # Triton reads the machine every two seconds: what it says sooner is from before the run.
-    began = time.monotonic()
-    found = sampled([{"nv_gpu_utilization": 0.1, "acme_running": 1.0}] * 3, monkeypatch)
-    assert found.between(began, began + 1.0).keys() <= {"acme_running"}
-    # Two looks are too few for a mean.
-    assert sampled([{"acme_running": 1.0}] * 2, monkeypatch).between(began, began + 60) == {}
+    values = [0.9, 0.9, 0.1, 0.2, 0.3]
+    observer = sampled(*({"nv_gpu_utilization": value} for value in values))
+    gauge = observer._gauges(0, 4)["nv_gpu_utilization"]
+    assert gauge.mean == pytest.approx(0.2)
+    assert gauge.peak == 0.3
 
 
 def observed(monkeypatch: pytest.MonkeyPatch, **configs: Any) -> Observer:

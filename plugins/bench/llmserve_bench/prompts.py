@@ -1,0 +1,235 @@
+"""Prompts, from a file or made up, and the counting of their tokens.
+
+A file is a JSON list of objects, JSON lines, or plain text with a prompt a line. An object has its
+prompt under ``input`` (which an ``instruction`` may follow, as in the data sets of TensorRT-LLM's
+tools), ``prompt``, ``text_input`` or ``text``. How long the answer is to be may follow from a text
+under ``output``, ``completion`` or ``response``, or from a number under ``output_tokens`` or
+``max_tokens``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import UsageError
+from llmserve.repository.manifest import Manifest, parts_of
+
+_PROMPT = ("input", "prompt", "text_input", "text")
+_ANSWER = ("output", "completion", "response")
+_LENGTH = ("output_tokens", "max_tokens")
+_LIST = re.compile(r"\s*\[\s*[\"{]")
+_OBJECT = re.compile(r"\s*\{\s*[\"}]")
+_LONGEST = 1_000_000
+_MOST_SYNTHETIC = 1024
+_TEXT = (
+    "the a of to and in is that it was for on are with as they be at one have this from or had by "
+    "hot word but what some we can out other were all there when up use your how said an each she "
+    "which do their time if will way about many then them write would like so these her long make "
+    "thing see him two has look more day could go come did number sound no most people my over"
+)
+_WORDS = _TEXT.split()
+
+
+@dataclass(frozen=True)
+class TokenCounter:
+    """Counts the tokens of a text, by the tokenizer that ``source`` names."""
+
+    count: Callable[[str], int]
+    source: str
+
+
+ESTIMATE = TokenCounter(
+    lambda text: max(1, round(len(text) / 4)), "estimated, 4 characters to a token"
+)
+
+
+def find_counter(repository: Path | None, model: str, tokenizer: Path | None) -> TokenCounter:
+    """Take the tokenizer that was named, else the model's own from a local repository.
+
+    That repository need not be the server's: a model of the same name counts as the same.
+    """
+    if tokenizer is not None:
+        settings = {"path": str(tokenizer.absolute())}
+        runtime = "llmserve.runtime.hf_tokenizer:TransformersTokenizer"
+        return _load_counter(runtime, settings, tokenizer, f"tokenizer of {tokenizer}")
+    if repository is not None and repository.is_dir():
+        for name in (model, *parts_of(repository, model)):
+            manifest = Manifest.read(repository / name)
+            part = manifest.components.get("tokenizer") if manifest else None
+            # An ensemble's own manifest says what was chosen; the files are with its parts.
+            if manifest and part and not manifest.parts:
+                folder, source = repository / name / "1", "the model's own tokenizer"
+                return _load_counter(part["runtime"], part["settings"], folder, source)
+    return ESTIMATE
+
+
+def _load_counter(runtime: str, settings: object, folder: Path, source: str) -> TokenCounter:
+    module, _, name = runtime.partition(":")
+    try:
+        tokenizer = getattr(import_module(module), name)(settings, folder)
+    except Exception as error:
+        raise UsageError(
+            f"the tokenizer in {folder} cannot be read: {error}",
+            mend="install what the model needs, or name another folder with --tokenizer",
+        ) from None
+    return TokenCounter(lambda text: len(tokenizer.encode(text)), source)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt, and the answer or its length where the data set has one."""
+
+    prompt: str
+    answer: str | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A mean and a standard deviation of tokens."""
+
+    mean: float
+    deviation: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Lengths:
+        """Read what ``--input-tokens`` takes: ``128`` or ``128,16``."""
+        mean, _, deviation = text.partition(",")
+        try:
+            lengths = cls(float(mean), float(deviation or 0))
+        except ValueError:
+            lengths = cls(0)
+        if not (1 <= lengths.mean <= _LONGEST and 0 <= lengths.deviation <= _LONGEST):
+            raise UsageError(f"{text!r} is not a length", mend="give a mean, or mean,deviation")
+        return lengths
+
+    def draw(self, random: random.Random) -> int:
+        return max(1, round(random.gauss(self.mean, self.deviation)))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Where prompts come from, and how long they and the answers are to be."""
+
+    dataset: Path | None = None
+    input_tokens: Lengths = Lengths(32)
+    output_tokens: Lengths | None = None
+    max_input_tokens: int | None = None
+
+    def describe(self, counter: TokenCounter) -> str:
+        if self.dataset is not None:
+            return self.dataset.name
+        lengths = self.input_tokens
+        spread = f" ± {lengths.deviation:g}" if lengths.deviation else ""
+        return f"synthetic, {lengths.mean:g}{spread} tokens ({counter.source})"
+
+    def samples(self, counter: TokenCounter, count: int, draw: random.Random) -> list[Sample]:
+        """Read the prompts, or make up so many of them."""
+        if self.dataset is None:
+            lengths = [self.input_tokens.draw(draw) for _ in range(min(count, _MOST_SYNTHETIC))]
+            return [Sample(make_prompt(counter, length, draw)) for length in lengths]
+        most = self.max_input_tokens
+        samples = read_dataset(self.dataset)
+        fitting = [one for one in samples if most is None or counter.count(one.prompt) <= most]
+        if not fitting:
+            problem = f"{self.dataset} holds no prompt of at most {most} tokens"
+            raise UsageError(problem, mend="raise --max-input-tokens")
+        return fitting
+
+    def output_length(
+        self, sample: Sample, counter: TokenCounter, draw: random.Random
+    ) -> int | None:
+        """Say how long the answer to a prompt is to be; None where that is the model's to say."""
+        if self.output_tokens is not None:
+            return self.output_tokens.draw(draw)
+        if sample.output_tokens is None and sample.answer is not None:
+            return max(1, counter.count(sample.answer))
+        return sample.output_tokens
+
+
+def make_prompt(counter: TokenCounter, tokens: int, draw: random.Random) -> str:
+    """Make a prompt of so many tokens by the model's own count, or as near as it allows."""
+    # Every word is at least one token, so these are enough; a search finds how many of them fit.
+    words = [draw.choice(_WORDS).capitalize(), *draw.choices(_WORDS, k=max(0, tokens - 1))]
+    fit, beyond = 1, len(words) + 1
+    while beyond - fit > 1:
+        middle = (fit + beyond) // 2
+        if counter.count(" ".join(words[:middle])) <= tokens:
+            fit = middle
+        else:
+            beyond = middle
+    best = " ".join(words[:fit])
+    for _ in range(64):
+        if counter.count(best) == tokens:
+            break
+        longer = f"{best} {draw.choice(_WORDS)}"
+        if counter.count(longer) <= tokens:
+            best = longer
+    return best
+
+
+def read_dataset(path: Path) -> list[Sample]:
+    """Read all prompts of a file, in its order."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        problem = f"{path} is not UTF-8 text (byte {error.start})"
+        raise UsageError(problem, mend="save it as UTF-8") from None
+    # Not splitlines, which also splits at characters that editors do not count as line ends.
+    lines = [(at, line) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UsageError(f"{path} holds no prompts")
+    # A plain prompt may begin with a bracket as well: "[1] is a footnote".
+    if _LIST.match(text):
+        entries = enumerate(_json(text, f"{path}"), 1)
+        return [_sample(entry, f"{path}, entry {at}") for at, entry in entries]
+    if _OBJECT.match(lines[0][1]):
+        places = ((f"{path}, line {at}", line) for at, line in lines)
+        return [_sample(_json(line, place), place) for place, line in places]
+    return [Sample(line.rstrip("\r")) for _, line in lines]
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        forms = "give a JSON list of objects, an object a line, or a prompt a line"
+        raise UsageError(f"{place} is not JSON ({error})", mend=forms) from None
+
+
+def _sample(entry: Any, place: str) -> Sample:
+    if isinstance(entry, str):
+        return Sample(entry)
+    if not isinstance(entry, dict):
+        raise UsageError(f"{place} is not an object", mend="give objects with input and output")
+    prompt = _first(entry, _PROMPT, str, place)
+    if prompt is None:
+        problem = f"{place} has no prompt: its keys are {', '.join(entry) or 'none'}"
+        raise UsageError(problem, mend=f"name it {' or '.join(_PROMPT)}")
+    if instruction := _first(entry, ("instruction",), str, place):
+        prompt = f"{prompt} {instruction}"
+    length = _first(entry, _LENGTH, int, place)
+    if length is not None and length < 1:
+        raise UsageError(f"{place}: {length} is no length", mend="give a number above 0")
+    return Sample(prompt, _first(entry, _ANSWER, str, place), length)
+
+
+def _first(entry: Mapping[str, Any], names: tuple[str, ...], kind: type, place: str) -> Any:
+    """Give the value of the first of these names, which has to be of this type exactly."""
+    for name in names:
+        value = entry.get(name)
+        if value is not None and type(value) is not kind:
+            what = "text" if kind is str else "a whole number"
+            raise UsageError(f"{place}: {name} is not {what}")
+        if value is not None:
+            return value
+    return None

@@ -1,0 +1,193 @@
+"""How one request is sent: to Triton through llmserve's client, or to an OpenAI endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from llmserve.client import AsyncClient, Completion, Piece, connect_async
+from llmserve.errors import (
+    ClientError,
+    LLMServeError,
+    ModelNotReadyError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    UnreachableError,
+    UsageError,
+)
+from llmserve_bench.results import Load
+from llmserve_bench.schedule import Request
+
+Api = Literal["triton", "completions", "chat"]
+Parts = list[tuple[float, "Piece | Completion"]]
+"""The parts of an answer, each with the moment at which it came."""
+_LONGEST_LINE = 1 << 20
+
+
+class Sender(Protocol):
+    async def send(self, request: Request, parts: Parts) -> None:
+        """Send a request and add every part of its answer when it comes."""
+
+
+def open_sender(api: Api, url: str, model: str, load: Load) -> AbstractAsyncContextManager[Sender]:
+    return (
+        TritonSender(url, model, load) if api == "triton" else OpenAISender(api, url, model, load)
+    )
+
+
+class TritonSender:
+    def __init__(self, url: str, model: str, load: Load) -> None:
+        self._client: AsyncClient = connect_async(url, timeout=load.timeout)
+        self._model = model
+        self._stream = load.stream
+
+    async def __aenter__(self) -> TritonSender:
+        await self._client.model(self._model)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.close()
+
+    async def send(self, request: Request, parts: Parts) -> None:
+        model, prompt, options = self._model, request.prompt, request.options
+        if not self._stream:
+            answer = await self._client.generate(model, prompt, **options)
+            parts.append((time.monotonic(), answer))
+            return
+        async with aclosing(self._client.stream(model, prompt, **options)) as stream:
+            async for piece in stream:
+                parts.append((time.monotonic(), piece))
+
+
+class OpenAISender:
+    """Sends completions or chat completions, with the key in ``OPENAI_API_KEY`` if there is one."""
+
+    def __init__(self, api: Api, url: str, model: str, load: Load) -> None:
+        self._address = f"{base_url(url)}/{'chat/' if api == 'chat' else ''}completions"
+        self._chat = api == "chat"
+        self._model = model
+        self._load = load
+        self._session: Any = None
+
+    async def __aenter__(self) -> OpenAISender:
+        aiohttp = import_aiohttp()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._load.timeout),
+            headers=_headers(),
+            read_bufsize=_LONGEST_LINE,
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._session.close()
+
+    async def send(self, request: Request, parts: Parts) -> None:
+        prompt: dict[str, Any] = {"prompt": request.prompt}
+        if self._chat:
+            prompt = {"messages": [{"role": "user", "content": request.prompt}]}
+        body = {"model": self._model, **prompt, **request.options}
+        if self._load.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            await self._post(body, parts)
+        except asyncio.TimeoutError:
+            problem = f"no answer within {self._load.timeout:g} s"
+            raise RequestTimeoutError(problem, mend="give more --timeout") from None
+        except import_aiohttp().ClientError as error:
+            raise UnreachableError(f"{self._address} does not answer: {error}") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise RequestRejectedError("the answer is not of OpenAI's form") from None
+
+    async def _post(self, body: dict[str, Any], parts: Parts) -> None:
+        async with self._session.post(self._address, json=body) as response:
+            if response.status != 200:
+                raise refusal(response.status, await response.text())
+            if not self._load.stream:
+                content = json.loads(await response.read())
+                parts.append((time.monotonic(), read_answer(content)))
+                return
+            async for line in response.content:
+                if line.startswith(b"data:") and read_event(line[5:].strip(), parts):
+                    return
+        raise RequestRejectedError("the stream broke off before its end")
+
+
+def read_answer(content: Any) -> Completion:
+    choice, usage = content["choices"][0], content.get("usage") or {}
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return Completion(text or "", choice.get("finish_reason"), *counts)
+
+
+def read_event(data: bytes, parts: Parts) -> bool:
+    """Add what an event of a stream brings; say whether it was the last one."""
+    if data == b"[DONE]":
+        return True
+    content = json.loads(data)
+    if error := content.get("error"):
+        raise RequestRejectedError(str(error.get("message") or error))
+    now = time.monotonic()
+    for choice in content.get("choices") or ():
+        text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+        if text:
+            parts.append((now, Piece(text)))
+        if reason := choice.get("finish_reason"):
+            _amend(parts, now, finish_reason=reason)
+    if usage := content.get("usage"):
+        counts = {
+            "input_tokens": usage["prompt_tokens"],
+            "output_tokens": usage["completion_tokens"],
+        }
+        _amend(parts, now, **counts)
+    return False
+
+
+def _amend(parts: Parts, now: float, **changes: Any) -> None:
+    """Add what comes after the text, as the counts do, to the last part."""
+    at, last = parts.pop() if parts else (now, Piece(""))
+    parts.append((at, replace(last, **changes)))
+
+
+def refusal(status: int, text: str) -> ClientError:
+    """Read an error answer; what does not name its reason is told by its status."""
+    try:
+        error = json.loads(text)["error"]
+        message = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, LookupError, TypeError):
+        message = text.strip()[:200] or "no reason given"
+    kind = ModelNotReadyError if status == 404 else RequestRejectedError
+    return kind(f"HTTP {status}: {message}")
+
+
+def base_url(url: str) -> str:
+    """Give the address that paths are added to.
+
+    >>> base_url("http://127.0.0.1:8080"), base_url("http://127.0.0.1:8080/v1/")
+    ('http://127.0.0.1:8080/v1', 'http://127.0.0.1:8080/v1')
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        mend = "write it with http://, as in http://127.0.0.1:8080/v1"
+        raise UsageError(f"{url!r} is no address of an OpenAI endpoint", mend=mend)
+    return url.rstrip("/") if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1"
+
+
+def import_aiohttp() -> Any:
+    try:
+        import aiohttp
+    except ImportError:
+        mend = "pip install 'llmserve-bench[openai]'"
+        raise LLMServeError("--openai needs aiohttp", mend=mend) from None
+    return aiohttp
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
