@@ -107,7 +107,9 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
             name="text",
             summary="text_output with its finish reason and token counts",
             runtime="llmserve.runtime.text_formatter:TextFormatter",
+            extra_inputs=contract.FORMS,
             requires=(),
+            constrains_with=("llguidance",),
         )
     ]
 

@@ -101,11 +101,13 @@ class Formatter(Component):
 
     It has the tensors of the contract, and with ``extra_inputs`` and ``extra_outputs`` its own. One
     whose runtime class can ``constrain`` answers names the options for that in ``extra_inputs``;
-    where the generator cannot do it, a request with such an option is refused.
+    where the generator cannot do it, a request with such an option is refused. ``constrains_with``
+    are distributions that this takes, which are wanted in Triton where they are installed here.
     """
 
     inputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_INPUTS
     outputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_OUTPUTS
+    constrains_with: tuple[str, ...] = ()
     extra_inputs: InitVar[tuple[Tensor, ...]] = ()
     extra_outputs: InitVar[tuple[Tensor, ...]] = ()
 

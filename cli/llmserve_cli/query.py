@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -54,6 +54,11 @@ SILENT_SECONDS = 20.0
     type=click.IntRange(0, 20),
     help="With --json: log-probabilities, and those of the N likeliest tokens at each position.",
 )
+@click.option(
+    "--json-schema",
+    type=click.File(encoding="utf-8"),
+    help="Hold the answer to the JSON schema in this file.",
+)
 @click.option("--chat", is_flag=True, help="Send the prompt as a chat message.")
 @click.option("--timeout", type=float, help="Seconds for the whole request.")
 @click.option(
@@ -85,6 +90,7 @@ def query(
     url: str | None,
     stream: bool | None,
     stop: tuple[str, ...],
+    json_schema: IO[str] | None,
     chat: bool,
     timeout: float | None,
     prompts: Path | None,
@@ -109,7 +115,8 @@ def query(
         raise UsageError("--logprobs needs --json")
     if prompts and prompt is not None:
         raise UsageError("a prompt and --file", mend="give one of them, not both")
-    options = {"stop_words": list(stop) or None, **options}
+    schema = json_schema.read() if json_schema else None
+    options = {"stop_words": list(stop) or None, "json_schema": schema, **options}
     options |= _assigned(assignments, {k for k, value in options.items() if value is not None})
     with while_importing():
         from llmserve.client import connect

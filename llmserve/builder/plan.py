@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -26,7 +26,14 @@ from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.runtimes import problem_with
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
-from llmserve.runtime.contract import MESSAGES, SAMPLING, TEXT_FORMAT_INPUTS, TEXT_INPUT, Tensor
+from llmserve.runtime.contract import (
+    FORMS,
+    MESSAGES,
+    SAMPLING,
+    TEXT_FORMAT_INPUTS,
+    TEXT_INPUT,
+    Tensor,
+)
 from llmserve.runtime.params import READERS
 
 SOURCE_OPTIONS = (
@@ -148,6 +155,8 @@ CONTRACT = frozenset(READERS) | {
 }
 """The names that every model knows, whether it takes them or not."""
 
+_FORMS = frozenset(tensor.name for tensor in FORMS)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -210,7 +219,7 @@ class Plan:
         Where the generator cannot be constrained, the formatter's inputs for that are left out,
         and requests with them are refused.
         """
-        left_out = _own(self.formatter) - _own(self.generator)
+        left_out = (_own(self.formatter) | _FORMS) - _own(self.generator)
         tensors = {TEXT_INPUT.name: TEXT_INPUT}
         for role, component in self.components():
             for tensor in component.inputs:
@@ -247,7 +256,7 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     return Plan(
         recipe,
         plugins,
-        frozenset(needed),
+        frozenset([*needed, *_to_constrain(components["generator"], components["formatter"])]),
         options=resolve(options, spec.options),
         notices=renamed_values(options, spec.options),
         **components,
@@ -260,6 +269,14 @@ def _dependencies(distribution: str) -> Iterator[str]:
         text, _, marker = requirement.partition(";")
         if "extra" not in marker and (name := re.match(r"[\w.-]+", text)):
             yield name[0]
+
+
+def _to_constrain(generator: Generator, formatter: Formatter) -> Iterator[str]:
+    """What can be done without in Triton, as it can be here."""
+    for name in formatter.constrains_with if generator.constrains else ():
+        with suppress(PackageNotFoundError):
+            version(name)
+            yield name
 
 
 def known_options(recipe: Recipe, registry: Registry) -> list[Option]:

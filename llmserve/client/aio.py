@@ -25,7 +25,7 @@ from llmserve.client.failures import (
 )
 from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
-from llmserve.client.results import Completion, Piece, Prompt, gather
+from llmserve.client.results import Completion, F, Piece, Prompt, gather, parsed, schema_of
 from llmserve.client.url import Endpoint
 from llmserve.errors import (
     ClientError,
@@ -186,6 +186,19 @@ class AsyncClient:
     ) -> Completion | list[Completion]:
         """Answer a prompt, or each of several; see :meth:`llmserve.client.Client.generate`."""
         return await self._generate(model, prompt, timeout, options)
+
+    async def parse(
+        self,
+        model: str,
+        prompt: str,
+        form: type[F],
+        *,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> F:
+        """Answer with an object of a pydantic model; see :meth:`llmserve.client.Client.parse`."""
+        options["json_schema"] = schema_of(form)
+        return parsed(form, await self.generate(model, prompt, timeout=timeout, **options))
 
     async def stream(
         self,

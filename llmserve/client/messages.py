@@ -28,7 +28,7 @@ _SECOND_NAMES = {
     "min_tokens": "min_length",
     "min_length": "min_tokens",
 }
-_AS_JSON = ("messages", "chat_template_kwargs", "logit_bias")
+_AS_JSON = ("messages", "chat_template_kwargs", "logit_bias", "json_schema")
 QUEUE_TIMEOUT = "queue_timeout"
 """How long a request may wait for its turn, in seconds; not how long its answer may take."""
 _LONGEST_QUEUE = 1e7

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+from llmserve.errors import RequestRejectedError
 
 Prompt = str | list[str] | tuple[str, ...]
 
@@ -83,3 +85,43 @@ def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
             else so_far.logprobs,
         )
     return [replace(answer, text="".join(t)) for t, answer in zip(texts, answers, strict=True)]
+
+
+class Form(Protocol):
+    """What a class has that pydantic makes: a schema, and a way back from JSON."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]: ...
+
+    @classmethod
+    def model_validate_json(cls, json_data: str) -> Any: ...
+
+
+F = TypeVar("F", bound=Form)
+
+
+def schema_of(form: type[Form]) -> Any:
+    """Return the schema of a form, without room for what its class would only throw away."""
+    return _closed(form.model_json_schema())
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(part) for name, part in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def parsed(form: type[F], answer: Completion) -> F:
+    """Return an answer as an object of its form; one that was cut short is none."""
+    if answer.finish_reason == "length":
+        raise RequestRejectedError(
+            f"the answer was cut after {answer.output_tokens} tokens, before its form was complete",
+            mend="ask for more max_tokens",
+        )
+    found: F = form.model_validate_json(answer.text)
+    return found

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from llmserve.client.aio import AsyncChannel, AsyncClient, AsyncSequence, Deadline
 from llmserve.client.model import ModelInfo, ModelState
-from llmserve.client.results import Completion, Piece, Prompt
+from llmserve.client.results import Completion, F, Piece, Prompt
 from llmserve.client.url import Endpoint
 
 T = TypeVar("T")
@@ -84,6 +84,21 @@ class Client:
         ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or ``messages=[...]``.
         """
         return _run(self._client._generate(model, prompt, timeout, options))
+
+    def parse(
+        self,
+        model: str,
+        prompt: str,
+        form: type[F],
+        *,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> F:
+        """Answer with an object of a pydantic model, whose schema the answer is held to.
+
+        An answer that ``max_tokens`` cut short is an error, for it is no whole object.
+        """
+        return _run(self._client.parse(model, prompt, form, timeout=timeout, **options))
 
     def stream(
         self,

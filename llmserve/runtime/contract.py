@@ -92,6 +92,17 @@ LOGPROBS_OUTPUTS = (
 ``logprobs`` is JSON with an entry per token. The other two are as TensorRT-LLM has them.
 """
 
+FORMS = (
+    Tensor("json_schema", "TYPE_STRING"),
+    Tensor("json_object", "TYPE_BOOL"),
+    Tensor("choice", "TYPE_STRING", dims=(-1,), ragged=True),
+    Tensor("regex", "TYPE_STRING"),
+    Tensor("grammar", "TYPE_STRING"),
+    Tensor("guided_decoding_guide_type", "TYPE_STRING"),
+    Tensor("guided_decoding_guide", "TYPE_STRING"),
+)
+"""What an answer can be held to; the last two are TensorRT-LLM's names for the same."""
+
 STOP_WORDS = Tensor("stop_words", "TYPE_STRING", dims=(-1,), ragged=True)
 
 TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", optional=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ class TransformersTokenizer:
             raise RequestError(f"the chat template refuses these messages: {error}") from None
         # The template has written the special tokens already; a second BOS would mislead.
         return self.encode(text, special=False)
+
+    def tokenizer_json(self) -> str | None:
+        """Return what tokenizer.json would hold; None for a tokenizer written in Python."""
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if fast is None:
+            return None
+        fast = copy(fast)
+        fast.no_padding()
+        fast.no_truncation()
+        return str(fast.to_str())
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(

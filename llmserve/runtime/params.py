@@ -8,6 +8,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
@@ -47,6 +48,13 @@ class Params:
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     """Triton's OpenAI frontend asks so, and adds up the counts of a stream's pieces."""
+    json_schema: str | None = None
+    json_object: bool = False
+    choice: tuple[str, ...] = ()
+    regex: str | None = None
+    grammar: str | None = None
+    guided_decoding_guide_type: str | None = None
+    guided_decoding_guide: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -82,6 +90,8 @@ class Params:
 _MOST_WORDS = 64
 _LONGEST_WORD = 256
 _MOST_BIASES = 1024
+# A choice is compiled once, whatever its length.
+_MOST_CHOICES = 1024
 # No name longer than this is a misspelling of one of ours, and to compare takes time.
 _LONGEST_NAME = 32
 
@@ -129,7 +139,13 @@ def _truth(name: str, value: Any) -> bool:
     raise RequestError(f"{name} takes true or false, not {_short(value)}")
 
 
-def _words(name: str, value: Any) -> tuple[str, ...]:
+def _form(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{name} takes text, not {_short(value)}")
+    return check_text(name, value)
+
+
+def _words(name: str, value: Any, most: int = _MOST_WORDS) -> tuple[str, ...]:
     """A list of words; as a request parameter, which has no lists, a JSON array or one word."""
     if isinstance(value, str):
         if value.startswith("["):
@@ -141,10 +157,8 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
             value = [value]
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
         raise RequestError(f"{name} takes a list of words, not {_short(value)}")
-    if len(value) > _MOST_WORDS or any(len(word) > _LONGEST_WORD for word in value):
-        raise RequestError(
-            f"{name} takes at most {_MOST_WORDS} words of {_LONGEST_WORD} characters"
-        )
+    if len(value) > most or any(len(word) > _LONGEST_WORD for word in value):
+        raise RequestError(f"{name} takes at most {most} words of {_LONGEST_WORD} characters")
     return tuple(check_text(name, word) for word in value if word)
 
 
@@ -228,6 +242,13 @@ READERS: dict[str, Read] = {
     "prompt_only": _truth,
     "return_num_input_tokens": _truth,
     "return_num_output_tokens": _truth,
+    "json_schema": _form,
+    "json_object": _truth,
+    "choice": partial(_words, most=_MOST_CHOICES),
+    "regex": _form,
+    "grammar": _form,
+    "guided_decoding_guide_type": _form,
+    "guided_decoding_guide": _form,
 }
 
 

@@ -14,7 +14,7 @@ from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts, Tokenizer
 
 _MOST_PROMPTS = 256
-_LISTS = frozenset({"stop_words", "bad_words", "input_ids"})
+_LISTS = frozenset({"stop_words", "bad_words", "input_ids", "choice"})
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmserve.runtime.constrained import Compiler, form_of
+from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.logprobs import to_json
-from llmserve.runtime.protocols import Answer, strings
+from llmserve.runtime.protocols import Answer, Tokenizer, strings
 
 
 class TextFormatter:
     """Fills ``text_output``, ``finish_reason`` and the token counts.
 
-    Log-probabilities are filled in where a request of the batch asked for them.
+    Log-probabilities are filled in where a request of the batch asked for them. Answers are held
+    to a form where a request asks for one and the generator can.
     """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder
+        self._compiler: Compiler | None = None
+
+    def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
+        """Hold an answer to a JSON schema or another form if its request asks for that."""
+        form = form_of(generation.params)
+        if form is None:
+            return None
+        if self._compiler is None:
+            self._compiler = Compiler(tokenizer, generation.eos_ids)
+        return self._compiler.constraint(generation, form)
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         tensors = {

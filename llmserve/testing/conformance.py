@@ -215,10 +215,10 @@ class ConstrainedConformance(RecipeConformance):
 
     >>> class TestAcme(ConstrainedConformance):
     ...     recipe = "acme"
-    ...     constrained = {"response_format": "json_object"}
+    ...     constrained = {"choice": ["yes", "no"]}
     ...
     ...     def fits(self, text: str) -> bool:
-    ...         return text.startswith("{")
+    ...         return text in ("yes", "no")
     """
 
     constrained: ClassVar[Mapping[str, Any]]

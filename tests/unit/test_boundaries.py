@@ -55,7 +55,8 @@ def test_the_runtime_imports_nothing_else_of_llmserve(path: Path) -> None:
     for module in imports(path):
         assert not is_in(module, "llmserve") or is_in(module, "llmserve.runtime")
         assert module.split(".")[0] in {
-            "llmserve", "numpy", "torch", "transformers", "triton_python_backend_utils",
+            "llguidance", "llmserve", "numpy", "torch", "transformers",
+            "triton_python_backend_utils",
             *sys.stdlib_module_names,
         }  # fmt: skip
 

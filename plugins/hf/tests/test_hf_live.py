@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
@@ -217,3 +218,17 @@ def test_greedy_answers_are_those_of_generate(triton: LiveTriton, batched: str) 
 
 def test_log_probabilities_are_those_of_the_models_logits(triton: LiveTriton, batched: str) -> None:
     check_logprobs(triton, batched)
+
+
+class City(BaseModel):
+    name: str = Field(max_length=12)
+    people: int = Field(ge=0, le=9999)
+
+
+def test_an_answer_is_parsed_into_a_pydantic_model(triton: LiveTriton, streaming: str) -> None:
+    city = triton.client.parse(streaming, PROMPT, City, max_tokens=200)
+    assert isinstance(city, City)
+    with pytest.raises(RequestRejectedError, match="cut after 3 tokens"):
+        triton.client.parse(streaming, PROMPT, City, max_tokens=3)
+    with pytest.raises(RequestRejectedError, match="Unimplemented keys"):
+        triton.client.generate(streaming, PROMPT, json_schema={"not": {}})

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from llmserve.testing import RecipeConformance
+import json
+from typing import Any, ClassVar
+
+from llmserve.testing import ConstrainedConformance, RecipeConformance
 
 
-class TestIterative(RecipeConformance):
+class TestIterative(ConstrainedConformance):
     recipe = "iterative"
+    constrained: ClassVar[dict[str, Any]] = {"json_schema": '{"enum": ["red", {"a": 1}]}'}
+
+    def fits(self, text: str) -> bool:
+        return json.loads(text) in ("red", {"a": 1})
 
 
 class TestIterativeDirect(RecipeConformance):
