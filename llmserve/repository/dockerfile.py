@@ -250,7 +250,7 @@ def served_by(repository: Path, models: Sequence[str]) -> tuple[str, tuple[str, 
         return IMAGE, tuple(models)
     if not models:
         return IMAGE, tuple(_loaded(served))
-    asked = {name: needs for name, needs in found.items() if name in models and needs.known}
+    asked = {name: found[name] for name in models if name in found and found[name].known}
     own = [name for name in models if name in others]
     if len({needs.image for needs in asked.values()}) > 1:
         raise UsageError(
