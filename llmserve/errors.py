@@ -15,11 +15,7 @@ TRACEBACK = "LLMSERVE_TRACEBACK"
 
 
 class LLMServeError(Exception):
-    """The root of the tree.
-
-    >>> str(LLMServeError("no folder at ./gpt3", mend="check --model"))
-    'no folder at ./gpt3: check --model'
-    """
+    """The root of the tree."""
 
     exit_code = 1
 

@@ -3,8 +3,7 @@
 A plugin is a module with some of these functions, each marked ``@llmserve.plugin.hookimpl``, and
 an entry point that names it (``llmserve.api``).
 
-Hooks run when something is built, listed or checked, never for a request. None may import torch,
-transformers or other heavy packages.
+They run when something is built, listed or checked, never for a request, and import nothing heavy.
 """
 
 from __future__ import annotations

@@ -49,10 +49,6 @@ def check_model_name(name: str) -> str:
 
 
 def model_name_from(source: str) -> str:
-    """Derive a model's name from what ``--model`` said.
-
-    >>> model_name_from("meta-llama/Llama-2-7b-hf"), model_name_from("./my model/")
-    ('Llama-2-7b-hf', 'my-model')
-    """
+    """Derive a model's name from what ``--model`` said."""
     last = source.rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", last).strip("-.") or "model"

@@ -21,9 +21,6 @@ class Option:
     """One option of a component at build time.
 
     The type is that of the default, so an option always has one.
-
-    >>> Option("max_batch_size", 8, "Most requests in one batch.", minimum=0).parse("16")
-    16
     """
 
     name: str
@@ -83,11 +80,7 @@ class Option:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """Split ``key=value`` arguments.
-
-    >>> parse_assignments(["dtype=bfloat16"])
-    {'dtype': 'bfloat16'}
-    """
+    """Split ``key=value`` arguments."""
     pairs: dict[str, str] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -100,12 +93,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
 
 
 def renamed_values(options: Iterable[Option], given: Mapping[str, object]) -> list[str]:
-    """Return a line for each value that was given by its old name.
-
-    >>> option = Option("layout", "own", "", choices=("own", "old"), renamed=(("past", "old"),))
-    >>> renamed_values([option], {"layout": "past"})
-    ['layout=past is called layout=old now']
-    """
+    """Return a line for each value that was given by its old name."""
     return [
         f"{option.name}={old} is called {option.name}={new} now"
         for option in options

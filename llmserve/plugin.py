@@ -107,12 +107,7 @@ C = TypeVar("C")
 
 
 def section(name: str) -> Callable[[C], C]:
-    """Put a command under a heading of ``llmserve --help``: Serve, Measure or Extend.
-
-    >>> from types import SimpleNamespace
-    >>> section("Measure")(SimpleNamespace()).llmserve_section
-    'Measure'
-    """
+    """Put a command under a heading of ``llmserve --help``: Serve, Measure or Extend."""
 
     def mark(command: C) -> C:
         command.llmserve_section = name  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from llmserve.roles import ROLES, Backend, Component, Recipe
 from llmserve.version import __version__
 
 ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
+"""Which plugins to load or to leave out: names, or ``distribution:name``, with commas between."""
 Registered: TypeAlias = "Component | Recipe | Backend"
 C = TypeVar("C", bound=Registered)
 
@@ -64,11 +65,7 @@ class Entry:
 
 
 def find_plugins(environment: Mapping[str, str] = os.environ) -> Iterator[Plugin]:
-    """Find the core's own plugin and every installed one, without importing any.
-
-    ``LLMSERVE_PLUGINS`` names the only ones to load, ``LLMSERVE_BLOCK_PLUGINS`` those to leave
-    out; both take names, or ``distribution:name``, with commas between.
-    """
+    """Find the core's own plugin and every installed one, without importing any."""
     yield Plugin("core", "llmserve", __version__, entry_point="llmserve.builtin", api=API)
     only, blocked = names_in(environment, ONLY), names_in(environment, BLOCKED)
     for plugin in sorted(_installed(), key=lambda plugin: (plugin.name, plugin.origin)):
@@ -106,12 +103,7 @@ def _installed() -> Iterator[Plugin]:
 
 
 class Registry:
-    """All plugins and what they registered.
-
-    >>> Registry.load().get(Recipe, "no such recipe")
-    Traceback (most recent call last):
-    llmserve.errors.PluginError: no plugin is called 'no such recipe': ...
-    """
+    """All plugins and what they registered."""
 
     def __init__(self, plugins: Iterable[Plugin]) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -121,7 +113,6 @@ class Registry:
 
     @classmethod
     def load(cls) -> Registry:
-        """Load every installed plugin, but for those that the environment leaves out."""
         return cls(find_plugins())
 
     def recipe(self, name: str) -> Recipe:
@@ -180,7 +171,7 @@ class Registry:
             self._manager.register(module, name)
             self.entries += list(_entries(replace(plugin, module=module)))
         except (Exception, SystemExit) as error:
-            # Whatever a stranger's module does when it is imported or called, it stops itself.
+            # Whatever a stranger's module does, it stops only that plugin.
             if self._manager.has_plugin(name):
                 self._manager.unregister(name=name)
             return replace(plugin, problem=reason(error), module=None)

@@ -1,8 +1,7 @@
 """The roles a plugin can fill: frozen dataclasses that name their runtime by an import string.
 
-On the machine that builds, a component says what it is called, which options it has and what it
-puts into the repository. In Triton, the class that ``runtime`` names does the work; nothing
-imports it before that, so listing plugins loads no torch.
+In Triton, the class that ``runtime`` names does the work; nothing imports it before that, so
+listing plugins loads no torch.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 
 Prepare = Callable[["BuildContext"], Mapping[str, Any]]
 """Writes what the runtime class needs, and returns the settings it is made with (JSON)."""
-
 Assemble = Callable[["Assembly"], None]
-"""Adds the models that a generator in another backend than Python's is served by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +30,9 @@ class Component:
     """What the roles share that run in Triton.
 
     ``runtime`` is ``"package.module:Class"``, made in Triton as ``Class(settings, folder)``
-    with the settings that ``prepare`` returned and the version folder it wrote to.
-    ``requires`` names the distributions that the class imports: the manifest records their
-    versions and the Dockerfile installs them. Where it is not given, they are those that the
-    plugin's own distribution depends on. ``inputs`` are the tensors it reads.
+    with the settings that ``prepare`` returned and the version folder it wrote to. ``inputs`` are
+    the tensors it reads, ``requires`` the distributions that it imports, by default those that
+    the plugin's own depends on.
     """
 
     name: str
@@ -58,14 +54,13 @@ class Generator(Component):
     """Ids to more ids. Runtime: :class:`llmserve.runtime.Generator`.
 
     ``modes`` says how it can be driven, in the words of ``Batching.mode``. One that runs in a
-    backend other than Python's has ``assemble``: an ensemble is built, and ``runtime`` is the
-    class of the model in it that the generator calls its own.
+    backend other than Python's has ``assemble``, which adds the models of an ensemble.
     ``source`` says what ``--model`` has to name: ``"huggingface"`` a model as ``save_pretrained``
     writes it, in a folder or on the hub; ``"folder"`` any local folder; None whatever the engine
-    makes of it. Of the file patterns in ``weights``, a model has to have a file for one.
-    ``outputs`` are tensors that only this generator can fill, for requests that ask. One that
-    ``constrains`` asks ``Generation.constrain`` before it chooses a token, as
-    ``llmserve.runtime.Sampler`` does, so that a formatter can hold answers to a form.
+    makes of it. A model has a file that fits one of the patterns in ``weights``. ``outputs`` are
+    tensors that only this generator can fill. One that ``constrains`` asks
+    ``Generation.constrain`` before it chooses a token, so that a formatter can hold answers to
+    a form.
     """
 
     modes: frozenset[str] = frozenset({"batch"})
@@ -81,8 +76,7 @@ class Batching(Component):
     """How requests share the machine. Runtime: :class:`llmserve.runtime.Driver`.
 
     ``mode`` is what it asks of a generator: ``"batch"`` hands over whole batches. ``prepare``
-    edits the scheduler blocks of ``context.config``, and calls ``context.streams()`` where answers
-    leave in pieces.
+    edits ``context.config``, and calls ``context.streams()`` where answers leave in pieces.
     """
 
     mode: str = "batch"
@@ -99,9 +93,8 @@ class Batching(Component):
 class Formatter(Component):
     """Answers to response tensors. Runtime: :class:`llmserve.runtime.Formatter`.
 
-    It has the tensors of the contract, and with ``extra_inputs`` and ``extra_outputs`` its own. One
-    whose runtime class can ``constrain`` answers names the options for that in ``extra_inputs``;
-    where the generator cannot do it, a request with such an option is refused. ``constrains_with``
+    It has the tensors of the contract, and with ``extra_inputs`` and ``extra_outputs`` its own:
+    among them the options of a runtime class that can ``constrain`` answers. ``constrains_with``
     are distributions that this takes, which are wanted in Triton where they are installed here.
     """
 
@@ -111,9 +104,7 @@ class Formatter(Component):
     extra_inputs: InitVar[tuple[Tensor, ...]] = ()
     extra_outputs: InitVar[tuple[Tensor, ...]] = ()
 
-    def __post_init__(
-        self, extra_inputs: tuple[Tensor, ...], extra_outputs: tuple[Tensor, ...]
-    ) -> None:
+    def __post_init__(self, extra_inputs: Any, extra_outputs: Any) -> None:
         object.__setattr__(self, "inputs", (*self.inputs, *extra_inputs))
         object.__setattr__(self, "outputs", (*self.outputs, *extra_outputs))
 

@@ -29,7 +29,6 @@ from llmserve.repository.manifest import Manifest
 from llmserve.repository.publish import MODELS, check_output, publish, staging
 from llmserve.repository.runtimes import check_models
 from llmserve.roles import Assemble
-from llmserve.runtime.contract import Tensor
 from llmserve.version import __version__
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
@@ -50,11 +49,7 @@ def build(
     force: bool = False,
     **options: object,
 ) -> BuildResult:
-    """Build a model into a repository, as ``llmserve build`` does.
-
-    >>> build("hf", "demo", output="model_repository", max_batch_size=16)  # doctest: +SKIP
-    BuildResult(name='demo', ...)
-    """
+    """Build a model into a repository, as ``llmserve build`` does."""
     chosen = (tokenizer, generator, batching, formatter)
     return build_spec(BuildSpec(plugin, model, name, Path(output), *chosen, options, force))
 
@@ -260,12 +255,13 @@ def contract_of(plan: Plan) -> dict[str, Any]:
         "extras": sorted(plan.extras),
         # What the formatter fills in, and what it may fill in only with what the generator gives.
         "outputs": [
-            *(_output(tensor, optional=False) for tensor in plan.formatter.outputs),
-            *(_output(tensor, optional=True) for tensor in plan.generator.outputs),
+            {
+                "name": each.name,
+                "data_type": each.data_type,
+                "dims": each.dims,
+                "optional": optional,
+            }
+            for part, optional in ((plan.formatter, False), (plan.generator, True))
+            for each in part.outputs
         ],
     }
-
-
-def _output(tensor: Tensor, *, optional: bool) -> dict[str, Any]:
-    kind = {"name": tensor.name, "data_type": tensor.data_type, "dims": tensor.dims}
-    return {**kind, "optional": optional}

@@ -25,13 +25,9 @@ MODEL_PY = "from llmserve.runtime.model import TritonPythonModel as TritonPython
 class Container:
     """The image that serves what is built, where NVIDIA's plain one will not do.
 
-    A generator's ``prepare`` or ``assemble`` puts it into :attr:`BuildContext.container`. What the
-    image ``brings`` is never replaced: of the packages that the model needs the others are
-    installed, by themselves and without what they depend on. An ``image`` of None says that the
-    plain one will not do and that no other is known; whoever makes the image then names one.
-
-    >>> Container("nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3", brings=("torch",)).image
-    'nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3'
+    A generator's ``prepare`` or ``assemble`` puts it into :attr:`BuildContext.container`. Packages
+    that the image ``brings`` are never replaced; the others are installed without what they depend
+    on. An ``image`` of None says that whoever builds the image has to name one.
     """
 
     image: str | None
@@ -101,11 +97,9 @@ class BuildContext:
     ) -> dict[str, Value]:
         """Put the source's files where the runtime finds them, and say where that is.
 
-        A file that is cut short, is not what it is called or is a link that leads out of the
-        model is refused. ``copy`` is for a runtime
-        that opens small files by itself and knows nothing of the hub: they are copied whatever
-        the build says of weights, and the settings then have a ``path`` in the repository.
-        Returns the settings ``llmserve.runtime.location`` reads: a folder within
+        Damaged files, and links that lead out of the model, are refused. ``copy`` is for a runtime
+        that opens files by itself and knows nothing of the hub: they are copied whatever the build
+        says of weights. Returns the settings that ``llmserve.runtime.location`` reads: a folder in
         the repository, or the hub's id and commit, or a path outside.
         """
         files = list(files)

@@ -67,12 +67,7 @@ def connect_async(
     headers: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> AsyncClient:
-    """Do what :func:`connect` does, for asyncio.
-
-    >>> async def answer() -> str:
-    ...     async with connect_async() as client:
-    ...         return (await client.generate("demo", "Programming in C++ is like")).text
-    """
+    """Do what :func:`connect` does, for asyncio."""
     from llmserve.client.aio import AsyncClient
     from llmserve.client.url import Endpoint
 

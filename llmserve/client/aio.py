@@ -46,11 +46,7 @@ CLOSE_SECONDS = 5.0
 
 
 class Deadline:
-    """The time that a request has, over all of its messages; None means that there is no end.
-
-    >>> Deadline(None).left() is None
-    True
-    """
+    """The time that a request has, over all of its messages; None means that there is no end."""
 
     def __init__(self, seconds: float | None) -> None:
         if seconds is not None and not seconds > 0:

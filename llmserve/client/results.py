@@ -63,11 +63,7 @@ class Piece:
 
 
 def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
-    """Put pieces together, one answer per prompt.
-
-    >>> gather([Piece("Hello"), Piece(" you", finish_reason="stop")], 1)[0].text
-    'Hello you'
-    """
+    """Put pieces together, one answer per prompt."""
     texts: list[list[str]] = [[] for _ in range(count)]
     answers = [Completion("") for _ in range(count)]
     for piece in pieces:

@@ -118,12 +118,7 @@ class Client:
 
     @contextmanager
     def sequence(self, model: str, *, timeout: float | None = None) -> Iterator[Sequence]:
-        """Go through a sequence step by step; leaving the ``with`` block ends it.
-
-        >>> def two_steps(client: Client) -> None:
-        ...     with client.sequence("demo-steps") as steps:
-        ...         print(steps.send("Programming", max_tokens=8).text, steps.send().text)
-        """
+        """Go through a sequence step by step; leaving the ``with`` block ends it."""
         sequence = self._client.sequence(model, timeout=timeout)
         steps = _run(sequence.__aenter__())
         try:

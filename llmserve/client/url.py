@@ -44,13 +44,7 @@ class Address:
 
 
 def parse_url(url: str | None = None, *, tls: bool = False) -> Address:
-    """Read a URL; without one ``LLMSERVE_URL`` counts, else ``127.0.0.1:8001``.
-
-    >>> parse_url("grpcs://triton.example:8001")
-    Address(host='triton.example', port=8001, tls=True)
-    >>> str(parse_url("[::1]:9000"))
-    '[::1]:9000'
-    """
+    """Read a URL; without one ``LLMSERVE_URL`` counts, else ``127.0.0.1:8001``."""
     text = (url or os.environ.get("LLMSERVE_URL") or DEFAULT_URL).strip()
     match = _URL.fullmatch(text)
     if match is None:

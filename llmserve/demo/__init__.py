@@ -6,11 +6,11 @@ repository, in ``tests/demo_trainer``.
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 from llmserve.errors import ModelSourceError
 
+FOLDER = Path(__file__).with_name("model")
 _NEEDED = (
     "config.json",
     "generation_config.json",
@@ -21,25 +21,9 @@ _NEEDED = (
 
 
 def demo_model_path() -> Path:
-    """Return the folder of the demo model, which ``--model demo`` names.
-
-    The folder is an ordinary Hugging Face model folder:
-
-    >>> demo_model_path().name
-    'model'
-
-    Raises:
-        ModelSourceError: a file is missing, or the package lies inside an archive.
-    """
-    folder = files(__name__) / "model"
-    if not isinstance(folder, Path):
+    """Return the folder of the demo model, an ordinary Hugging Face model's."""
+    if missing := [name for name in _NEEDED if not (FOLDER / name).is_file()]:
         raise ModelSourceError(
-            "the demo model lies inside an archive", mend="install llmserve with pip"
+            f"the demo model lacks {', '.join(missing)}", mend="install llmserve again"
         )
-    missing = [name for name in _NEEDED if not (folder / name).is_file()]
-    if missing:
-        raise ModelSourceError(
-            f"the demo model lacks {', '.join(missing)}",
-            mend="install llmserve again",
-        )
-    return folder
+    return FOLDER

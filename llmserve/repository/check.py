@@ -39,9 +39,6 @@ def check_repository(
     takes less than a second, looks whether files and modules are there; else files are read and
     classes imported too. What is installed matters where the models are ``served_here`` and not
     in a container. Plugins add what only they can see.
-
-    >>> check_repository(Path("/nowhere"))[0].what
-    'there is no such folder'
     """
     if not repository.is_dir():
         return [Problem(str(repository), "there is no such folder", "llmserve build makes one")]

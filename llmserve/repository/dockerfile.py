@@ -27,11 +27,7 @@ HF_HOME = "/hf"
 
 
 def image_of(model: str = "") -> str:
-    """Return what an image is called: a repository's, or that of a model with one of its own.
-
-    >>> image_of(), image_of("Llama__2")
-    ('llmserve-triton', 'llmserve-triton-llama-2')
-    """
+    """Return what an image is called: a repository's, or that of a model with one of its own."""
     # Docker takes small letters, and no two separators in a row.
     own = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
     return f"{IMAGE}-{own}" if own else IMAGE

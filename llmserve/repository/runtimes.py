@@ -198,13 +198,7 @@ def _class_problem(runtime: str, methods: Iterable[str]) -> tuple[str, bool] | N
 
 
 def problem_with(runtime: str) -> str | None:
-    """Say why nothing can be made from a component's ``package.module:Class``, if so.
-
-    >>> problem_with("llmserve.repository.runtimes:Nothing") is None
-    True
-    >>> problem_with("llmserve.nowhere:Nothing")
-    'there is no module llmserve.nowhere'
-    """
+    """Say why nothing can be made from a component's ``package.module:Class``, if so."""
     module, _, name = runtime.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         return f"{runtime!r} is not of the form package.module:Class"

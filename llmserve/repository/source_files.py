@@ -139,11 +139,7 @@ def check_code(files: Iterable[Path]) -> None:
 
 
 def code_elsewhere(config: Mapping[str, Any]) -> str | None:
-    """Return the repository of somebody else that a configuration takes code from.
-
-    >>> code_elsewhere({"auto_map": {"AutoModel": "someone/else--modeling.Own"}})
-    'someone/else'
-    """
+    """Return the repository of somebody else that a configuration takes code from."""
     code = config.get("auto_map")
     for names in code.values() if isinstance(code, dict) else ():
         for name in names if isinstance(names, list) else [names]:

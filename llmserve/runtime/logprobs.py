@@ -27,11 +27,7 @@ class Logprob:
 
 
 def logprob_of(logits: npt.NDArray[Any], token: int, count: int) -> Logprob:
-    """Return the log-probability of a token and of the ``count`` likeliest.
-
-    >>> logprob_of(np.log(np.array([0.2, 0.7, 0.1])), 0, 1).top[0].token
-    1
-    """
+    """Return the log-probability of a token and of the ``count`` likeliest."""
     scores = logits.astype(np.float64)
     scores -= scores.max()
     scores -= np.log(np.exp(scores).sum())
@@ -43,11 +39,7 @@ def logprob_of(logits: npt.NDArray[Any], token: int, count: int) -> Logprob:
 
 
 def to_json(logprobs: Sequence[Logprob], texts: Mapping[int, str]) -> str:
-    """Write them down, one entry per token.
-
-    >>> to_json([Logprob(5, -0.25)], {5: " the"})
-    '[{"id":5,"token":" the","logprob":-0.25}]'
-    """
+    """Write them down, one entry per token."""
     return json.dumps([_entry(one, texts) for one in logprobs], separators=(",", ":"))
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from llmserve.api import API
-from llmserve.errors import OutputError
-from llmserve.scaffold.names import Names, check_free
+from llmserve.errors import OutputError, UsageError
+from llmserve.names import normal
+from llmserve.registry import Registry
 from llmserve.version import __version__
 
 SOURCES = Path(__file__).parent
@@ -25,6 +28,61 @@ REQUIRES = {
 KINDS = tuple(REQUIRES)
 ROLES = KINDS[:-1]
 """What comes with a recipe, which can be built and served."""
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_LONGEST = 32
+
+
+@dataclass(frozen=True)
+class Names:
+    """A plugin's names, made of the one that it is given."""
+
+    name: str
+
+    @classmethod
+    def of(cls, name: str) -> Names:
+        """Check a name that somebody gave."""
+        if name.startswith(("llmserve-", "llmserve_")):
+            raise UsageError(
+                f"{name!r} cannot be a plugin's name",
+                mend=f"leave out llmserve: the package of {name[9:]!r} is called llmserve-NAME",
+            )
+        if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+            raise UsageError(
+                f"{name!r} cannot be a plugin's name",
+                mend=f"use at most {_LONGEST} small letters, digits and single '-', beginning "
+                "with a letter, as in acme-words",
+            )
+        return cls(name)
+
+    @property
+    def slug(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def distribution(self) -> str:
+        return f"llmserve-{self.name}"
+
+    @property
+    def package(self) -> str:
+        return f"llmserve_{self.slug}"
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its classes begin with."""
+        return "".join(word.capitalize() for word in self.name.split("-"))
+
+    def replaced(self, text: str, role: str) -> str:
+        """Return the text of a plugin called scaffold under this name."""
+        # What is called acme-tokenizer has an AcmeTokenizer, and nobody an AcmeTokenizerTokenizer.
+        prefix = self.prefix.removesuffix(role.capitalize()) or self.prefix
+        for old, new in (
+            (f"llmserve.scaffold.{role}", self.package),
+            ("llmserve_scaffold", self.package),
+            ("Scaffold", prefix),
+            ("scaffold", self.name),
+        ):
+            text = text.replace(old, new)
+        return text
 
 
 def new_package(name: str, role: str, output: Path = Path()) -> Path:
@@ -48,6 +106,24 @@ def new_package(name: str, role: str, output: Path = Path()) -> Path:
     except OSError as error:
         raise OutputError(f"{output} cannot be written to ({error.strerror})") from None
     return folder
+
+
+def check_free(names: Names, role: str) -> None:
+    """Refuse a name that something installed has: one of both would be switched off."""
+    registry = Registry.load()
+    for plugin in registry.plugins:
+        if plugin.name == names.name:
+            raise _taken(names, f"it is plugin {plugin}")
+    for entry in registry.entries:
+        if entry.component.name == names.name and entry.role in ("recipe", role):
+            raise _taken(names, f"{entry.plugin} has a {entry.role} of that name")
+    announced = {normal(plugin.origin) for plugin in registry.plugins}
+    if names.distribution in announced or find_spec(names.package) is not None:
+        raise _taken(names, f"{names.distribution} is installed here")
+
+
+def _taken(names: Names, why: str) -> UsageError:
+    return UsageError(f"the name {names.name!r} is taken: {why}", mend="choose another")
 
 
 def _files(names: Names, role: str) -> Iterator[tuple[str, str]]:
@@ -87,11 +163,7 @@ def _project(names: Names, role: str) -> str:
 
 
 def _range(version: str) -> str:
-    """Return the versions of llmserve that a package made with this one is made for.
-
-    >>> _range("0.1.0"), _range("2.3.1")
-    ('>=0.1,<0.2', '>=2.3,<3')
-    """
+    """Return the versions of llmserve that a package made with this one is made for."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return f">={major}.{minor},<{major + 1 if major else f'0.{minor + 1}'}"
 

@@ -80,7 +80,7 @@ def test_looking_it_up_loads_nothing_heavy() -> None:
 def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    monkeypatch.setattr(llmserve.demo, "files", lambda _: tmp_path)
+    monkeypatch.setattr(llmserve.demo, "FOLDER", tmp_path / "model")
     with pytest.raises(ModelSourceError, match=r"lacks generation_config\.json, model\.saf") as got:
         demo_model_path()
     assert got.value.mend is not None

@@ -58,7 +58,7 @@ def test_an_unknown_name_gets_near_ones() -> None:
 
 
 def test_a_part_that_is_gone_is_told_with_its_recipe_and_not_as_a_slip_of_the_pen() -> None:
-    recipe = Recipe(name="mixed", summary="", generator="gone")
+    recipe = Recipe(name="mixed", summary="", generator="", tokenizer="gone")
     found = registry(acme=module(llmserve_register_recipes=lambda: [recipe]))
     with pytest.raises(PluginError, match=r"recipe 'mixed' .* 'gone'.*: install") as caught:
         make_plan(BuildSpec("mixed", "demo"), found)

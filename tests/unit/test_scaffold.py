@@ -15,7 +15,7 @@ from llmserve import __version__
 from llmserve.api import API
 from llmserve.errors import OutputError, UsageError
 from llmserve.scaffold import KINDS, ROLES, new_package
-from llmserve.scaffold.names import Names
+from llmserve.scaffold.generate import Names
 from llmserve_cli.group import cli
 
 NAMES = ("x", "acme-words", "a-name-of-thirty-two-letters-abc")
