@@ -41,7 +41,7 @@ class DecodeGraphs:
             self._passes[size] = inputs, self._record(partial(self._forward, inputs))
         inputs, play = self._passes[size]
         inputs.tokens.numbers[:, :count] = plan.tokens.numbers
-        inputs.tokens.pages[count:] = self._spare_page
+        inputs.tokens.rows[count:] = self._spare_page * plan.page_size
         inputs.lengths.fill_(1)[:count] = plan.lengths
         inputs.table.fill_(self._spare_page)[:count, :width] = plan.table
         return play()[:count]

@@ -9,48 +9,56 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-# From so few rows on, a plain product is as fast.
-_FEW = range(2, 16)
-_PANEL = 32
+# With more rows a plain product is as fast.
+_FEW = range(2, 33)
+_PANEL = 64
 
 
 class FewRowsLinear(nn.Linear):
     """A linear layer that is quick with the few rows of a decoding step.
 
     A product of float32 matrices first rearranges the weight, which takes longer than the product
-    with few rows. Many small products, of some outputs each, do without.
+    with few rows. Many small products, of some outputs each, do without. A weight with more
+    outputs than inputs is kept input by input: with a single row that is read faster.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight.shape[1], weight.shape[0], device="meta")
-        self.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, shared: bool) -> None:
+        outputs, inputs = weight.shape
+        super().__init__(inputs, outputs, device="meta")
+        if outputs > inputs and not shared:
+            weight = weight.t().contiguous().t()
+        elif not shared:
+            weight = weight.contiguous()
+        self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = bias  # type: ignore[assignment]
-        whole = weight.shape[0] // _PANEL * _PANEL
-        self._panels = self.weight[:whole].view(-1, _PANEL, weight.shape[1]).transpose(1, 2)
-        self._rest = self.weight[whole:]
+        whole = outputs // _PANEL * _PANEL
+        self._panels = weight[:whole].unflatten(0, (-1, _PANEL)).transpose(1, 2) if whole else None
+        self._rest = weight[whole:].t()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        if len(rows) not in _FEW:
+        count = x.numel() // self.in_features
+        if count not in _FEW or self._panels is None:
             return super().forward(x)
+        rows = x.reshape(count, -1)
         out = torch.bmm(rows.expand(len(self._panels), *rows.shape), self._panels)
-        out = out.transpose(0, 1).reshape(len(rows), -1)
-        if len(self._rest):
-            out = torch.cat([out, rows @ self._rest.t()], dim=1)
+        out = out.transpose(0, 1).reshape(count, -1)
+        if self._rest.shape[1]:
+            out = torch.cat([out, rows @ self._rest], dim=1)
         if self.bias is not None:
-            out = out + self.bias
+            out += self.bias
         return out.view(*x.shape[:-1], -1)
 
 
 def speed_up(model: nn.Module) -> None:
     """Replace modules of a model by quicker ones that give the same."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if quicker := _quicker(child):
+            if quicker := _quicker(child, embeddings):
                 setattr(parent, name, quicker)
 
 
-def _quicker(module: Any) -> nn.Module | None:
+def _quicker(module: Any, embeddings: set[int]) -> nn.Module | None:
     if isinstance(module, NewGELUActivation):
         return nn.GELU(approximate="tanh")
     if type(module) is nn.Linear or type(module).__name__ == "FalconLinear":
@@ -61,7 +69,7 @@ def _quicker(module: Any) -> nn.Module | None:
     else:
         return None
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        return FewRowsLinear(weight, module.bias)
+        return FewRowsLinear(weight, module.bias, shared=id(module.weight) in embeddings)
     if isinstance(module, Conv1D):
         linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
         linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -27,8 +26,7 @@ class PagePool:
     def __init__(self, count: int, page_size: int) -> None:
         self.count = count
         self.page_size = page_size
-        # The lowest first: attention reads neighbouring pages together.
-        self._empty = list(range(count))
+        self._empty = set(range(count))
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * count
         self._keys: dict[int, Key] = {}
@@ -44,17 +42,36 @@ class PagePool:
         """Return how many pages so many tokens need."""
         return -(-tokens // self.page_size)
 
-    def take(self) -> int | None:
-        """Return a page for the caller to write to, if there is one."""
-        if self._empty:
-            page = heapq.heappop(self._empty)
-        elif self._unused:
-            page, _ = self._unused.popitem(last=False)
+    def take(self, behind: int = -1) -> int | None:
+        """Return a page for the caller to write to, if there is one: the next behind another's.
+
+        A sequence that lies in one piece is read in place.
+        """
+        page = behind + 1
+        if behind < 0 or not (page in self._empty or page in self._unused):
+            if self._empty:
+                page = self._roomiest()
+            elif self._unused:
+                page = next(iter(self._unused))
+            else:
+                return None
+        if page in self._unused:
+            del self._unused[page]
             del self._contents[self._keys.pop(page)]
         else:
-            return None
+            self._empty.remove(page)
         self._holders[page] = 1
         return page
+
+    def _roomiest(self) -> int:
+        """Return an empty page with others behind it, and some before it for who grows there."""
+        best, start, end = (0, 0), -1, -1
+        for page in sorted(self._empty):
+            start, end = start if page == end else page, page + 1
+            best = max(best, (end - start, -start))
+        length, start = best[0], -best[1]
+        grows = start > 0 and self._holders[start - 1]
+        return start + (length // 2 if grows else 0)
 
     def release(self, pages: Iterable[int]) -> None:
         """Let go of a sequence's pages, in their order."""
@@ -65,7 +82,7 @@ class PagePool:
                 if page in self._keys:
                     self._unused[page] = None
                 else:
-                    heapq.heappush(self._empty, page)
+                    self._empty.add(page)
 
     def publish(self, page: int, before: int, ids: tuple[int, ...]) -> int:
         """Let others share a full page; return the number of its content."""

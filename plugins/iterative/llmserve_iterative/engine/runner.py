@@ -78,9 +78,7 @@ class FlatRunner:
         # PyTorch's attention in half precision is several times slower on a CPU than in single.
         dtype = torch.float32 if model.device.type == "cpu" else model.dtype
         # What fills up a recorded pass writes to a page of its own.
-        self._store = Store(
-            page_count + graphs, plan.page_size, dtype, tokens_first=plan.tokens_first
-        )
+        self._store = Store((page_count + graphs) * plan.page_size, dtype)
         self._layers = model.config.get_text_config().num_hidden_layers
         self._graphs = DecodeGraphs(self._forward, spare_page=page_count) if graphs else None
         for module in model.modules():
@@ -97,14 +95,14 @@ class FlatRunner:
 
     def _forward(self, plan: PagePlan | FlashPlan) -> Tensor:
         def update(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            return self._store.write(layer, plan.tokens, keys[0], values[0])
+            return self._store.write(layer, plan.tokens.rows, keys[0], values[0])
 
         output = self._model(
             input_ids=plan.tokens.ids[None],
             position_ids=plan.tokens.positions[None],
             past_key_values=PassCache(update, self._layers),
             use_cache=True,
-            logits_to_keep=plan.last,
+            logits_to_keep=plan.tokens.starts[1:] - 1,
             llmserve_plan=plan,
         )
         logits: Tensor = output.logits[0]
@@ -124,7 +122,7 @@ class PaddedRunner:
     def __init__(self, model: Any, page_count: int) -> None:
         self.page_count = page_count
         self._model = model
-        self._store = Store(page_count, self.page_size, model.dtype)
+        self._store = Store(page_count * self.page_size, model.dtype)
         self._layers = model.config.get_text_config().num_hidden_layers
 
     @torch.inference_mode()
@@ -138,7 +136,7 @@ class PaddedRunner:
 
     def _forward(self, chunks: Sequence[Chunk]) -> Tensor:
         device = self._model.device
-        tokens = Tokens.of(chunks, self.page_size, device)
+        tokens = Tokens(chunks, self.page_size, device)
         width = max(chunk.stop for chunk in chunks)
         stops = torch.tensor([chunk.stop for chunk in chunks], device=device)[:, None]
         positions = torch.arange(-width, 0, device=device) + stops
@@ -146,13 +144,13 @@ class PaddedRunner:
         at = positions.clamp(min=0)
         tables = [torch.tensor(chunk.pages, device=device) for chunk in chunks]
         pages = pad_sequence(tables, batch_first=True).gather(1, at // self.page_size)
+        places = pages * self.page_size + at % self.page_size
         rows = len(chunks), len(tokens.ids) // len(chunks)
 
         def update(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             new = (part.transpose(0, 1).flatten(1, 2) for part in (keys, values))
-            whole = self._store.write(layer, tokens, *new)
-            first, second = (t[pages, :, at % self.page_size].transpose(1, 2) for t in whole)
-            return first, second
+            first, second = self._store.write(layer, tokens.rows, *new)
+            return first[places].transpose(1, 2), second[places].transpose(1, 2)
 
         output = self._model(
             input_ids=tokens.ids.view(rows),

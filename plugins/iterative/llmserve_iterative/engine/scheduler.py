@@ -147,7 +147,7 @@ class Scheduler:
         Returns whether the sequence still runs: it may have been the last itself.
         """
         while len(sequence.pages) < self.pool.pages_for(sequence.length):
-            if (page := self.pool.take()) is not None:
+            if (page := self.pool.take(*sequence.pages[-1:])) is not None:
                 sequence.pages.append(page)
                 continue
             last = self.running.pop()

@@ -100,14 +100,14 @@ def test_it_makes_what_generate_makes(
 
 
 def test_a_recorded_pass_writes_only_where_its_tokens_belong(recorded: list[int]) -> None:
-    store = attention.Store(6, 16, torch.float32, tokens_first=True)
+    store = attention.Store(6 * 16, torch.float32)
     chunk = Chunk(detached_sequence([1] * 20, [3, 1]), 19, 20)
 
     def forward(plan: Any) -> torch.Tensor:
         new = torch.ones(2, len(plan.tokens.ids), 4)
-        return store.write(0, plan.tokens, new, new)[0]
+        return store.write(0, plan.tokens.rows, new, new)[0]
 
     passes = graphs.DecodeGraphs(forward, spare_page=5)
     passes.run(attention.FlashPlan([chunk] * 3, CPU))
     keys = forward(attention.FlashPlan([chunk], CPU))
-    assert keys[:5].count_nonzero() == keys[1, :, 3].count_nonzero() == 2 * 4
+    assert keys[: 5 * 16].count_nonzero() == keys[16 + 3].count_nonzero() == 2 * 4
