@@ -9,7 +9,7 @@ from typing import Any
 from shapes import prompt_ids
 
 from llmserve.runtime import Generation, Params
-from llmserve_iterative.engine import Engine
+from llmserve_iterative.engine.engine import Engine
 
 NEW = 64
 Prompts = Sequence[list[int]]

@@ -1,6 +1,6 @@
 """A soak on a real Triton: a mixed load, 40 of 100 clients leave, and what is left is looked at.
 
-    python bench/soak.py --seconds 600 [--model demo] [--clients 24] [--set slots=direct]
+    python bench/soak.py --seconds 600 [--model demo] [--clients 24]
 
 Prints how memory, sequences and requests stand over time. Exits with 1 if a request failed,
 a sequence is left at the end, or memory grew by over 5 % after its first two minutes.

@@ -21,16 +21,28 @@ from llmserve.plugin import (
 
 # A request that is cancelled keeps Triton's place for its sequence until it has been idle for
 # long enough (seen on 2.51). So there are many more places than sequences under way.
-_CANDIDATES = 65_536
-
-
-def _count(name: str, default: int, text: str, *, minimum: int = 1) -> Option:
-    return Option(name, default, text, minimum=minimum, maximum=INT32_MAX)
+_PLACES = 65_536
+_IDLE_SECONDS = 300.0
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
     """Register the engine: a paged cache, and all sequences in one pass."""
+    cache_tokens = Option(
+        "cache_tokens",
+        0,
+        "Tokens that the cache holds for all sequences together; 0 is four contexts, or a "
+        "quarter of one for every sequence if that is more.",
+        minimum=0,
+        maximum=INT32_MAX,
+    )
+    prefill_chunk = Option(
+        "prefill_chunk",
+        256,
+        "Most prompt tokens in one step, so that a long prompt does not stall others.",
+        minimum=1,
+        maximum=INT32_MAX,
+    )
     return [
         Generator(
             name="stepwise",
@@ -41,21 +53,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             inputs=(*contract.SAMPLING, contract.LOGIT_BIAS, *contract.LOGPROBS),
             outputs=contract.LOGPROBS_OUTPUTS,
             constrains=True,
-            options=(
-                *PLACEMENT_OPTIONS,
-                _count(
-                    "cache_tokens",
-                    0,
-                    "Tokens that the cache holds for all sequences together; 0 is four contexts, "
-                    "or a quarter of one for every sequence if that is more.",
-                    minimum=0,
-                ),
-                _count(
-                    "prefill_chunk",
-                    256,
-                    "Most prompt tokens in one step, so that a long prompt does not stall others.",
-                ),
-            ),
+            options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk),
         )
     ]
 
@@ -63,6 +61,29 @@ def llmserve_register_generators() -> Sequence[Generator]:
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
     """Register in-flight batching; the static batching that it replaces is the core's."""
+    max_batch_size = Option(
+        "max_batch_size",
+        32,
+        "Most sequences under way at a time; others wait.",
+        minimum=1,
+        maximum=INT32_MAX,
+    )
+    idle_seconds = Option(
+        "idle_seconds",
+        _IDLE_SECONDS,
+        "How long Triton keeps the place of a sequence whose client has gone. Steps that take "
+        "nearly as long let nobody join.",
+        minimum=0.001,
+        maximum=3600,
+    )
+    burst_ms = Option(
+        "burst_ms",
+        8.0,
+        "How long steps follow one another before new requests can join; 0 makes one step at a "
+        "time and sends every piece by itself.",
+        minimum=0,
+        maximum=1000,
+    )
     return [
         Batching(
             name="iterative",
@@ -70,31 +91,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             runtime="llmserve_iterative.driver:IterativeDriver",
             mode="step",
             prepare=_prepare_batching,
-            options=(
-                _count("max_batch_size", 32, "Most sequences under way at a time; others wait."),
-                Option(
-                    "slots",
-                    "oldest",
-                    "oldest fills a batch from all sequences, direct gives each its own place.",
-                    choices=("oldest", "direct"),
-                ),
-                Option(
-                    "idle_seconds",
-                    0.0,
-                    "How long Triton keeps the place of a sequence whose client has gone. Steps "
-                    "that take nearly as long let nobody join. 0 is 300, and 10 with direct slots.",
-                    minimum=0,
-                    maximum=3600,
-                ),
-                Option(
-                    "burst_ms",
-                    8.0,
-                    "How long steps follow one another before new requests can join; 0 makes "
-                    "one step at a time and sends every piece by itself.",
-                    minimum=0,
-                    maximum=1000,
-                ),
-            ),
+            options=(max_batch_size, idle_seconds, burst_ms),
         ),
     ]
 
@@ -106,10 +103,8 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
         Recipe(
             name="iterative",
             summary="Any decoder-only transformers model, batched in flight, streaming",
-            tokenizer="transformers",
             generator="stepwise",
             batching="iterative",
-            formatter="text",
             pairs=(
                 Pair("static-inflight", "static=iterative:batching=static", "inflight=iterative:"),
                 Pair("static-iterative", "static=hf:batching=static", "iterative=iterative:"),
@@ -132,30 +127,17 @@ def _prepare_batching(context: BuildContext) -> Mapping[str, Any]:
     """Let Triton schedule each request again and again, with the id of its sequence."""
     from tritonclient.grpc.model_config_pb2 import TYPE_UINT64
 
-    config, options = context.config, context.options
     context.streams()
-    batching = config.sequence_batching
+    batching = context.config.sequence_batching
     batching.iterative_sequence = True
-    direct = options["slots"] == "direct"
-    # Too short an idle time ends sequences under way. Direct slots are few, so theirs is short all
-    # the same: until it is over, nobody else gets the slot of a client that has gone.
-    idle = float(options["idle_seconds"]) or (10.0 if direct else 300.0)
+    # Too short an idle time ends sequences under way.
+    idle = float(context.options["idle_seconds"])
     batching.max_sequence_idle_microseconds = int(idle * 1_000_000)
-    if direct:
-        batching.direct.SetInParent()
-        # Triton puts requests of direct slots into one batch only if they have as many inputs,
-        # where a model has optional ones, and counts the controls of those that were scheduled
-        # before: a new request would wait until all others are done. So all else comes as
-        # request parameters.
-        for tensor in [tensor for tensor in config.input if tensor.name != "text_input"]:
-            config.input.remove(tensor)
-        config.input[0].optional = False
-    else:
-        batching.oldest.max_candidate_sequences = max(_CANDIDATES, config.max_batch_size)
+    batching.oldest.max_candidate_sequences = max(_PLACES, context.config.max_batch_size)
     start = batching.control_input.add(name="START").control.add()
     start.kind = start.CONTROL_SEQUENCE_START
     start.bool_false_true.extend([False, True])
     number = batching.control_input.add(name="CORRID").control.add()
     number.kind = number.CONTROL_SEQUENCE_CORRID
     number.data_type = TYPE_UINT64
-    return {"burst_ms": options["burst_ms"], "idle_seconds": idle}
+    return {"burst_ms": context.options["burst_ms"], "idle_seconds": idle}

@@ -40,8 +40,6 @@ _SILENCE = 1.0
 # Triton ends a sequence that it has not seen for the idle time, and then loses a request of it
 # that is given back: nobody would ever answer it. One that comes near is kept to its end.
 _NEAR = 0.8
-# What fills a direct slot that has no request.
-_NOBODY = 0
 # Triton numbers sequences itself, upwards; a number that far away is a client's own.
 _OWN_NUMBERS = 1 << 16
 _END_FLAG = 2
@@ -68,22 +66,13 @@ class ActiveRequest:
         """Whether it is answered, or nobody is there to be answered."""
         return self.job.responder.closed or self.job.responder.gone
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(generation.token_ids) for generation in self.job.generations)
-
 
 class IterativeDriver:
     """Answers Triton's rescheduled requests through a generator of the mode ``"step"``."""
 
     def __init__(
-        self,
-        settings: Mapping[str, Any],
-        folder: Path,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, settings: Mapping[str, Any], _: Path, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        del folder
         self._clock = clock
         self._shortest_turn = settings["burst_ms"] / 1000
         self._patience = _NEAR * settings["idle_seconds"]
@@ -131,8 +120,7 @@ class IterativeDriver:
             if self._arrive(raw, number, start, now):
                 present[number] = raw
         absent = [one for number, one in self._active.items() if number not in present]
-        self._suspend([one for one in absent if one.queued < self._reached])
-        self._forget_abandoned(now)
+        self._suspend([one for one in absent if one.queued < self._reached], now)
         active = [self._active[number] for number in present]
         for request in active:
             request.job.responder.recent = max(_LATELY, len(active) * _CANCELLED_COST / _SMALL_PART)
@@ -155,11 +143,6 @@ class IterativeDriver:
 
     def _arrive(self, raw: Any, number: int, start: bool, now: float) -> bool:
         """Match a request with what is known of it, or begin it; say whether it goes on."""
-        if number == _NOBODY:
-            raw.get_response_sender().send(
-                flags=self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            )
-            return False
         if start:
             return self._begin(raw, number, now)
         request = self._active.get(number)
@@ -270,7 +253,7 @@ class IterativeDriver:
                 self._give_up(job, error)
 
     def _measure(self, request: ActiveRequest, now: float) -> None:
-        made = request.tokens - request.counted
+        made = sum(len(g.token_ids) for g in request.job.generations) - request.counted
         if not made:
             return
         request.counted += made
@@ -284,14 +267,7 @@ class IterativeDriver:
             self._metrics.count("token_seconds_count", request.counted - 1)
 
     def _publish(self, *, at_once: bool) -> None:
-        engine = self._engine
-        gauges = {
-            "running_sequences": engine.live,
-            "waiting_sequences": engine.waiting,
-            "cache_used_tokens": engine.cache_used,
-            "cache_tokens": engine.cache_tokens,
-        }
-        self._metrics.publish(self._clock(), gauges, at_once=at_once)
+        self._metrics.publish(self._clock(), self._engine, at_once=at_once)
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         for request in self._active.values():
@@ -307,19 +283,14 @@ class IterativeDriver:
     def _watch(self) -> None:
         """Free what nobody waits for when no request comes that would bring it to light."""
         while not self._unloaded.wait(_SILENCE / 2):
-            if not self._active or not self._lock.acquire(blocking=False):
-                continue
-            try:
+            with self._lock:
                 now = self._clock()
-                if now - self._turn_ended > _SILENCE:
-                    self._suspend(self._active.values())
-                    self._forget_abandoned(now)
+                if self._active and now - self._turn_ended > _SILENCE:
+                    self._suspend(self._active.values(), now)
                     self._publish(at_once=True)
-            finally:
-                self._lock.release()
 
-    def _suspend(self, requests: Iterable[ActiveRequest]) -> None:
-        """Free what a request holds that Triton has let go.
+    def _suspend(self, requests: Iterable[ActiveRequest], now: float) -> None:
+        """Free what a request holds that Triton has let go, and forget it long afterwards.
 
         Should it come again after all, it goes on from where it was.
         """
@@ -327,11 +298,11 @@ class IterativeDriver:
             if not request.suspended:
                 request.suspended = True
                 self._drop(request.job)
-
-    def _forget_abandoned(self, now: float) -> None:
-        for number, request in list(self._active.items()):
-            if request.suspended and now - request.queued > _ABANDONED:
-                del self._active[number]
+        self._active = {
+            number: request
+            for number, request in self._active.items()
+            if not (request.suspended and now - request.queued > _ABANDONED)
+        }
 
     def _give_up(self, job: Job, error: Exception) -> None:
         self._drop(job)

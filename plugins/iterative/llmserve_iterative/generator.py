@@ -8,7 +8,7 @@ from typing import Any
 
 from llmserve.runtime import Generation, Tokenizer
 from llmserve.runtime.causal import context_length, eos_ids, load
-from llmserve_iterative.engine import Engine
+from llmserve_iterative.engine.engine import Engine
 
 
 class StepwiseGenerator:

@@ -1,16 +1,17 @@
-"""What the plugin tells on Triton's ``/metrics``, beside what Triton tells itself."""
+"""Figures for Triton's ``/metrics``, beside those that Triton has itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
+from llmserve.runtime import Stepper
+
 _GAUGES = {
-    "running_sequences": "Sequences under way",
-    "waiting_sequences": "Sequences that wait for room in the cache",
-    "cache_used_tokens": "Tokens in the cache of sequences under way",
-    "cache_tokens": "Tokens that the cache has room for",
+    "running_sequences": ("live", "Sequences under way"),
+    "waiting_sequences": ("waiting", "Sequences that wait for room in the cache"),
+    "cache_used_tokens": ("cache_used", "Tokens in the cache of sequences under way"),
+    "cache_tokens": ("cache_tokens", "Tokens that the cache has room for"),
 }
 _COUNTERS = {
     "input_tokens_total": "Prompt tokens of requests taken in",
@@ -36,14 +37,13 @@ class Metrics:
         self._published = 0.0
         family = pb_utils.MetricFamily
         # A family has to stay referenced as long as its metrics are used.
+        gauges = {name: (text, family.GAUGE) for name, (_, text) in _GAUGES.items()}
+        counters = {name: (text, family.COUNTER) for name, text in _COUNTERS.items()}
         self.families = {
-            name: family(f"llmserve_{name}", text, kind)
-            for kind, texts in ((family.GAUGE, _GAUGES), (family.COUNTER, _COUNTERS))
-            for name, text in texts.items()
+            name: family(f"llmserve_{name}", *of) for name, of in (gauges | counters).items()
         }
-        self._metrics = {
-            name: made.Metric(labels={"model": model}) for name, made in self.families.items()
-        }
+        labels = {"model": model}
+        self._metrics = {name: made.Metric(labels=labels) for name, made in self.families.items()}
 
     def close(self) -> None:
         """Let go of all metrics; one that outlived Triton's memory would crash the process."""
@@ -51,17 +51,16 @@ class Metrics:
         self.families.clear()
 
     def count(self, name: str, amount: float) -> None:
-        """Add to a counter; Triton hears of it with the next hand-over."""
         self._pending[name] += amount
 
-    def publish(self, now: float, gauges: Mapping[str, float], *, at_once: bool) -> None:
+    def publish(self, now: float, engine: Stepper, *, at_once: bool) -> None:
         """Hand everything over, if the last time is long enough ago."""
         if not at_once and now - self._published < _INTERVAL:
             return
         self._published = now
         with self._lock:
-            for name, value in gauges.items():
-                self._metrics[name].set(value)
+            for name, (attribute, _) in _GAUGES.items():
+                self._metrics[name].set(getattr(engine, attribute))
             for name, amount in self._pending.items():
                 if amount:
                     self._metrics[name].increment(amount)

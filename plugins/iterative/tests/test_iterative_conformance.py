@@ -15,11 +15,6 @@ class TestIterative(ConstrainedConformance):
         return text in ("red", "green (light)")
 
 
-class TestIterativeDirect(RecipeConformance):
-    recipe = "iterative"
-    options = {"slots": "direct", "max_batch_size": 8}
-
-
 class TestStatic(RecipeConformance):
     recipe = "iterative"
     options = {"batching": "static", "max_batch_size": 8}

@@ -14,31 +14,6 @@ from llmserve.testing import ByteTokenizer
 from .scheduler import Clock, Scheduler
 
 
-def test_a_request_that_comes_later_joins_and_may_leave_earlier() -> None:
-    triton = Scheduler()
-    long = triton.send("ab", max_tokens=50)
-    triton.run([long])
-    short = triton.send("cd", max_tokens=2)
-    triton.run([long, short])
-    triton.run([long, short])
-    assert short.text == "cd"
-    assert not long.closed
-    triton.run_all()
-    assert long.text == "ab" * 25
-    assert triton.nothing_is_left()
-
-
-def test_pieces_join_to_the_whole() -> None:
-    triton = Scheduler()
-    pieces = triton.send("grüße 🙂", max_tokens=24, stream=True)
-    whole = triton.send("grüße 🙂", max_tokens=24)
-    triton.run_all()
-    assert len(pieces.responses) > 5
-    assert len(whole.responses) == 1
-    assert pieces.text == whole.text
-    assert "\ufffd" not in pieces.text
-
-
 def test_the_first_piece_does_not_wait_for_the_end_of_the_burst() -> None:
     triton = Scheduler(burst_ms=50)
     request = triton.send("ab", max_tokens=8, stream=True)
@@ -108,14 +83,6 @@ def test_a_client_that_goes_frees_its_place_at_once() -> None:
     triton.run_all()
     assert stays.text == "cdcd"
     assert triton.nothing_is_left()
-
-
-def test_what_fills_an_empty_slot_is_let_go() -> None:
-    triton = Scheduler()
-    nobody = triton.send("", number=0)
-    triton.run_all()
-    assert nobody.closed
-    assert nobody.error is None
 
 
 def test_the_figures_are_those_of_what_happened() -> None:

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from soak import Soak, figure
 from tritonclient import grpc as triton_grpc
 
@@ -35,14 +33,9 @@ def build_slow(triton: LiveTriton, name: str, **options: Any) -> str:
     return name
 
 
-@pytest.mark.parametrize("slots", ["oldest", "direct"])
-def test_steps_that_take_longer_than_the_idle_time_lose_nobody(
-    triton: LiveTriton, slots: str
-) -> None:
+def test_steps_that_take_longer_than_the_idle_time_lose_nobody(triton: LiveTriton) -> None:
     """Triton 2.51 never answers a request that is given back after its idle time."""
-    model = build_slow(
-        triton, f"slow-{slots}", slots=slots, max_batch_size=4, idle_seconds=0.3, burst_ms=0.0
-    )
+    model = build_slow(triton, "slow", max_batch_size=4, idle_seconds=0.3, burst_ms=0.0)
 
     def ask(tokens: int) -> Completion:
         time.sleep(0.2 * tokens)
@@ -102,60 +95,3 @@ def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
     last = report.moments[-1]
     assert min(last.answered, last.cancelled, last.refused) > 0
     assert last.model_memory > 0
-
-
-LONGEST = 40
-PROMPTS = ("Once upon a time", "The capital of France is", "Hello", PROMPT, "A")
-
-
-@pytest.fixture(scope="module")
-def whole(triton: LiveTriton) -> dict[str, str]:
-    """What each prompt gets alone."""
-    model = triton.build("iterative", **PATIENT)
-    return {prompt: _text(triton, model, prompt, LONGEST) for prompt in PROMPTS}
-
-
-@settings(max_examples=4, deadline=None)
-@given(
-    requests=st.lists(
-        st.tuples(
-            st.sampled_from(PROMPTS),
-            st.integers(1, LONGEST),
-            st.floats(0, 0.15),
-            st.one_of(st.none(), st.integers(0, 5)),
-        ),
-        min_size=1,
-        max_size=10,
-    )
-)
-def test_any_mix_of_arrivals_lengths_and_cancellations(
-    triton: LiveTriton,
-    whole: dict[str, str],
-    requests: list[tuple[str, int, float, int | None]],
-) -> None:
-    """Who stays gets the answer that it gets alone, and of who goes nothing is left."""
-    model = triton.build("iterative", **PATIENT)
-
-    def ask(request: tuple[str, int, float, int | None]) -> bool:
-        prompt, tokens, pause, patience = request
-        time.sleep(pause)
-        if patience is None:
-            answer = _text(triton, model, prompt, tokens)
-            # The last character may have been cut in the middle.
-            return whole[prompt].startswith(answer.rstrip("\ufffd"))
-        pieces = triton.client.stream(model, prompt, max_tokens=tokens, ignore_eos=True)
-        for count, _ in enumerate(pieces):
-            if count >= patience:
-                break
-        pieces.close()
-        return True
-
-    with ThreadPoolExecutor(len(requests)) as pool:
-        assert all(pool.map(ask, requests))
-    until_nothing_runs(triton, model, 5)
-
-
-def _text(triton: LiveTriton, model: str, prompt: str, tokens: int) -> str:
-    answer = triton.client.generate(model, prompt, max_tokens=tokens, ignore_eos=True, timeout=60)
-    assert answer.output_tokens == tokens
-    return answer.text

@@ -13,20 +13,15 @@ import numpy as np
 import pytest
 from tritonclient import grpc as triton_grpc
 
-from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
 
 PROMPT = "Programming in C++ is like"
 LONG, SHORT = 400, 5
 
 
-@pytest.fixture(params=["oldest", "direct"])
-def in_flight(request: pytest.FixtureRequest, triton: LiveTriton) -> str:
-    slots: dict[str, dict[str, Any]] = {
-        "oldest": {},
-        "direct": {"slots": "direct", "max_batch_size": 8},
-    }
-    return triton.build("iterative", **slots[request.param])
+@pytest.fixture
+def in_flight(triton: LiveTriton) -> str:
+    return triton.build("iterative")
 
 
 @pytest.fixture
@@ -130,19 +125,6 @@ def figures(triton: LiveTriton, model: str) -> dict[str, float]:
     }
 
 
-def test_a_client_that_leaves_frees_its_place(triton: LiveTriton) -> None:
-    model = triton.build("iterative", idle_seconds=5.0)
-    for _ in triton.client.stream(model, PROMPT, max_tokens=LONG, ignore_eos=True):
-        break
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        triton.client.generate(model, PROMPT, max_tokens=1)
-        now = figures(triton, model)
-        if now["running_sequences"] == now["cache_used_tokens"] == 0:
-            return
-    pytest.fail(f"its place is still taken: {now}")
-
-
 def test_many_clients_that_leave_hold_nobody_up(triton: LiveTriton) -> None:
     """Triton keeps the place of a cancelled sequence for a while, so there must be others."""
     model = triton.build("iterative", max_batch_size=2, idle_seconds=5.0)
@@ -151,42 +133,6 @@ def test_many_clients_that_leave_hold_nobody_up(triton: LiveTriton) -> None:
             break
     answer = triton.client.generate(model, PROMPT, max_tokens=3, timeout=8)
     assert answer.output_tokens == 3
-
-
-def test_triton_tells_tokens_and_times(triton: LiveTriton) -> None:
-    model = triton.build("iterative", name="measured")
-    before = figures(triton, model)
-    triton.client.generate(model, PROMPT, max_tokens=7, ignore_eos=True)
-    # The figures are handed over after the answer.
-    deadline, now = time.monotonic() + 10, before
-    while now["token_seconds_count"] == before["token_seconds_count"]:
-        assert time.monotonic() < deadline, now
-        now = figures(triton, model)
-    assert now["output_tokens_total"] - before["output_tokens_total"] == 7
-    assert now["first_token_seconds_count"] - before["first_token_seconds_count"] == 1
-    assert now["token_seconds_count"] - before["token_seconds_count"] == 6
-    assert now["cache_tokens"] > 0
-
-
-def test_a_prompt_over_the_context_is_refused_with_both_numbers(triton: LiveTriton) -> None:
-    model = triton.build("iterative")
-    with pytest.raises(RequestRejectedError, match=r"has \d{4} tokens and the model's context 512"):
-        triton.client.generate(model, "word " * 2000)
-
-
-def test_stop_words_across_tokens_do_not_leak(triton: LiveTriton, in_flight: str) -> None:
-    """Each word begins in one token and ends in another, so a piece could give it away."""
-    whole = triton.client.generate(in_flight, PROMPT, max_tokens=40, logprobs=0)
-    tokens = [entry.token for entry in whole.logprobs or ()]
-    for at in (2, 5, 8):
-        word = tokens[at][-2:] + tokens[at + 1][:3]
-        expected = whole.text[: whole.text.index(word)]
-        asked: dict[str, Any] = {"max_tokens": 40, "stop_words": [word]}
-        pieces = list(triton.client.stream(in_flight, PROMPT, **asked))
-        assert "".join(piece.text for piece in pieces) == expected
-        assert pieces[-1].finish_reason == "stop"
-        answer = triton.client.generate(in_flight, PROMPT, **asked)
-        assert (answer.text, answer.finish_reason) == (expected, "stop")
 
 
 def test_figures_are_right_while_many_ask_and_look(triton: LiveTriton) -> None:

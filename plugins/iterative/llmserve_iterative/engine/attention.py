@@ -86,8 +86,8 @@ class FlashPlan:
             raise NotImplementedError("the kernel has no softcap")
         seen = varlen_attn(
             query.transpose(0, 1),
-            keys.unflatten(0, (-1, self.page_size)),
-            values.unflatten(0, (-1, self.page_size)),
+            keys.view(-1, self.page_size, *keys.shape[1:]),
+            values.view(-1, self.page_size, *values.shape[1:]),
             self.query_starts,
             None,
             self.most_queries,
@@ -101,14 +101,6 @@ class FlashPlan:
         return cast(Tensor, seen)
 
 
-class Span(NamedTuple):
-    """Where a chunk's sequence lies, in the cache or among what was copied from it."""
-
-    chunk: Chunk
-    first: int
-    copied: bool
-
-
 class PagePlan:
     """Attention of one pass with PyTorch's usual operations, on any device.
 
@@ -119,70 +111,65 @@ class PagePlan:
 
     def __init__(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         self.tokens = Tokens(chunks, self.page_size, device)
-        self._spans: list[Span] = []
+        self._places: list[tuple[Chunk, bool, int]] = []
+        """Whether a chunk's sequence is read from a copy, and at which row it begins there."""
         scattered: list[int] = []
         for chunk in chunks:
             pages = chunk.pages[: -(-chunk.stop // self.page_size)]
             copied = pages != list(range(pages[0], pages[0] + len(pages)))
             first = len(scattered) if copied else pages[0]
-            self._spans.append(Span(chunk, first * self.page_size, copied))
+            self._places.append((chunk, copied, first * self.page_size))
             scattered += pages if copied else []
-        self._scattered = torch.tensor(scattered, device=device)
+        self._scattered = torch.tensor(scattered, dtype=torch.long, device=device)
         self._masks: dict[tuple[Chunk, int | None], Tensor] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         """Return ``[tokens, heads, width]`` for queries ``[heads, tokens, width]``."""
-        own = _by_head(keys), _by_head(values)
-        copied = own
+        (heads, count, width), shared = query.shape, keys.shape[1]
+        in_place = copies = [whole.transpose(0, 1)[None] for whole in (keys, values)]
         if len(self._scattered):
-            copied = _by_head(self._copy(keys)), _by_head(self._copy(values))
-        # Heads that share keys are so many queries of one.
-        query = query.to(keys.dtype).unflatten(0, (keys.shape[1], -1))
-        singles = query.permute(2, 0, 1, 3).split(1)
-        parts: list[Tensor] = []
+            copies = [self._copy(whole).transpose(0, 1)[None] for whole in (keys, values)]
+        # Heads that share keys are so many queries of one: [tokens, heads of keys, these, width].
+        queries = query.to(keys.dtype).transpose(0, 1).reshape(count, shared, -1, width)
+        parts = []
         at = 0
-        for chunk, first, is_copied in self._spans:
-            back = 0
-            if chunk.single:
-                rows, mask = singles[at], None
-                back = max(0, chunk.stop - rule.window) if rule.window else 0
-            else:
-                piece = query[:, :, at : at + chunk.stop - chunk.start]
-                rows, mask = piece.flatten(1, 2)[None], self._mask(chunk, query, rule.window)
-            at += chunk.stop - chunk.start
-            first_key, count = first + back, chunk.stop - back
-            seen = _attend(
-                rows, *(t.narrow(2, first_key, count) for t in (copied if is_copied else own)),
-                mask, rule,
-            )  # fmt: skip
+        for chunk, copied, first in self._places:
+            back, mask, many = 0, None, chunk.stop - chunk.start
+            rows = queries[at : at + many]
+            at += many
             if not chunk.single:
-                seen = seen[0].unflatten(1, piece.shape[1:3]).permute(2, 0, 1, 3)
-            parts.append(seen)
-        return torch.cat(parts).flatten(1, 2)
+                rows = rows.permute(1, 2, 0, 3).reshape(1, shared, -1, width)
+                mask = self._mask(chunk, rule.window, rows)
+            elif rule.window:
+                back = max(0, chunk.stop - rule.window)
+            source = copies if copied else in_place
+            own = (whole.narrow(2, first + back, chunk.stop - back) for whole in source)
+            seen = _attend(rows, *own, mask=mask, rule=rule)
+            if not chunk.single:
+                seen = seen.view(shared, -1, many, seen.shape[3]).permute(2, 0, 1, 3)
+            parts.append(seen.reshape(many, heads, -1))
+        return torch.cat(parts)
 
     def _copy(self, whole: Tensor) -> Tensor:
-        pages = whole.unflatten(0, (-1, self.page_size))
-        return pages.index_select(0, self._scattered).flatten(0, 1)
+        pages = whole.view(-1, self.page_size * whole.shape[1], whole.shape[2])
+        return pages.index_select(0, self._scattered).view(-1, *whole.shape[1:])
 
-    def _mask(self, chunk: Chunk, query: Tensor, window: int | None) -> Tensor:
+    def _mask(self, chunk: Chunk, window: int | None, rows: Tensor) -> Tensor:
         """Return what to add to the scores of a chunk of several tokens."""
         if (found := self._masks.get((chunk, window))) is None:
-            seen = torch.arange(chunk.stop, device=query.device)
+            seen = torch.arange(chunk.stop, device=rows.device)
             at = seen[chunk.start :, None]
             hidden = seen > at
             if window:
                 hidden |= seen <= at - window
-            zeros = query.new_zeros(hidden.shape)
-            found = zeros.masked_fill_(hidden, -torch.inf).repeat(query.shape[1], 1)
-            self._masks[chunk, window] = found
+            found = rows.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            found = self._masks[chunk, window] = found.repeat(rows.shape[2] // len(at), 1)
         return found
 
 
-def _by_head(whole: Tensor) -> Tensor:
-    return whole.transpose(0, 1)[None]
-
-
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, rule: Rule
+) -> Tensor:
     if rule.softcap is None:
         return scaled_dot_product_attention(query, keys, values, mask, scale=rule.scale)
     # No fused kernel has this.

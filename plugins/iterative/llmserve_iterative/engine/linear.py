@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
@@ -18,26 +18,23 @@ class FewRowsLinear(nn.Linear):
     """A linear layer that is quick with the few rows of a decoding step.
 
     A product of float32 matrices first rearranges the weight, which takes longer than the product
-    with few rows. Many small products, of some outputs each, do without. A weight with more
-    outputs than inputs is kept input by input: with a single row that is read faster.
+    with few rows. Many small products, of some outputs each, do without.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, shared: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         outputs, inputs = weight.shape
         super().__init__(inputs, outputs, device="meta")
-        if outputs > inputs and not shared:
-            weight = weight.t().contiguous().t()
-        elif not shared:
-            weight = weight.contiguous()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = bias  # type: ignore[assignment]
         whole = outputs // _PANEL * _PANEL
-        self._panels = weight[:whole].unflatten(0, (-1, _PANEL)).transpose(1, 2) if whole else None
+        shape = (whole // _PANEL, inputs, _PANEL)
+        row, column = weight.stride()
+        self._panels = weight.as_strided(shape, (_PANEL * row, column, row))
         self._rest = weight[whole:].t()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         count = x.numel() // self.in_features
-        if count not in _FEW or self._panels is None:
+        if count not in _FEW or not len(self._panels):
             return super().forward(x)
         rows = x.reshape(count, -1)
         out = torch.bmm(rows.expand(len(self._panels), *rows.shape), self._panels)
@@ -61,18 +58,22 @@ def speed_up(model: nn.Module) -> None:
 def _quicker(module: Any, embeddings: set[int]) -> nn.Module | None:
     if isinstance(module, NewGELUActivation):
         return nn.GELU(approximate="tanh")
-    if type(module) is nn.Linear or type(module).__name__ == "FalconLinear":
-        weight = module.weight.detach()
-    elif isinstance(module, Conv1D):
-        # GPT-2 keeps its weights the other way round.
-        weight = module.weight.detach().t()
-    else:
+    if not (type(module) is nn.Linear or type(module).__name__ in ("FalconLinear", "Conv1D")):
         return None
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        return FewRowsLinear(weight, module.bias, shared=id(module.weight) in embeddings)
-    if isinstance(module, Conv1D):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-        linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-        linear.bias = module.bias
-        return linear
-    return None
+    weight: Tensor = module.weight.detach()
+    quick = weight.device.type == "cpu" and weight.dtype == torch.float32
+    # GPT-2 keeps its weights the other way round.
+    turned = isinstance(module, Conv1D)
+    weight = weight.t() if turned else weight
+    if id(module.weight) not in embeddings:
+        # A wide one is kept input by input: so it is read faster with a single row.
+        wide = quick and len(weight) > weight.shape[1]
+        weight = weight.t().contiguous().t() if wide else weight.contiguous()
+    if quick:
+        return FewRowsLinear(weight, module.bias)
+    if not turned:
+        return None
+    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.bias = module.bias
+    return linear

@@ -31,9 +31,10 @@ class PassCache(Cache):  # type: ignore[misc]
     is_compileable = False
     is_initialized = True
 
-    def __init__(self, update: Update, layers: int, *, past: int = 0, width: int = 0) -> None:
+    def __init__(self, update: Update, model: Any, *, past: int = 0, width: int = 0) -> None:
         super().__init__(layers=[])
-        self._update, self._count, self._past, self._width = update, layers, past, width
+        self._count: int = model.config.get_text_config().num_hidden_layers
+        self._update, self._past, self._width = update, past, width
 
     def __len__(self) -> int:
         return self._count
@@ -69,22 +70,21 @@ class FlatRunner:
     way = "flat"
 
     def __init__(
-        self, plan: type[PagePlan | FlashPlan], model: Any, page_count: int, *, graphs: bool = False
+        self, plan: type[PagePlan | FlashPlan], model: Any, tokens: int, *, graphs: bool = False
     ) -> None:
         AttentionInterface.register(ATTENTION, _attend)
         model.set_attn_implementation(ATTENTION)
-        self.page_count, self.page_size = page_count, plan.page_size
+        self.page_count, self.page_size = _page_count(tokens, plan.page_size), plan.page_size
         self._plan, self._model = plan, model
         # PyTorch's attention in half precision is several times slower on a CPU than in single.
         dtype = torch.float32 if model.device.type == "cpu" else model.dtype
         # What fills up a recorded pass writes to a page of its own.
-        self._store = Store((page_count + graphs) * plan.page_size, dtype)
-        self._layers = model.config.get_text_config().num_hidden_layers
-        self._graphs = DecodeGraphs(self._forward, spare_page=page_count) if graphs else None
+        self._store = Store((self.page_count + graphs) * self.page_size, dtype)
+        self._graphs = DecodeGraphs(self._forward, self.page_count) if graphs else None
         for module in model.modules():
             if hasattr(module, "warn_if_padding_and_no_attention_mask"):
                 # There is no padding, and looking for it waits for the device in each pass.
-                module.warn_if_padding_and_no_attention_mask = _say_nothing
+                module.warn_if_padding_and_no_attention_mask = lambda *_: None
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -100,7 +100,7 @@ class FlatRunner:
         output = self._model(
             input_ids=plan.tokens.ids[None],
             position_ids=plan.tokens.positions[None],
-            past_key_values=PassCache(update, self._layers),
+            past_key_values=PassCache(update, self._model),
             use_cache=True,
             logits_to_keep=plan.tokens.starts[1:] - 1,
             llmserve_plan=plan,
@@ -119,11 +119,10 @@ class PaddedRunner:
     way = "padded"
     page_size = 32
 
-    def __init__(self, model: Any, page_count: int) -> None:
-        self.page_count = page_count
+    def __init__(self, model: Any, tokens: int) -> None:
+        self.page_count = _page_count(tokens, self.page_size)
         self._model = model
-        self._store = Store(page_count * self.page_size, model.dtype)
-        self._layers = model.config.get_text_config().num_hidden_layers
+        self._store = Store(self.page_count * self.page_size, model.dtype)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -156,7 +155,7 @@ class PaddedRunner:
             input_ids=tokens.ids.view(rows),
             attention_mask=(positions >= 0).long(),
             position_ids=tokens.positions.view(rows),
-            past_key_values=PassCache(update, self._layers, past=width - rows[1], width=width),
+            past_key_values=PassCache(update, self._model, past=width - rows[1], width=width),
             use_cache=True,
             logits_to_keep=1,
         )
@@ -165,6 +164,11 @@ class PaddedRunner:
 
 
 Runner = FlatRunner | PaddedRunner
+
+
+def _page_count(tokens: int, page_size: int) -> int:
+    # The trial needs two pages, however small the cache.
+    return max(2, -(-tokens // page_size))
 
 
 def make_runner(model: Any, cache_tokens: int) -> Runner:
@@ -178,9 +182,7 @@ def make_runner(model: Any, cache_tokens: int) -> Runner:
             ways += [partial(FlatRunner, FlashPlan, graphs=True), partial(FlatRunner, FlashPlan)]
         ways.append(partial(FlatRunner, PagePlan))
     for way in (*ways, PaddedRunner):
-        page_size = FlashPlan.page_size if FlashPlan in getattr(way, "args", ()) else 32
-        # The trial itself needs two pages, however small the cache.
-        if runner := trial.passed(partial(way, model, max(2, -(-cache_tokens // page_size)))):
+        if runner := trial.passed(partial(way, model, cache_tokens)):
             return runner
         model.set_attn_implementation(own_attention)
     raise IncompatibleError(
@@ -219,10 +221,6 @@ class Trial:
             self.reason = f"{type(error).__name__}: {error}"
         LOG.info("a runner does not suit this model: %s", self.reason)
         return None
-
-
-def _say_nothing(*_: Any) -> None:
-    """Stand in for a warning that does not apply."""
 
 
 def _attend(

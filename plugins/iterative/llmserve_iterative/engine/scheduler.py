@@ -111,12 +111,6 @@ class Scheduler:
             sequence.last_content = self.pool.publish(page, sequence.last_content, ids)
             sequence.published += 1
 
-    def find(self, generation: Generation) -> Sequence | None:
-        for sequence in (*self.running, *self.waiting):
-            if sequence.generation is generation:
-                return sequence
-        return None
-
     def remove(self, sequence: Sequence) -> None:
         """Forget one that runs or waits; its pages are free at once."""
         if sequence in self.waiting:

@@ -11,7 +11,7 @@ import transformers
 
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.params import Params
-from llmserve_iterative.engine import Engine
+from llmserve_iterative.engine.engine import Engine
 
 VOCAB = 97
 CONTEXT = 128

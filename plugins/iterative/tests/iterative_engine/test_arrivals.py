@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.runtime.generation import Generation
-from llmserve_iterative.engine import Engine
+from llmserve_iterative.engine.engine import Engine
 
 from .families import VOCAB, PlainTokenizer, expected, finish, generation, make_model
 

@@ -9,7 +9,7 @@ import torch
 
 from llmserve.errors import IncompatibleError
 from llmserve.runtime.errors import RequestError
-from llmserve_iterative.engine import Engine
+from llmserve_iterative.engine.engine import Engine
 
 from .families import (
     CONTEXT,
@@ -38,15 +38,6 @@ def test_who_finds_no_pages_waits() -> None:
     assert (engine.live, engine.waiting) == (1, 2)
     finish(engine)
     assert all(same_as_alone("gpt2", one) for one in several)
-
-
-def test_no_more_is_held_than_there_are_tokens() -> None:
-    engine = make_engine()
-    one = generation([1] * 10, 100)
-    engine.admit(one)
-    while not one.done:
-        engine.step()
-        assert one.done or engine.cache_used == -(-(9 + len(one.token_ids)) // PAGE) * PAGE
 
 
 def test_the_last_that_came_is_put_back_when_the_cache_is_full_and_computed_again() -> None:
@@ -118,15 +109,6 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     assert same_as_alone("gpt2", late)
 
 
-def test_short_prompts_share_a_pass() -> None:
-    engine = make_engine(prefill_chunk=32)
-    several = [generation([n, n + 1, n + 2], 2) for n in range(4)]
-    for one in several:
-        engine.admit(one)
-    engine.step()
-    assert [len(one.token_ids) for one in several] == [1, 1, 1, 1]
-
-
 def test_a_shared_beginning_is_computed_once() -> None:
     engine = make_engine()
     beginning = [(11 * i) % 90 for i in range(64)]
@@ -138,21 +120,6 @@ def test_a_shared_beginning_is_computed_once() -> None:
     engine.admit(second)
     finish(engine)
     assert engine.tokens_computed - computed == 1 + 7
-    assert same_as_alone("gpt2", second)
-
-
-def test_a_beginning_is_shared_with_one_who_still_runs() -> None:
-    engine = make_engine()
-    beginning = [(11 * i) % 90 for i in range(64)]
-    first, second = generation([*beginning, 1, 2], 30), generation([*beginning, 3], 30)
-    engine.admit(first)
-    engine.step()
-    computed = engine.tokens_computed
-    engine.admit(second)
-    engine.step()
-    assert engine.tokens_computed - computed == 2
-    finish(engine)
-    assert same_as_alone("gpt2", first)
     assert same_as_alone("gpt2", second)
 
 
@@ -168,16 +135,6 @@ def test_a_conversation_goes_on_where_it_stopped() -> None:
     # A page of 32 is full; the rest, and what was said since, is computed.
     assert engine.tokens_computed - computed == 36 - 32 + 4
     assert same_as_alone("gpt2", second)
-
-
-def test_what_finished_ones_leave_gives_way() -> None:
-    engine = make_engine(cache_tokens=128)
-    for n in range(6):
-        one = generation([n + 1] * 40, 20)
-        engine.admit(one)
-        finish(engine)
-        assert same_as_alone("gpt2", one)
-    assert engine.cache_used == 0
 
 
 def test_dropping_frees_at_once() -> None:
@@ -207,30 +164,6 @@ def test_a_seed_gives_the_same_whoever_is_beside_it() -> None:
     alone = drawn(0)
     assert alone == drawn(1) == drawn(3)
     assert alone != expected("gpt2", (9, 8, 7), 24)
-
-
-def test_each_row_on_its_own_terms() -> None:
-    engine = make_engine()
-    greedy = generation([4, 5], 12)
-    hot = generation([4, 5], 12, temperature=2.0, seed=3)
-    bound = generation([4, 5], 12, repetition_penalty=5.0)
-    for one in (greedy, hot, bound):
-        engine.admit(one)
-    finish(engine)
-    assert same_as_alone("gpt2", greedy)
-    assert len({tuple(one.token_ids) for one in (greedy, hot, bound)}) == 3
-    assert len(set(bound.token_ids)) > len(set(greedy.token_ids))
-
-
-def test_an_end_token_ends() -> None:
-    plain = expected("gpt2", (9, 8, 7), 24)
-    end = plain[5]
-    one = generation([9, 8, 7], 24, eos=frozenset({end}))
-    engine = make_engine()
-    engine.admit(one)
-    finish(engine)
-    assert one.finish_reason == "stop"
-    assert one.token_ids == plain[: plain.index(end) + 1]
 
 
 def test_one_that_fails_fails_alone() -> None:

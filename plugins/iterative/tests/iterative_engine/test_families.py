@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llmserve_iterative.engine import Engine
+from llmserve_iterative.engine.engine import Engine
 
 from .families import FAMILIES, VOCAB, PlainTokenizer, finish, generation, make_model, same_as_alone
 

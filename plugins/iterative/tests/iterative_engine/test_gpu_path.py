@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from llmserve_iterative.engine import Engine, attention, graphs, runner
+from llmserve_iterative.engine import attention, graphs, runner
+from llmserve_iterative.engine.engine import Engine
 from llmserve_iterative.engine.scheduler import Chunk, detached_sequence
 
 from .families import VOCAB, PlainTokenizer, finish, generation, make_model, same_as_alone
@@ -86,7 +87,7 @@ def test_it_makes_what_generate_makes(
     family: str, with_graphs: bool, recorded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(family)
-    made = runner.FlatRunner(attention.FlashPlan, model, 24, graphs=with_graphs)
+    made = runner.FlatRunner(attention.FlashPlan, model, 24 * 16, graphs=with_graphs)
     monkeypatch.setattr("llmserve_iterative.engine.engine.make_runner", lambda *_: made)
     engine = Engine(model, PlainTokenizer(), max_sequences=11, cache_tokens=0, prefill_chunk=24)
     several = [generation([(7 * n + i) % VOCAB for i in range(3 * n + 1)], 40) for n in range(14)]

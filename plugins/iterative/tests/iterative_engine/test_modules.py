@@ -80,7 +80,7 @@ def test_a_product_is_what_pytorch_makes(
     torch.manual_seed(outputs)
     plain = torch.nn.Linear(inputs, outputs, bias=biased).requires_grad_(False)
     x = torch.randn(1, rows, inputs)
-    quick = FewRowsLinear(plain.weight.detach(), plain.bias, shared=False)
+    quick = FewRowsLinear(plain.weight.detach(), plain.bias)
     torch.testing.assert_close(quick(x), plain(x), atol=1e-5, rtol=1e-5)
 
 
