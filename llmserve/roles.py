@@ -115,6 +115,7 @@ class Recipe:
 
     ``defaults`` replaces defaults of the components' options; ``client`` is the module whose
     source becomes the emitted ``client.py``; ``pairs`` are comparisons worth offering by name.
+    ``suits`` ranks it for who names no recipe: for ``"cpu"`` and ``"cuda"``, the highest is taken.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Recipe:
     defaults: Mapping[str, Value] = field(default_factory=dict)
     client: str = "llmserve.client.script"
     pairs: tuple[Pair, ...] = ()
+    suits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,8 @@ class Build(click.Command):
 )
 @click.option(
     "--plugin",
-    required=True,
     shell_complete=recipe_names,
-    help="How to serve it; `llmserve plugins` lists them.",
+    help="How to serve it; `llmserve plugins` lists them. By default what suits --device best.",
 )
 @click.option(
     "--model",
@@ -104,6 +103,7 @@ def build(
     leaves the repository as it was.
 
     \b
+    llmserve build --model gpt2 --device cpu
     llmserve build --plugin hf --model demo
     llmserve build --plugin hf --model gpt2 --max-batch-size 16 --dtype bfloat16
     llmserve build --plugin hf --model ./my-model --name mine --output models
@@ -111,6 +111,7 @@ def build(
     with while_importing():
         from llmserve.builder.build import BuildSpec, build_spec
         from llmserve.options import parse_assignments
+        from llmserve.registry import Registry
         from llmserve_cli.status import Status
 
     if spec_fields["name"] == "":
@@ -123,11 +124,16 @@ def build(
             if key in options:
                 raise OptionError(f"{key} is given twice", mend="leave it out of --set")
             options[key] = value
+    registry = Registry.load()
+    if not spec_fields["plugin"]:
+        recipe, why = registry.suited(str(options.get("device", "auto")))
+        spec_fields["plugin"] = recipe.name
+        click.echo(f"plugin: {recipe.name}, {why}", err=True)
     spec = BuildSpec(**spec_fields, options=options)
     end_in_order(signal.SIGTERM)
     with Status(f"building {spec.model_name}") as status:
         try:
-            result = build_spec(spec, report=status.say)
+            result = build_spec(spec, registry=registry, report=status.say)
         except ModelSourceError as error:
             raise _with_suggestion(error, spec.model) from None
     if as_json:

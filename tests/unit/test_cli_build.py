@@ -115,3 +115,11 @@ def test_the_shell_completes_names(
     (tmp_path / "model_repository" / "built" / "config.pbtxt").touch()
     complete = ShellComplete(cli, {}, "llmserve", "_LLMSERVE_COMPLETE")
     assert [item.value for item in complete.get_completions(words, incomplete)] == expected
+
+
+def test_without_a_plugin_it_says_which_one_it_takes(tmp_path: Path) -> None:
+    asked = ["build", "--model", str(tmp_path), "--device", "cuda", "--output", str(tmp_path / "r")]
+    result = CliRunner().invoke(cli, asked, standalone_mode=False)
+    # The folder is no model: what matters here comes before that is found out.
+    assert isinstance(result.exception, ModelSourceError)
+    assert result.stderr.startswith("plugin: iterative, first of what is installed for cuda")

@@ -51,6 +51,26 @@ def test_components_are_found_by_role_and_name() -> None:
     assert found.plugin_of(found.get(Tokenizer, "words")).origin == "acme-dist"
 
 
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", "hare"), ("cuda", "mole"), ("cuda:1", "mole"), ("balanced", "mole")],
+)
+def test_who_names_no_recipe_gets_the_one_that_suits_the_device(device: str, expected: str) -> None:
+    ranks: dict[str, dict[str, int]] = {"tortoise": {"cpu": 1}, "hare": {"cpu": 2}, "none": {}}
+    ranks["mole"] = {"cpu": 1, "cuda": 1}
+    recipes = [Recipe(name=n, summary="", generator="", suits=suits) for n, suits in ranks.items()]
+    found = registry(acme=module(llmserve_register_recipes=lambda: recipes))
+    recipe, why = found.suited(device)
+    assert recipe.name == expected
+    if device == "cpu":
+        assert why == "first of what is installed for cpu, before mole, before tortoise"
+
+
+def test_where_nothing_suits_a_plugin_has_to_be_named() -> None:
+    with pytest.raises(PluginError, match="suits cpu: name one with --plugin"):
+        registry().suited("cpu")
+
+
 def test_an_unknown_name_gets_near_ones() -> None:
     found = registry(acme=module(llmserve_register_tokenizers=lambda: [tokenizer("words")]))
     with pytest.raises(PluginError, match="did you mean 'words'"):

@@ -105,6 +105,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             summary="Any decoder-only transformers model, batched in flight, streaming",
             generator="stepwise",
             batching="iterative",
+            suits={"cpu": 10, "cuda": 10},
             pairs=(
                 Pair("static-inflight", "static=iterative:batching=static", "inflight=iterative:"),
                 Pair("static-iterative", "static=hf:batching=static", "iterative=iterative:"),

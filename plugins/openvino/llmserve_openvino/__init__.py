@@ -34,6 +34,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             inputs=_SAMPLING,
             options=(
                 DTYPE_OPTION,
+                Option("device", "auto", "Where it runs: the CPU.", choices=("auto", "cpu")),
                 Option(
                     "weight_format",
                     "fp32",
@@ -114,7 +115,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             tokenizer="transformers",
             generator="openvino",
             batching="continuous",
-            formatter="text",
+            suits={"cpu": 20},
         )
     ]
 
