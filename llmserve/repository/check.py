@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -134,94 +135,82 @@ _FILES = {
 _PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 
 
+Report = Callable[..., Problem]
+"""``Problem`` of one model: it takes what is wrong, what mends it, and whether it is fatal."""
+
+
 def check_config(folder: Path, config: ModelConfig) -> Iterator[Problem]:
-    yield from _check_name(folder, config)
-    yield from _check_versions(folder, config)
-    yield from _check_tensors(folder.name, config)
-    yield from _check_batching(folder.name, config)
+    problem = partial(Problem, folder.name)
+    if config.name and config.name != folder.name:
+        yield problem(
+            f"its configuration is called {config.name!r}",
+            "give the folder and the configuration the same name",
+        )
+    yield from _check_versions(problem, folder, config)
+    yield from _check_tensors(problem, config)
+    yield from _check_batching(problem, config)
     for group in config.instance_group:
         if group.kind == pb.ModelInstanceGroup.KIND_GPU and not group.gpus:
-            yield Problem(
-                folder.name,
+            yield problem(
                 "KIND_GPU without gpus makes a copy of the model on every GPU",
                 "list the GPUs, or use KIND_MODEL",
                 fatal=False,
             )
 
 
-def _check_name(folder: Path, config: ModelConfig) -> Iterator[Problem]:
-    if config.name and config.name != folder.name:
-        yield Problem(
-            folder.name,
-            f"its configuration is called {config.name!r}",
-            "give the folder and the configuration the same name",
-        )
-
-
-def _check_versions(folder: Path, config: ModelConfig) -> Iterator[Problem]:
+def _check_versions(problem: Report, folder: Path, config: ModelConfig) -> Iterator[Problem]:
     versions = [child for child in folder.iterdir() if child.is_dir() and child.name.isdigit()]
     if not versions:
-        yield Problem(folder.name, "it has no version folder", "put its files into a folder 1/")
+        yield problem("it has no version folder", "put its files into a folder 1/")
         return
-    backend = config.backend or _PLATFORMS.get(config.platform, "")
     if config.platform == "ensemble":
         return
+    backend = config.backend or _PLATFORMS.get(config.platform, "")
     if not backend:
-        yield Problem(folder.name, "it names no backend", 'write backend: "python", for example')
+        yield problem("it names no backend", 'write backend: "python", for example')
         return
-    wanted = config.default_model_filename or _FILES.get(backend)
-    for version in versions:
-        path = version / wanted if wanted else None
-        if path is None:
-            continue
+    file = config.default_model_filename or _FILES.get(backend, "")
+    for version in versions if file else ():
+        path = version / file
         if not path.exists():
-            yield Problem(
-                folder.name,
-                f"{version.name}/{wanted} is missing",
-                f"the {backend} backend loads that file",
+            yield problem(
+                f"{version.name}/{file} is missing", f"the {backend} backend loads that file"
             )
         elif backend == "python":
-            yield from _check_source(folder.name, path)
+            try:
+                compile(path.read_bytes(), str(path), "exec")
+            except (SyntaxError, ValueError) as error:
+                yield problem(f"{version.name}/{file} is no Python: {error}", "mend it")
 
 
-def _check_source(model: str, path: Path) -> Iterator[Problem]:
-    try:
-        compile(path.read_bytes(), str(path), "exec")
-    except (SyntaxError, ValueError) as error:
-        yield Problem(model, f"{path.parent.name}/{path.name} is no Python: {error}", "mend it")
-
-
-def _check_tensors(model: str, config: ModelConfig) -> Iterator[Problem]:
+def _check_tensors(problem: Report, config: ModelConfig) -> Iterator[Problem]:
     for kind, tensors in (("input", config.input), ("output", config.output)):
         names = [tensor.name for tensor in tensors]
         for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-            yield Problem(model, f"{kind} {name} is declared twice", "declare it once")
+            yield problem(f"{kind} {name} is declared twice", "declare it once")
         for tensor in tensors:
             if tensor.data_type == pb.DataType.TYPE_INVALID:
-                yield Problem(model, f"{kind} {tensor.name} has no data_type", "give it one")
+                yield problem(f"{kind} {tensor.name} has no data_type", "give it one")
             if not tensor.dims:
-                yield Problem(model, f"{kind} {tensor.name} has no dims", "give it dims: 1, say")
+                yield problem(f"{kind} {tensor.name} has no dims", "give it dims: 1, say")
 
 
-def _check_batching(model: str, config: ModelConfig) -> Iterator[Problem]:
+def _check_batching(problem: Report, config: ModelConfig) -> Iterator[Problem]:
     scheduler = config.WhichOneof("scheduling_choice")
     if scheduler == "dynamic_batching" and config.max_batch_size < 1:
-        yield Problem(
-            model,
+        yield problem(
             "dynamic_batching needs a batch dimension",
             "set max_batch_size to 1 or more, or take dynamic_batching out",
         )
     for size in config.dynamic_batching.preferred_batch_size:
         if size > config.max_batch_size:
-            yield Problem(
-                model,
+            yield problem(
                 f"preferred_batch_size {size} is over max_batch_size {config.max_batch_size}",
                 "lower one or raise the other",
             )
     sequence = config.sequence_batching
     if sequence.iterative_sequence and not config.model_transaction_policy.decoupled:
-        yield Problem(
-            model,
+        yield problem(
             "iterative_sequence on a model that is not decoupled answers once at the end",
             "set model_transaction_policy { decoupled: true } to stream",
             fatal=False,
@@ -237,52 +226,46 @@ def check_ensemble(
     """
     if config.platform != "ensemble":
         return
+    problem = partial(Problem, model)
     types = {tensor.name: tensor.data_type for tensor in config.input}
     read: set[str] = set()
     for step in config.ensemble_scheduling.step:
         if step.model_name not in names:
-            yield Problem(
-                model,
+            yield problem(
                 f"its step {step.model_name} is no model of this repository",
                 f"build {step.model_name} too, or name another model",
             )
         part = configs.get(step.model_name)
         read.update(step.input_map.values())
-        yield from _check_step(model, step, part)
+        if part is not None:
+            yield from _check_step(problem, step, part)
         outputs = {tensor.name: tensor.data_type for tensor in part.output} if part else {}
         types.update({ours: outputs.get(theirs) for theirs, ours in step.output_map.items()})
     for name in sorted(read - types.keys()):
-        yield Problem(model, f"nothing makes the tensor {name}", "map an output to it")
+        yield problem(f"nothing makes the tensor {name}", "map an output to it")
     for tensor in config.input:
         if tensor.name not in read:
-            yield Problem(
-                model, f"its input {tensor.name} goes nowhere", "map it to a step, or remove it"
-            )
+            yield problem(f"its input {tensor.name} goes nowhere", "map it to a step, or remove it")
     for tensor in config.output:
         if tensor.name not in types:
-            yield Problem(
-                model, f"its output {tensor.name} comes from nowhere", "map a step's output to it"
-            )
+            yield problem(f"its output {tensor.name} comes from nowhere", "map a step's to it")
         elif types[tensor.name] not in (None, tensor.data_type):
-            yield Problem(
-                model,
+            yield problem(
                 f"its output {tensor.name} has another data_type than the step's",
                 "give both the same",
             )
 
 
-def _check_step(model: str, step: ModelConfig, part: ModelConfig | None) -> Iterator[Problem]:
-    if part is None:
-        return
+def _check_step(problem: Report, step: ModelConfig, part: ModelConfig) -> Iterator[Problem]:
     inputs = {tensor.name: tensor.optional for tensor in part.input}
     outputs = {tensor.name for tensor in part.output}
     for name in sorted(step.input_map.keys() - inputs.keys()):
-        yield Problem(model, f"{step.model_name} has no input {name}", "mend the input_map")
+        yield problem(f"{step.model_name} has no input {name}", "mend the input_map")
     for name in sorted(step.output_map.keys() - outputs):
-        yield Problem(model, f"{step.model_name} has no output {name}", "mend the output_map")
+        yield problem(f"{step.model_name} has no output {name}", "mend the output_map")
     for name, optional in inputs.items():
         if not optional and name not in step.input_map:
-            yield Problem(model, f"{step.model_name} needs its input {name}", "map a tensor to it")
+            yield problem(f"{step.model_name} needs its input {name}", "map a tensor to it")
 
 
 # A recipe is what chose the components, not one of them.
@@ -305,22 +288,21 @@ def check_files(folder: Path, manifest: Manifest, *, quick: bool) -> Iterator[Pr
 
 def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     """Check that what a manifest names is there: its components, parts and weights."""
+    problem = partial(Problem, folder.name)
     if manifest.name != folder.name:
-        yield Problem(
-            folder.name,
+        yield problem(
             f"its manifest is that of {manifest.name!r}",
             f"call the folder {manifest.name} again, or build it as {folder.name}",
             fatal=False,
         )
     if not manifest.part_of:
         for role in sorted(_ROLES - manifest.components.keys()):
-            yield Problem(folder.name, f"its manifest names no {role}", "build it again")
+            yield problem(f"its manifest names no {role}", "build it again")
     for part in manifest.parts:
         if not (folder.parent / part).is_dir():
-            yield Problem(folder.name, f"its part {part} is missing", "build it again")
+            yield problem(f"its part {part} is missing", "build it again")
     if manifest.part_of and folder.name not in parts_of(folder.parent, manifest.part_of):
-        yield Problem(
-            folder.name,
+        yield problem(
             f"it is a part of {manifest.part_of}, which is not here or no longer needs it",
             "build that again, or move the folder out",
             fatal=False,
@@ -328,8 +310,7 @@ def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     for role, component in manifest.components.items():
         path = component["settings"].get("path", "")
         if path.startswith("/") and not Path(path).is_dir():
-            yield Problem(
-                folder.name,
+            yield problem(
                 f"its {role} is kept at {path}, and nothing is there",
                 "put it back, or build with --set weights=copy",
             )
@@ -337,28 +318,26 @@ def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
     """Say which packages of a model are missing here or of another version, and which classes."""
+    problem = partial(Problem, model)
     for package, wanted in manifest.packages.items():
         try:
             found = installed_version(package).partition("+")[0]
         except PackageNotFoundError:
-            yield Problem(
-                model,
+            yield problem(
                 f"it needs {package}, which is not installed here",
                 f"pip install {package}=={wanted}, or serve it from its container",
             )
             continue
         if found != wanted:
-            yield Problem(
-                model,
+            yield problem(
                 f"it was built with {package} {wanted}, and {found} is installed here",
                 "build it again",
                 fatal=False,
             )
     for role, component in manifest.components.items():
-        if problem := problem_with(component["runtime"]):
-            yield Problem(
-                model,
-                f"its {role} {component['name']!r} cannot be run: {problem}",
+        if why := problem_with(component["runtime"]):
+            yield problem(
+                f"its {role} {component['name']!r} cannot be run: {why}",
                 "install the plugin it comes from, or serve it from its container",
             )
 
