@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import click
 
     from llmserve.repository.problems import CheckedModel, Problem
-    from llmserve.roles import Backend, Batching, Formatter, Generator, Recipe, Tokenizer
+    from llmserve.roles import Backend, Batching, Formatter, Frontend, Generator, Recipe, Tokenizer
 
 PROJECT = "llmserve"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -52,6 +52,11 @@ def llmserve_register_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
 @hookspec
 def llmserve_register_backends() -> Sequence[Backend]:  # type: ignore[empty-body]
     """Return Triton backends written in Python, which the embedded server is to have."""
+
+
+@hookspec
+def llmserve_register_frontends() -> Sequence[Frontend]:  # type: ignore[empty-body]
+    """Return what listens before Triton and speaks another protocol; ``serve`` starts it."""
 
 
 @hookspec

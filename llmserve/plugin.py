@@ -38,7 +38,16 @@ from llmserve.pairs import Pair
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.source import DEMO, ModelSource, read_object
 from llmserve.repository.source_files import check_vocabulary, tokenizer_files, weight_files
-from llmserve.roles import Backend, Batching, Formatter, Generator, Recipe, Tokenizer
+from llmserve.roles import (
+    Backend,
+    Batching,
+    Formatter,
+    Frontend,
+    Generator,
+    Place,
+    Recipe,
+    Tokenizer,
+)
 from llmserve.runtime import contract
 from llmserve.runtime.contract import Tensor
 
@@ -61,6 +70,7 @@ __all__ = [
     "ConfigError",
     "Container",
     "Formatter",
+    "Frontend",
     "Generator",
     "IncompatibleError",
     "LLMServeError",
@@ -72,6 +82,7 @@ __all__ = [
     "OptionError",
     "OutputError",
     "Pair",
+    "Place",
     "PluginError",
     "Problem",
     "Recipe",

@@ -21,12 +21,12 @@ from llmserve import hookspecs
 from llmserve.api import API, CURRENT, GROUP, number_in, problem_with
 from llmserve.errors import PluginError, reason
 from llmserve.names import near, normal
-from llmserve.roles import ROLES, Backend, Component, Recipe
+from llmserve.roles import ROLES, Backend, Component, Frontend, Recipe
 from llmserve.version import __version__
 
 ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
 """Which plugins to load or to leave out: names, or ``distribution:name``, with commas between."""
-Registered: TypeAlias = "Component | Recipe | Backend"
+Registered: TypeAlias = "Component | Recipe | Backend | Frontend"
 C = TypeVar("C", bound=Registered)
 
 

@@ -6,7 +6,7 @@ listing plugins loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -144,12 +144,49 @@ class Backend:
     stand_in_for: str = ""
 
 
-ROLES: dict[str, type[Component] | type[Recipe] | type[Backend]] = {
+@dataclass(frozen=True)
+class Place:
+    """Where a frontend listens, and what it stands before.
+
+    ``url`` is Triton's gRPC address, ``metrics`` the URL of its own metrics. ``status`` is the
+    socket at which ``serve`` tells the state of each model. Without ``keys``, a file, a frontend
+    lets in only this machine, unless ``open``.
+    """
+
+    url: str
+    host: str
+    port: int
+    grace: float
+    metrics: str = ""
+    models: tuple[str, ...] = ()
+    keys: Path | None = None
+    open: bool = False
+    status: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontend:
+    """What listens before Triton and speaks another protocol: a process that ``serve`` starts.
+
+    ``command`` returns the words that start it, after Python's own, or refuses the place. The
+    process listens on the place's port, and on SIGTERM finishes what is under way within its
+    grace. ``path`` is what the address ends with that is shown to people.
+    """
+
+    name: str
+    summary: str
+    command: Callable[[Place], Sequence[str]]
+    port: int = 8080
+    path: str = ""
+
+
+ROLES: dict[str, type[Any]] = {
     "tokenizer": Tokenizer,
     "generator": Generator,
     "batching": Batching,
     "formatter": Formatter,
     "recipe": Recipe,
     "backend": Backend,
+    "frontend": Frontend,
 }
 """Every role by its name, in the order in which a request meets them."""

@@ -12,13 +12,14 @@ from llmserve_cli.demo import demo
 from llmserve_cli.plugin import plugin
 from llmserve_cli.plugins import plugins
 from llmserve_cli.query import query
+from llmserve_cli.running import reload, status
 from llmserve_cli.serve import serve
 
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
     """Register the commands in the order in which one meets them."""
-    for command in (build, serve, query, check, demo):
+    for command in (build, serve, query, status, reload, check, demo):
         cli.add_command(section("Serve")(command))
     for command in (plugins, plugin, completion):
         cli.add_command(section("Extend")(command))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +14,8 @@ from llmserve_cli.completion import built_models
 if TYPE_CHECKING:
     from llmserve.errors import LLMServeError
     from llmserve.server import Runtime, Server, ServerSettings
+    from llmserve.server.frontend import RunningFrontend
+    from llmserve_cli.frontends import Wanted
 
 
 @click.command()
@@ -43,6 +46,20 @@ if TYPE_CHECKING:
     help="Seconds that requests in flight have when it is stopped.",
 )
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where Triton's log goes.")
+@click.option(
+    "--frontend",
+    "frontend_names",
+    multiple=True,
+    help="What listens before Triton, of what is installed; repeat for several, none for none.",
+)
+@click.option("--frontend-host", help="Its address; by default the one of --host.")
+@click.option("--frontend-port", type=int, help="0 for a free one; by default its own.")
+@click.option(
+    "--keys",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="File of the API keys that the frontend asks for.",
+)
+@click.option("--no-auth", is_flag=True, help="Let everybody in at the frontend, on any address.")
 def serve(
     repository: Path,
     runtime: str,
@@ -53,18 +70,27 @@ def serve(
     models: tuple[str, ...],
     grace: float,
     log_file: Path | None,
+    frontend_names: tuple[str, ...],
+    frontend_host: str | None,
+    frontend_port: int | None,
+    keys: Path | None,
+    no_auth: bool,
 ) -> None:
     """Serve a model repository with Triton.
 
-    It runs until Ctrl-C. A second Ctrl-C ends it at once.
+    What is installed to stand before it, such as the OpenAI API, is started as well.
+
+    A model that dies is loaded anew; `llmserve status` tells how all are. It runs until
+    Ctrl-C, when requests in flight are finished first. A second Ctrl-C ends it at once.
 
     \b
     llmserve serve
     llmserve serve model_repository --model demo --http-port 9000
     """
-    from llmserve.errors import ServerError
     from llmserve.repository.manifest import parts_of, references
-    from llmserve.server import ServerSettings, start
+    from llmserve.server import ServerSettings, one_log, start
+    from llmserve.server.supervisor import Supervisor
+    from llmserve_cli.frontends import Wanted
     from llmserve_cli.interrupts import end_in_order
     from llmserve_cli.status import Status
 
@@ -77,28 +103,26 @@ def serve(
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         models=tuple(dict.fromkeys(wanted)),
+        renewable=True,
         grace=grace,
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
     )
-    settings = _checked(settings)
+    frontends = Wanted(frontend_names, frontend_host or host, frontend_port, keys, no_auth, grace)
+    settings = _checked(settings, frontends)
     # A service manager's signal, and Ctrl-C in a background job too, end the server.
     end_in_order(signal.SIGTERM, signal.SIGINT)
-    with Status("starting Triton") as status:
-        server = start(settings, on_progress=lambda p: status.say(str(p)))
-    with server:
-        click.echo(_summary(server), err=True)
-        try:
-            code = server.wait()
-        except KeyboardInterrupt:
-            click.echo("llmserve: stopping, requests in flight are finished first", err=True)
-            return
-        raise ServerError(
-            f"Triton ended by itself (exit code {code})", mend=f"see {server.log_file}"
-        )
+    with one_log(settings) as logged:
+        with Status("starting Triton") as status:
+            server = start(logged, on_progress=lambda p: status.say(str(p)))
+        with server, frontends.started(server, models, keep_logs=log_file is not None) as running:
+            click.echo(_summary(server, running), err=True)
+            Supervisor(
+                logged, server, running, lambda line: click.echo(f"llmserve: {line}", err=True)
+            ).run()
 
 
-def _checked(settings: ServerSettings) -> ServerSettings:
+def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
     """Complete the settings, and tell all that would keep the server from starting, at once."""
     from dataclasses import replace
 
@@ -115,7 +139,7 @@ def _checked(settings: ServerSettings) -> ServerSettings:
     if settings.repository.is_dir():
         settings = _in_its_image(settings)
         problems += _problems_of_models(settings)
-    problems += port_problems(settings)
+    problems += port_problems(settings) + frontends.problems()
     for problem in problems[1:]:
         click.echo(f"llmserve: {problem}", err=True)
     if problems:
@@ -154,7 +178,7 @@ def _problems_of_models(settings: ServerSettings) -> list[LLMServeError]:
     return [ConfigError(str(problem)) for problem in problems if problem.fatal]
 
 
-def _summary(server: Server) -> str:
+def _summary(server: Server, frontends: Sequence[RunningFrontend]) -> str:
     models = sorted(name for name, state in server.models().items() if state == "READY")
     by_original: dict[str, list[str]] = {}
     for model, original in sorted(server.stand_ins().items()):
@@ -162,6 +186,7 @@ def _summary(server: Server) -> str:
     return "\n".join(
         [
             f"{server.runtime}, log in {server.log_file}",
+            *(f"  {front.frontend.name:<8} {front.url}" for front in frontends),
             f"  http     {server.http_url}",
             f"  grpc     {server.grpc_url}",
             f"  metrics  {server.metrics_url}",

@@ -14,6 +14,8 @@ from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts, Tokenizer
 
 _MOST_PROMPTS = 256
+# Characters a token. Words have four of them; no tokenizer knows a token of five hundred.
+_SELDOM_MORE, _NEVER_MORE = 32, 512
 _LISTS = frozenset({"stop_words", "bad_words", "input_ids", "choice"})
 
 
@@ -89,6 +91,7 @@ def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> in
 
 def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     tokenizer = parts.tokenizer
+    _refuse_long(text or str(messages or ""), parts)
     if params.input_ids:
         ids = _checked(params.input_ids, tokenizer)
         text = tokenizer.decode(ids)
@@ -107,6 +110,22 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     if not ids:
         raise RequestError("text_input has no tokens: send at least one character")
     return Prompt(text, ids, params)
+
+
+def _refuse_long(text: str, parts: Parts) -> None:
+    """Refuse what the context cannot hold before all of it is made into tokens.
+
+    That takes a second a megabyte, and every other request of the model waits for it.
+    """
+    context = getattr(parts.generator, "context_length", None)
+    if not context or len(text) <= _SELDOM_MORE * context:
+        return
+    beginning = text[: _SELDOM_MORE * context]
+    if len(text) > _NEVER_MORE * context or len(parts.tokenizer.encode(beginning)) > context:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, which are over the model's context of "
+            f"{context} tokens: shorten the prompt to at most {context - 1} tokens"
+        )
 
 
 def _checked(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from llmserve.server.log import Progress
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, port_problems
-from llmserve.server.startup import find_problems, first_available, start
+from llmserve.server.startup import find_problems, first_available, one_log, start
 
 __all__ = [
     "Progress",
@@ -21,6 +21,7 @@ __all__ = [
     "ServerSettings",
     "find_problems",
     "first_available",
+    "one_log",
     "port_problems",
     "start",
 ]

@@ -18,6 +18,8 @@ from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, image
 from llmserve.server.settings import Ports, ServerSettings
 
 KEY_HEADER = "llmserve-key"
+POLL = 1
+"""Seconds between two looks of Triton's for models to load anew."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ def triton_args(settings: ServerSettings, instance: Instance) -> tuple[str, ...]
         restricted += ",model-repository"
         args += ["--model-control-mode=explicit"]
         args += [f"--load-model={name}" for name in settings.models]
+    elif settings.renewable:
+        # Triton looks through a folder that only this user can write to.
+        args += ["--model-control-mode=poll", f"--repository-poll-secs={POLL}"]
     args += [
         f"--http-restricted-api={restricted}:{KEY_HEADER}={instance.key}",
         f"--grpc-restricted-protocol={restricted}:{KEY_HEADER}={instance.key}",
@@ -100,13 +105,51 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
     """
     repository = settings.repository.resolve()
     folder = scratch / "models"
-    if settings.models and not settings.explicit:
+    if settings.renewable:
+        folder.mkdir()
+        for name in settings.models or [
+            path.name for path in repository.iterdir() if path.is_dir()
+        ]:
+            link_model(repository / name, folder / name)
+    elif settings.models and not settings.explicit:
         folder.mkdir()
         for name in settings.models:
             (folder / name).symlink_to(repository / name)
     else:
         folder.symlink_to(repository)
     return folder
+
+
+_RENEWED = ".renewed"
+_LATE = 2**31 - 2**24
+"""In 2037: no file of a model is newer, and every file system can keep it."""
+
+
+def link_model(model: Path, links: Path) -> None:
+    """Lay a model out for a Triton that looks for changes, or have it load the model anew.
+
+    For Triton a version has changed when the newest file in its folder has another time. So each
+    gets a file that is newer than all others will ever be: whatever is written into the model's
+    folder, half of it or all, is seen only when that file's time is changed here.
+    """
+    versions = {path.name for path in model.iterdir() if path.is_dir() and path.name.isdecimal()}
+    for folder, named in [*((name, set[str]()) for name in sorted(versions)), ("", versions)]:
+        (links / folder).mkdir(parents=True, exist_ok=True)
+        wanted = {path.name: path for path in (model / folder).iterdir() if path.name not in named}
+        for there in (links / folder).iterdir():
+            if there.is_symlink() and there.name not in wanted:
+                there.unlink()
+        for name, path in wanted.items():
+            if name == "config.pbtxt":
+                shutil.copyfile(path, links / f".{name}")
+                (links / f".{name}").replace(links / name)
+            elif not (links / folder / name).is_symlink():
+                (links / folder / name).symlink_to(path)
+    for name in versions:
+        mark = links / name / _RENEWED
+        time = int(mark.stat().st_mtime) + 1 if mark.exists() else _LATE
+        mark.touch()
+        os.utime(mark, (time, time))
 
 
 def server_command(

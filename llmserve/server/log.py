@@ -6,6 +6,7 @@ The log is the only source while models load, since Triton opens its ports after
 from __future__ import annotations
 
 import re
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,9 @@ _CATEGORY = re.compile(
 )
 # After this, Triton waits for ever for a stub that has ended.
 _STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
+
+
+_TAIL = 5
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ class ServerLog:
         self._rest = b""
         self._models: dict[str, str] = {}
         self.failures: dict[str, str] = {}
+        self.loads: Counter[str] = Counter()
+        """How often each model was loaded."""
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+        """The last lines."""
         self.port_lost: str | None = None
         """Which of ``http``, ``grpc`` and ``metrics`` could not be listened on."""
         self.stuck: str | None = None
@@ -87,11 +95,14 @@ class ServerLog:
 
     def _take(self, line: str) -> None:
         self._last = line or self._last
+        if line:
+            self.tail.append(line)
         if event := _EVENT.search(line):
             state, name = next(
                 (kind, event[kind]) for kind in ("loading", "ready", "failed") if event[kind]
             )
             self._models[name] = state
+            self.loads[name] += state == "ready"
             if state == "failed":
                 self.failures[name] = in_plain_words(event["reason"])
         elif stuck := _STUCK.search(line):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,30 +17,37 @@ from typing import Any
 
 from llmserve.errors import ServerError, UsageError
 from llmserve.runtime.contract import STAND_IN_METRIC
-from llmserve.server.launch import KEY_HEADER, Instance, Launch
+from llmserve.server.launch import KEY_HEADER, Launch, link_model
 from llmserve.server.log import in_plain_words
-from llmserve.server.settings import Ports
+from llmserve.server.settings import Ports, ServerSettings
 
+_ESTABLISHED = "01"
+_LOOK = 0.2
+_IDLE = 4.0
+_PATIENT = 20.0
+"""Seconds after which a server that does not answer is taken for one that hangs."""
 _QUICK = 5.0
 """Seconds for what a server answers at once; to load a model may take any time."""
 
 
-class ServerProcess:
-    """A server under a guard (:mod:`llmserve.server.guard`) that ends it and cleans up."""
+class GuardedProcess:
+    """A process under a guard (:mod:`llmserve.server.guard`) that ends it and cleans up."""
 
-    def __init__(self, launch: Launch, instance: Instance, log_file: Path, *, grace: float) -> None:
+    def __init__(
+        self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float
+    ) -> None:
         watch = {
             "argv": launch.argv,
             "parent": os.getpid(),
-            "scratch": str(instance.scratch),
-            "shm_prefix": instance.name,
+            "scratch": str(scratch),
+            "shm_prefix": name,
             "grace": grace,
             "last_resort": launch.last_resort,
         }
         guard = Path(__file__).with_name("guard.py")
         with log_file.open("ab") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(guard), instance.name],
+                [sys.executable, "-I", "-S", str(guard), name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -66,13 +73,22 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def stop(self, grace: float) -> None:
-        """End the server and wait until it and all that belongs to it is gone."""
+    def stop(self, grace: float, *, idle: Callable[[], bool] = lambda: False) -> None:
+        """End the process and wait until it and all that belongs to it is gone.
+
+        Once it is ``idle`` it has no more than four seconds.
+        """
         try:
             self._order(grace)
             # The guard kills after ``grace``, so this only ends late where the guard hangs.
-            if self.wait(grace + 40.0) is None:
-                self._kill()
+            deadline = time.monotonic() + grace + 40.0
+            while self.wait(_LOOK) is None:
+                if time.monotonic() > deadline:
+                    self._kill()
+                elif idle():
+                    self._order(_IDLE)
+                    deadline = min(deadline, time.monotonic() + _IDLE + 40.0)
+                    idle = lambda: False  # noqa: E731
         except BaseException:
             # Interrupted while waiting, as by a second Ctrl-C: no more patience.
             self._order(0.0)
@@ -129,6 +145,10 @@ class ServerApi:
         """Return the models of the repository and their states; unloaded ones have ``""``."""
         index = self._checked("POST", "/v2/repository/index")
         return {entry["name"]: entry.get("state", "") for entry in index}
+
+    def answers(self) -> dict[str, int]:
+        found = self._checked("GET", "/v2/models/stats", timeout=_PATIENT)["model_stats"]
+        return {one["name"]: one["inference_stats"]["success"]["count"] for one in found}
 
     def load(self, name: str) -> None:
         """Load a model, or load it anew; return when it is ready."""
@@ -195,16 +215,15 @@ class Server:
 
     def __init__(
         self,
-        process: ServerProcess,
+        process: GuardedProcess,
         api: ServerApi,
         *,
+        settings: ServerSettings,
         runtime: str,
         address: str,
         ports: Ports,
         log_file: Path,
-        keep_log: bool,
-        explicit: bool,
-        grace: float,
+        models: Path,
     ) -> None:
         self.pid = process.pid
         self.runtime = runtime
@@ -212,11 +231,13 @@ class Server:
         self.http_url = f"http://{address}:{ports.http}"
         self.grpc_url = f"{address}:{ports.grpc}"
         self.metrics_url = f"http://{address}:{ports.metrics}/metrics"
+        self.ports = ports
+        self.renewable = settings.renewable
         self._process = process
         self._api = api
-        self._explicit = explicit
-        self._keep_log = keep_log
-        self._grace = grace
+        self._settings = settings
+        self._models = models
+        self._keep_log = settings.log_file is not None
 
     def __repr__(self) -> str:
         return f"<Server {self.runtime} at {self.http_url}, pid {self.pid}>"
@@ -260,6 +281,20 @@ class Server:
                 raise ServerError(f"model {name!r} is still {state} after {timeout:g} s")
             time.sleep(0.05)
 
+    def renew(self, name: str) -> None:
+        """Have a model loaded anew, from what the repository has now; for ``renewable`` servers.
+
+        That takes a second to begin. Until the new one is loaded the old one answers, and what it
+        has begun it finishes.
+        """
+        if not self.renewable:
+            raise UsageError("this server cannot load a model anew", mend="start it again")
+        link_model(self._settings.repository.resolve() / name, self._models / name)
+
+    def answers(self) -> dict[str, int]:
+        """Return how many requests each model has answered since it was loaded."""
+        return self._api.answers()
+
     def alive(self) -> bool:
         """Say whether the process still runs."""
         return self._process.exit_code() is None
@@ -278,19 +313,39 @@ class Server:
         """
         ended_by_itself = not self.alive()
         try:
-            self._process.stop(self._grace if grace is None else grace)
+            grace = self._settings.grace if grace is None else grace
+            self._process.stop(grace, idle=self._nobody_waits)
         finally:
             # Also where a second Ctrl-C has cut the stopping short.
             if not self._keep_log and not ended_by_itself:
                 self.log_file.unlink(missing_ok=True)
                 self._keep_log = True
 
+    def _nobody_waits(self) -> bool:
+        """Say whether no client is left: Triton counts what was cancelled in a queue for ever."""
+        if self._settings.runtime == "docker":
+            return False
+        return connections((self.ports.http, self.ports.grpc)) == 0
+
     def _require_explicit(self) -> None:
-        if not self._explicit:
+        if not self._settings.explicit:
             raise UsageError(
                 "this server loads its models at the start and keeps them",
                 mend="start it with explicit=True to load and unload",
             )
+
+
+def connections(ports: Collection[int]) -> int | None:
+    """Return how many connections this machine has at its own ports, None where it cannot say."""
+    found = 0
+    try:
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+                local, state = line.split()[1:4:2]
+                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) in ports
+    except FileNotFoundError:
+        return None
+    return found
 
 
 def stand_ins(metrics_url: str) -> dict[str, str]:

@@ -24,7 +24,8 @@ class ServerSettings:
 
     A port of 0 means a free one. ``models`` names the models to load; without it all are loaded.
     ``explicit`` loads nothing but ``models`` and lets :meth:`Server.load` and
-    :meth:`Server.unload` change that at run time. When the server is stopped, requests in flight
+    :meth:`Server.unload` change that at run time. ``renewable`` lets :meth:`Server.renew` load a
+    model anew, and opens nothing to anybody else. When the server is stopped, requests in flight
     have ``grace`` seconds. ``backends`` are what the embedded server has
     beside Triton's own; without it, all that the installed plugins register. ``image``, ``gpus``
     and ``mounts`` matter to a container only: ``gpus=None`` gives it the GPUs where Docker has
@@ -42,6 +43,7 @@ class ServerSettings:
     metrics_port: int = 8002
     models: tuple[str, ...] = ()
     explicit: bool = False
+    renewable: bool = False
     log_file: Path | None = None
     ready_timeout: float = 900.0
     grace: float = 30.0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.names import near
+from llmserve.repository.dockerfile import LAUNCH_SCRIPT
 from llmserve.server.embedded import find_embedded, prepare_embedded
 from llmserve.server.launch import (
     Instance,
@@ -26,7 +27,8 @@ from llmserve.server.launch import (
     prepare_docker,
 )
 from llmserve.server.log import Progress, ServerLog
-from llmserve.server.server import Server, ServerApi, ServerProcess
+from llmserve.server.scratch import make_scratch
+from llmserve.server.server import GuardedProcess, Server, ServerApi
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) ->
         raise problem
     if settings.backends is None:
         settings = replace(settings, backends=_registered_backends())
+    scripts = settings.repository.glob(f"*/{LAUNCH_SCRIPT}")
+    if settings.renewable and (settings.runtime == "docker" or any(scripts)):
+        # A container does not see the links, and an engine of several processes starts as one.
+        settings = replace(settings, renewable=False)
     for _ in range(_ATTEMPTS - 1):
         try:
             return _start_once(settings, on_progress)
@@ -146,7 +152,7 @@ def _registered_backends() -> tuple[Backend, ...]:
 def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Server:
     name = f"llmserve-{secrets.token_hex(6)}"
     ports = choose_ports(settings)
-    scratch = _make_scratch(name)
+    scratch = make_scratch(name)
     process = None
     log_file = None
     try:
@@ -157,19 +163,18 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Ser
         log = ServerLog(log_file)
         address = "127.0.0.1" if ports.host == "0.0.0.0" else ports.host  # noqa: S104
         api = ServerApi(address, ports.http, key if settings.explicit else None)
-        process = ServerProcess(launch, instance, log_file, grace=settings.grace)
+        process = GuardedProcess(launch, name, scratch, log_file, grace=settings.grace)
         start = _Start(settings, instance, process, api, log)
         start.wait_until_ready(on_progress or (lambda _: None))
         return Server(
             process,
             api,
+            settings=settings,
             runtime=f"{launch.kind} Triton {api.metadata()['version']}",
             address=address,
             ports=ports,
             log_file=log_file,
-            keep_log=settings.log_file is not None,
-            explicit=settings.explicit,
-            grace=settings.grace,
+            models=scratch / "models",
         )
     except BaseException as error:
         # A server's error sends its reader to the log; nobody else would look for it.
@@ -188,18 +193,21 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Ser
         raise
 
 
-def _make_scratch(name: str) -> Path:
-    """Make the server's folder: where TMPDIR says, unless Triton's shell would trip over it."""
-    folder = tempfile.gettempdir()
-    if not re.fullmatch(r"[\w./+-]+", folder, re.ASCII):
-        folder = "/tmp"  # noqa: S108
+@contextmanager
+def one_log(settings: ServerSettings) -> Iterator[ServerSettings]:
+    """Give a server that may be started several times one log; it stays where something failed."""
+    if settings.log_file is not None:
+        yield settings
+        return
+    log_file = _make_log_file(settings, "llmserve")
     try:
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
-    except OSError as error:
-        raise ServerError(
-            f"cannot write to {folder} ({error.strerror})",
-            mend="set TMPDIR to a folder whose path is made of ASCII letters and digits",
-        ) from None
+        yield replace(settings, log_file=log_file)
+    except ServerError:
+        raise
+    except BaseException:
+        log_file.unlink(missing_ok=True)
+        raise
+    log_file.unlink(missing_ok=True)
 
 
 def _make_log_file(settings: ServerSettings, name: str) -> Path:
@@ -229,7 +237,7 @@ class _Start:
 
     settings: ServerSettings
     instance: Instance
-    process: ServerProcess
+    process: GuardedProcess
     api: ServerApi
     log: ServerLog
 

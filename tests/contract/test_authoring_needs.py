@@ -94,7 +94,8 @@ def test_serve_names_what_is_of_another_version_before_anything_else(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = run("serve", str(repository), "--runtime", "embedded", "--http-port", port, env=env)
+        words = ["--runtime", "embedded", "--http-port", port, "--frontend", "none"]
+        done = run("serve", str(repository), *words, env=env)
     note, problem = done.stderr.splitlines()[0], done.stderr.splitlines()[-1]
     assert note == (
         "llmserve: note: demo: it was built with llmserve-acme 0.1.0, and 0.2.0 is installed here: "

@@ -160,7 +160,7 @@ def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(tmp_
         command = [sys.executable, "-m", "llmserve_cli", "serve", str(repository), *words]
         docker = ["--runtime", "docker", "--http-port", "0", "--grpc-port", "0"]
         return subprocess.run(
-            [*command, *docker, "--metrics-port", "0"],
+            [*command, *docker, "--metrics-port", "0", "--frontend-port", "0"],
             env=env,
             capture_output=True,
             text=True,

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
-FREE = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+FREE = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--frontend-port", "0"]
 PROMPT = "Programming in C++ is like"
 
 

@@ -99,6 +99,7 @@ def test_all_that_keeps_a_repository_from_being_served_is_named_at_once(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
         taken = [str(listener.getsockname()[1]) for listener in (one, two)]
         ports = ["--http-port", taken[0], "--grpc-port", "0", "--metrics-port", taken[1]]
+        ports += ["--frontend-port", "0"]
         done = run("serve", str(tmp_path / "r"), *ports)
     assert done.returncode == 3
     assert [line for line in done.stderr.splitlines() if "model.safetensors is missing" in line]
@@ -128,7 +129,7 @@ def test_a_model_of_the_hub_is_served_offline_and_ctrl_c_ends_it_in_order(tmp_pa
     # Loading one keeps the index to the server itself, and yet it is told what there is.
     unknown = run("query", "nope", PROMPT, "--url", served.url)
     assert (unknown.returncode, "choose one of tiny" in unknown.stderr) == (5, True)
-    http = re.search(r"http://(\S+)", served.told)
+    http = re.search(r"http +http://(\S+)", served.told)
     assert http
     wrong = run("query", "tiny", PROMPT, "--url", http[1])
     assert (wrong.returncode, "speaks HTTP, not gRPC" in wrong.stderr) == (4, True)

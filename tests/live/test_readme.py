@@ -73,7 +73,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @contextmanager
 def serving(line: str, checkout: Path, environment: dict[str, str]) -> Iterator[dict[str, str]]:
     """Run `serve` on free ports, beside whatever else runs here; give its addresses."""
-    free = "--http-port 0 --grpc-port 0 --metrics-port 0"
+    free = "--http-port 0 --grpc-port 0 --metrics-port 0 --frontend-port 0"
     server = subprocess.Popen(
         ["bash", "-c", f"exec {line} {free}"],
         cwd=checkout,

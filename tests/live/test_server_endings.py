@@ -18,8 +18,16 @@ import pytest
 
 from llmserve.errors import UsageError
 from llmserve.server import Progress, start
-from llmserve.server.server import ServerProcess
-from tests.live.servers import ECHO, SLOW, eventually, left_of, name_of, repository, settings
+from llmserve.server.server import GuardedProcess
+from tests.live.servers import (
+    ECHO,
+    SLOW,
+    eventually,
+    left_of,
+    name_of,
+    repository,
+    settings,
+)
 
 
 def test_stopped_or_killed_it_leaves_nothing(tmp_path: Path) -> None:
@@ -121,22 +129,22 @@ def test_a_second_ctrl_c_leaves_nothing_either(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     options = settings(repository(tmp_path / "models", echo=ECHO))
-    wait = ServerProcess.wait
+    wait = GuardedProcess.wait
 
-    def interrupted(self: ServerProcess, timeout: float | None) -> int | None:
+    def interrupted(self: GuardedProcess, timeout: float | None) -> int | None:
         # As Ctrl-C would, once, while the server is given its time to end.
-        monkeypatch.setattr(ServerProcess, "wait", wait)
+        monkeypatch.setattr(GuardedProcess, "wait", wait)
         raise KeyboardInterrupt
 
     running = start(options)
-    monkeypatch.setattr(ServerProcess, "wait", interrupted)
+    monkeypatch.setattr(GuardedProcess, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         running.stop()
     assert not running.alive()
     eventually(lambda: not list((tmp_path / "tmp").iterdir()))
 
     def first(step: Progress) -> None:
-        monkeypatch.setattr(ServerProcess, "wait", interrupted)
+        monkeypatch.setattr(GuardedProcess, "wait", interrupted)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

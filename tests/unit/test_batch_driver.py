@@ -119,6 +119,26 @@ def test_a_request_that_cannot_be_answered_fails_alone(
         assert refusal.error.code() == FakeBackendUtils.TritonError.INVALID_ARG
 
 
+@pytest.mark.parametrize("size", [4_000, 20_000_000])
+def test_a_prompt_that_no_context_could_hold_is_refused_before_it_is_tokens(size: int) -> None:
+    """To make tokens of a megabyte takes a second, and every other request waits."""
+    seen = 0
+
+    class Counts(ByteTokenizer):
+        def encode(self, text: str, *, special: bool = True) -> list[int]:
+            nonlocal seen
+            seen += len(text)
+            return super().encode(text, special=special)
+
+    culprit, good = ask("a" * size), ask("ab", max_tokens=2)
+    drive(Repeats(), culprit, good, tokenizer=Counts())
+    assert good.text == "ab"
+    assert f"has {size} characters, which are over the model's context of 100" in (
+        culprit.error or ""
+    )
+    assert seen < 3_300
+
+
 def test_a_panic_of_the_tokenizer_fails_one_request_and_not_the_model() -> None:
     class Panics(ByteTokenizer):
         def encode(self, text: str, *, special: bool = True) -> list[int]:

@@ -73,8 +73,9 @@ def test_the_server_imports_only_itself_and_the_errors(path: Path) -> None:
     for module in imports(path):
         if is_in(module, "llmserve"):
             assert is_in(module, "llmserve.server") or module in {
-                "llmserve.errors", "llmserve.names", "llmserve.registry", "llmserve.repository",
-                "llmserve.repository.dockerfile", "llmserve.roles", "llmserve.runtime.contract",
+                "llmserve.client", "llmserve.errors", "llmserve.names", "llmserve.registry",
+                "llmserve.repository", "llmserve.repository.dockerfile",
+                "llmserve.repository.manifest", "llmserve.roles", "llmserve.runtime.contract",
             }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     assert done.stderr == TAKEN
     sections = done.stdout.split("\n\n")
     names = [[line.split()[0] for line in text.splitlines()] for text in sections]
-    assert ["Serve:", "build", "serve", "query", "check", "demo"] in names
+    assert ["Serve:", "build", "serve", "query", "status", "reload", "check", "demo"] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names
     assert sections[-1].splitlines()[0] == "Plugins:"
     assert "Fail (acme)" in sections[-1]
@@ -131,7 +131,10 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["biuld"], "no command is called 'biuld': did you mean 'build'?"),
         (["plugin", "nwe"], "no command is called 'nwe': did you mean 'new'?"),
         (["serve", "--runtime", "x"], "--runtime cannot be 'x': choose one of auto, embedded, "),
-        (["serve", "--runtme", "x"], "serve has no option --runtme: did you mean '--runtime'?"),
+        (
+            ["serve", "--runtme", "x"],
+            "serve has no option --runtme: did you mean '--runtime' or '--frontend'?",
+        ),
         (["query"], "query needs MODEL: see llmserve query --help"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),

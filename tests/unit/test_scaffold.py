@@ -148,7 +148,7 @@ def test_the_command_prints_the_folder_and_says_what_next(tmp_path: Path, role: 
 def test_every_role_can_be_asked_for() -> None:
     from llmserve.roles import ROLES as ALL
 
-    assert set(ROLES) == set(ALL) - {"backend"}
+    assert set(ROLES) == set(ALL) - {"backend", "frontend"}
     assert f"[{'|'.join(KINDS)}]" in CliRunner().invoke(cli, ["plugin", "new", "--help"]).stdout
 
 

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmserve.plugin import hookimpl, section
+from llmserve.plugin import Frontend, Place, hookimpl, section
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import click
+
+
+def _command(place: Place) -> Sequence[str]:
+    if not place.keys and not place.open:
+        from llmserve_gateway.app import Settings
+        from llmserve_gateway.serving import Listening
+
+        Listening(place.host).check(Settings(place.url))
+    words = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
+    words += ["--grace", str(place.grace)]
+    words += [word for name in place.models for word in ("--model", name)]
+    words += ["--keys", str(place.keys)] if place.keys else []
+    return [*words, "--no-auth"] if place.open else words
+
+
+@hookimpl
+def llmserve_register_frontends() -> Sequence[Frontend]:
+    """Have ``llmserve serve`` start the gateway."""
+    summary = "The OpenAI API, with keys, limits, metrics and a page"
+    return [Frontend(name="openai", summary=summary, command=_command, port=8080, path="/v1")]
 
 
 @hookimpl

@@ -1,0 +1,96 @@
+"""What `serve` starts before Triton: which frontends, and where each listens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmserve.errors import LLMServeError
+    from llmserve.roles import Frontend, Place
+    from llmserve.server import Server
+    from llmserve.server.frontend import RunningFrontend
+
+_NONE = "none"
+_NOT_YET = "127.0.0.1:0"
+
+
+@dataclass
+class Wanted:
+    """The frontends that were asked for, or all that are installed."""
+
+    names: tuple[str, ...]
+    host: str
+    port: int | None
+    keys: Path | None
+    open: bool
+    grace: float
+    _places: list[tuple[Frontend, Place]] = field(default_factory=list)
+
+    def problems(self) -> list[LLMServeError]:
+        """Choose where each is to listen, and return what keeps one from that."""
+        from llmserve.errors import LLMServeError
+        from llmserve.roles import Place
+        from llmserve.server.frontend import free_port
+
+        found: list[LLMServeError] = []
+        try:
+            for frontend in self._chosen():
+                asked = frontend.port if self.port is None else self.port
+                port = free_port(self.host, asked, "frontend-port")
+                keys = self.keys.absolute() if self.keys else None
+                place = Place(_NOT_YET, self.host, port, self.grace, keys=keys, open=self.open)
+                # It refuses what it does not want before anything is started.
+                frontend.command(place)
+                self._places.append((frontend, place))
+        except LLMServeError as error:
+            found.append(error)
+        return found
+
+    @contextmanager
+    def started(
+        self, server: Server, models: tuple[str, ...], *, keep_logs: bool
+    ) -> Iterator[list[RunningFrontend]]:
+        """Start them before a server, and end them where whoever watches has not."""
+        from dataclasses import replace
+
+        from llmserve.server.control import control_socket
+        from llmserve.server.frontend import log_beside, start_frontend
+
+        status = control_socket(server.grpc_url)
+        running = []
+        with ExitStack() as stack:
+            for frontend, place in self._places:
+                place = replace(
+                    place,
+                    url=server.grpc_url,
+                    metrics=server.metrics_url,
+                    models=models,
+                    status=status,
+                )
+                log = log_beside(server.log_file, frontend)
+                running.append(start_frontend(frontend, place, log))
+                stack.callback(running[-1].stop, 0.0)
+            yield running
+        if not keep_logs:
+            for front in running:
+                front.log_file.unlink(missing_ok=True)
+
+    def _chosen(self) -> list[Frontend]:
+        from llmserve.errors import UsageError
+        from llmserve.registry import Registry
+        from llmserve.roles import Frontend
+
+        if self.names == (_NONE,):
+            return []
+        registry = Registry.load()
+        chosen = [registry.get(Frontend, name) for name in self.names] or registry.all(Frontend)
+        if len(chosen) > 1 and self.port:
+            raise UsageError(
+                f"one port for {' and '.join(frontend.name for frontend in chosen)}",
+                mend="name the one that is to have it with --frontend, or give --frontend-port 0",
+            )
+        return chosen

@@ -1,0 +1,86 @@
+"""``llmserve status`` and ``llmserve reload``: a word with a `serve` that runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmserve_cli.completion import built_models
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_URL = click.option("--url", envvar="LLMSERVE_URL", help="Triton's gRPC address, to choose one.")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@_URL
+def status(as_json: bool, url: str | None) -> None:
+    """Tell how the models of a server are.
+
+    It fails where a model is not ready, and where nothing is served.
+
+    \b
+    llmserve status
+    llmserve status --json
+    """
+    from llmserve.errors import ModelNotReadyError
+    from llmserve_cli.terminal import print_table
+
+    told = [found for _, found in _served(url)]
+    things = [one for found in told for one in (*found["models"], *found["frontends"])]
+    if as_json:
+        click.echo(json.dumps({"servers": told}, indent=2, ensure_ascii=False))
+    else:
+        for found in told:
+            click.echo(f"{found['url']}  {found['runtime']}, {found['state']}")
+            rows = [["", "STATE", "RESTARTS", ""]]
+            rows += [
+                [one["name"], one["state"], str(one["restarts"]), one["why"] or one.get("url", "")]
+                for one in (*found["models"], *found["frontends"])
+            ]
+            print_table(rows)
+    if waiting := [one["name"] for one in things if one["state"] != "ready"]:
+        raise ModelNotReadyError(f"not ready: {', '.join(waiting)}")
+
+
+@click.command()
+@click.argument("model", shell_complete=built_models)
+@_URL
+def reload(model: str, url: str | None) -> None:
+    """Have a running server take a model in anew.
+
+    The old one answers until the new one is loaded, and finishes what it has begun. A model
+    that is new in the repository is loaded as well.
+
+    \b
+    llmserve build --plugin hf --model demo --force
+    llmserve reload demo
+    """
+    from llmserve.errors import UsageError
+    from llmserve.server.control import ask
+    from llmserve_cli.status import Status
+
+    served = list(_served(url))
+    if len(served) > 1:
+        urls = ", ".join(found["url"] for _, found in served)
+        raise UsageError("more than one `llmserve serve` runs", mend=f"choose with --url: {urls}")
+    with Status(f"loading {model}"):
+        ask(served[0][0], {"do": "reload", "model": model}, timeout=None)
+    click.echo(f"llmserve: {model} is loaded", err=True)
+
+
+def _served(url: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    from llmserve.client.url import parse_url
+    from llmserve.errors import UnreachableError
+    from llmserve.server.control import everybody
+
+    wanted = str(parse_url(url)) if url else None
+    found = [one for one in everybody() if wanted in (None, one[1]["url"])]
+    if not found:
+        raise UnreachableError("no `llmserve serve` runs here", mend="start one, or look at --url")
+    yield from found

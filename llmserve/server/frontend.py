@@ -1,0 +1,110 @@
+"""What listens before Triton and speaks another protocol, as a process of its own."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmserve.errors import ServerError, UsageError
+from llmserve.server.launch import Launch, inherited_environment
+from llmserve.server.scratch import make_scratch
+from llmserve.server.server import GuardedProcess
+from llmserve.server.settings import port_in_use
+
+if TYPE_CHECKING:
+    from llmserve.roles import Frontend, Place
+
+_PATIENCE = 60.0
+_POLL = 0.05
+_LAST = 2000
+
+
+class RunningFrontend:
+    """A frontend that listens; made by :func:`start_frontend`."""
+
+    def __init__(
+        self, process: GuardedProcess, frontend: Frontend, place: Place, log: Path
+    ) -> None:
+        self.frontend = frontend
+        self.place = place
+        self.log_file = log
+        self.url = f"http://{place.host}:{place.port}{frontend.path}"
+        self._process = process
+
+    def alive(self) -> bool:
+        """Say whether the process still runs."""
+        return self._process.exit_code() is None
+
+    def why_it_ended(self) -> str:
+        """Return the last line of its log."""
+        with self.log_file.open("rb") as log:
+            log.seek(max(0, self.log_file.stat().st_size - _LAST))
+            lines = log.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+    def stop(self, grace: float) -> None:
+        """End it; what is under way has ``grace`` seconds."""
+        self._process.stop(grace)
+
+
+def free_port(host: str, port: int, option: str) -> int:
+    """Return the port, or a free one for 0; raise where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(1)
+        except OverflowError:
+            raise UsageError(f"{port} is no port", mend=f"give --{option} 0 to 65535") from None
+        except OSError as error:
+            if port:
+                raise port_in_use(host, port, option.removesuffix("-port")) from None
+            raise ServerError(f"cannot listen on {host} ({error})") from None
+        return int(listener.getsockname()[1])
+
+
+def log_beside(log_file: Path, frontend: Frontend) -> Path:
+    """Return where a frontend's log goes: beside its server's."""
+    return log_file.with_name(f"{log_file.stem}-{frontend.name}{log_file.suffix}")
+
+
+def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningFrontend:
+    """Start a frontend and return when it listens."""
+    name = f"llmserve-{secrets.token_hex(6)}"
+    scratch = make_scratch(name)
+    words = [str(word) for word in frontend.command(place)]
+    launch = Launch((sys.executable, *words), inherited_environment(), frontend.name)
+    process = None
+    try:
+        process = GuardedProcess(launch, name, scratch, log_file, grace=place.grace)
+        running = RunningFrontend(process, frontend, place, log_file)
+        deadline = time.monotonic() + _PATIENCE
+        while not _listens(place):
+            if not running.alive():
+                raise ServerError(f"{frontend.name} ended: {running.why_it_ended()}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"{frontend.name} does not listen after {_PATIENCE:g} s")
+            time.sleep(_POLL)
+    except BaseException:
+        if process is not None:
+            process.stop(0.0)
+        raise
+    finally:
+        if process is None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return running
+
+
+def _listens(place: Place) -> bool:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)  # noqa: S104
+    try:
+        socket.create_connection((host, place.port), timeout=1).close()
+    except OSError:
+        return False
+    return True

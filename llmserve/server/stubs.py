@@ -1,0 +1,88 @@
+"""The processes that run a server's Python models, and which of them have died.
+
+Triton collects a process that it has ended itself. One that dies by accident stays as a zombie:
+Triton never looks for it, and calls its model ready for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+_PROGRAM = "triton_python_backend_stub"
+_INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+$")
+_ZOMBIE = "Z"
+_CONFIRMED = 2
+"""A process that has just ended in order is a zombie as well, for a moment."""
+
+
+class Stubs:
+    """The Python models' processes of one server; ``group`` is the server's process group."""
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+        self._models: dict[int, str] = {}
+        self._zombie: Counter[int] = Counter()
+
+    def look(self) -> set[str]:
+        """Return the models of which a process has died since the last look."""
+        died = set()
+        members = set(self._members())
+        for process in members - self._models.keys():
+            if model := _model_of(process):
+                self._models[process] = model
+        for process, model in list(self._models.items()):
+            if process not in members:
+                del self._models[process]
+                del self._zombie[process]
+            elif _state(process)[:1] == [_ZOMBIE]:
+                self._zombie[process] += 1
+                if self._zombie[process] == _CONFIRMED:
+                    died.add(model)
+        return died
+
+    def of(self, model: str) -> list[int]:
+        """Return the processes of a model that live."""
+        return [
+            process
+            for process, owner in self._models.items()
+            if owner == model and not self._zombie[process]
+        ]
+
+    def seconds(self, model: str) -> float:
+        """Return the processor time that a model's processes have used."""
+        fields = [_state(process) for process in self.of(model)]
+        ticks = sum(int(found[11]) + int(found[12]) for found in fields if found)
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def _members(self) -> list[int]:
+        found = []
+        for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208
+            with suppress(OSError, ValueError):
+                if os.getpgid(int(name)) == self._group:
+                    found.append(int(name))
+        return found
+
+
+def _state(process: int) -> list[str]:
+    """Return the fields of the process's line of state, behind the program's name."""
+    try:
+        line = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return line.rpartition(")")[2].split()
+
+
+def _model_of(process: int) -> str | None:
+    """Read a model's name off its process's command line, which ends with the instance's."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    if not words[0].endswith(_PROGRAM):
+        return None
+    names = (found["model"] for word in words[2:] if (found := _INSTANCE.match(word)))
+    return next(names, None)

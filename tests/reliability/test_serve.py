@@ -1,0 +1,171 @@
+"""A `serve` whose processes are killed one after the other; the tests build on each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.commands import run
+from tests.live.servers import eventually
+from tests.reliability.watched import DIES, PATIENCE, WORDS, Watched, figure, repository
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return repository(tmp_path_factory.mktemp("served"), words=WORDS, other=WORDS)
+
+
+@pytest.fixture(scope="module")
+def serve(folder: Path) -> Iterator[Watched]:
+    watched = Watched(folder)
+    yield watched
+    watched.close()
+
+
+class Stream:
+    """A stream that somebody reads while other things happen."""
+
+    def __init__(self, serve: Watched, model: str, count: int, pause: float) -> None:
+        self.words: list[str] = []
+        self.error: Exception | None = None
+        self._arguments = serve, model, f"{count} {pause}"
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        eventually(lambda: self.words or self.error, PATIENCE)
+
+    def whole(self) -> int:
+        self._thread.join(PATIENCE)
+        assert self.error is None, self.error
+        return len(self.words)
+
+    def _read(self) -> None:
+        serve, model, prompt = self._arguments
+        try:
+            for piece in serve.client.stream(model, prompt, timeout=PATIENCE):
+                self.words.append(piece.text)
+        except Exception as error:
+            self.error = error
+
+
+def test_the_frontend_is_started_and_its_address_comes_first(serve: Watched) -> None:
+    addresses = [line.split() for _, line in serve.lines if "http://" in line]
+    assert [name for name, _ in addresses] == ["openai", "http", "metrics"]
+    root = addresses[0][1].removesuffix("/v1")
+    with urllib.request.urlopen(f"{root}/readyz", timeout=PATIENCE) as answer:
+        assert {"words", "other"} <= set(json.loads(answer.read())["models"])
+
+
+def test_a_killed_models_process_comes_back_and_the_others_do_not_notice(serve: Watched) -> None:
+    stream = Stream(serve, "other", 150, 0.05)
+    for _ in range(2):
+        killed = serve.kill_stub("words")
+        known = serve.said(r"words: restarting \(its process has died\)", killed) - killed
+        eventually(lambda: serve.answers("words") == "word ", PATIENCE)
+        healed = time.monotonic() - killed
+        serve.said("words: ready", killed)
+        figure("a model's process killed: known after", known)
+        figure("a model's process killed: serving after", healed)
+        assert known < 6
+        assert healed < 30
+    assert stream.whole() == 150
+    assert "other: " not in serve.told
+
+
+def test_status_tells_how_they_are(serve: Watched) -> None:
+    done = run("status", "--url", serve.url, "--json")
+    assert done.returncode == 0, done.stderr
+    (server,) = json.loads(done.stdout)["servers"]
+    found = {model["name"]: (model["state"], model["restarts"]) for model in server["models"]}
+    assert found == {"words": ("ready", 2), "other": ("ready", 0)}
+    shown = run("status", "--url", serve.url).stdout
+    assert "words" in shown
+    assert "openai" in shown
+    assert run("status", "--url", "127.0.0.1:1").returncode == 4
+
+
+def test_a_frontend_that_is_killed_comes_back(serve: Watched) -> None:
+    (process,) = serve.processes("llmserve_gateway --url")
+    killed = time.monotonic()
+    os.kill(process, signal.SIGKILL)
+    serve.said("openai: restarting", killed)
+    figure("the frontend killed: serving after", serve.said("openai: ready", killed) - killed)
+
+
+def test_a_model_that_was_changed_is_taken_in_when_it_is_asked_for(
+    serve: Watched, folder: Path
+) -> None:
+    source = folder / "other" / "1" / "model.py"
+    source.write_text(WORDS.replace('b"word "', 'b"changed "'))
+    stream = Stream(serve, "other", 100, 0.1)
+    time.sleep(2.5)
+    assert serve.answers("other") == "word ", "nothing changes until somebody says so"
+    done = run("reload", "other", "--url", serve.url)
+    assert done.returncode == 0, done.stderr
+    assert serve.answers("other") == "changed "
+    assert set(stream.words) == {"word "}
+    assert stream.whole() == 100, "what the old one has begun it finishes"
+
+    source.write_text("raise ValueError('half a file')")
+    done = run("reload", "other", "--url", serve.url)
+    assert done.returncode == 1
+    assert "half a file" in done.stderr
+    assert serve.answers("other") == "changed ", "the old one serves on"
+    assert run("reload", "nobody", "--url", serve.url).returncode == 1
+    source.write_text(WORDS)
+    assert run("reload", "other", "--url", serve.url).returncode == 0
+
+
+def test_triton_killed_comes_back_with_all_models_and_leaves_nothing(serve: Watched) -> None:
+    (process,) = serve.processes("bin/tritonserver")
+    killed = time.monotonic()
+    os.kill(process, signal.SIGKILL)
+    serve.said("triton: restarting", killed)
+    eventually(serve.nothing_is_left, PATIENCE)
+    eventually(lambda: serve.answers("words") and serve.answers("other"), PATIENCE)
+    figure("Triton killed: serving after", time.monotonic() - killed)
+    serve.said("triton: ready", killed)
+
+
+def test_stopped_with_a_dead_model_and_ten_streams_all_of_them_finish(serve: Watched) -> None:
+    streams = [Stream(serve, "other", 60, 0.05) for _ in range(10)]
+    serve.kill_stub("words")
+    code, seconds = serve.end(signal.SIGTERM)
+    figure("stopped with ten streams of 3 s and a dead model: gone after", seconds)
+    assert code == 0, serve.told
+    assert [stream.whole() for stream in streams] == [60] * 10
+    assert seconds < 35
+    assert serve.nothing_is_left()
+    assert run("status", "--url", serve.url).returncode == 4
+
+
+def test_a_model_that_dies_over_and_over_has_failed_and_serve_says_why(tmp_path: Path) -> None:
+    serve = Watched(repository(tmp_path, dies=DIES), "--frontend", "none")
+    try:
+        assert serve.process.wait(PATIENCE) == 1
+    finally:
+        serve.close()
+    assert "dies: failed (its process has died)" in serve.told
+    assert "nothing is left to serve (dies: its process has died): see" in serve.told
+    assert serve.told.count("dies: loading") == 4
+    eventually(serve.nothing_is_left)
+    Path(serve.told.rpartition("see ")[2].strip()).unlink()
+
+
+def test_when_serve_itself_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    serve = Watched(repository(tmp_path, words=WORDS))
+    Stream(serve, "words", 600, 0.1)
+    killed = time.monotonic()
+    serve.process.kill()
+    eventually(serve.nothing_is_left, PATIENCE)
+    eventually(lambda: not serve.processes("llmserve_gateway"), PATIENCE)
+    figure("serve killed: nothing left after", time.monotonic() - killed)
+    assert time.monotonic() - killed < 20
+    serve.close()

@@ -1,0 +1,73 @@
+"""A model as Triton sees it: nothing changes until somebody says so, and then all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmserve.errors import ServerError
+from llmserve.server.control import control_folder
+from llmserve.server.launch import link_model
+
+
+def newest(folder: Path) -> float:
+    """What Triton looks at: the newest time of all that is in a folder."""
+    return max([folder.stat().st_mtime, *(newest(p) if p.is_dir() else p.stat().st_mtime
+                                          for p in folder.iterdir())])  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository" / "demo"
+    (folder / "1" / "weights").mkdir(parents=True)
+    (folder / "1" / "weights" / "a.bin").write_text("a")
+    (folder / "1" / "model.py").write_text("one")
+    (folder / "config.pbtxt").write_text("one")
+    (folder / "llmserve.json").write_text("one")
+    return folder
+
+
+def test_what_is_written_into_a_served_model_changes_nothing_for_triton(
+    model: Path, tmp_path: Path
+) -> None:
+    link_model(model, links := tmp_path / "links")
+    assert (links / "1" / "weights" / "a.bin").read_text() == "a"
+    before = newest(links / "1")
+    (model / "1" / "model.py").write_text("two")
+    (model / "config.pbtxt").write_text("two")
+    (links / "1" / "__pycache__").mkdir()
+    assert newest(links / "1") == before
+    assert (links / "config.pbtxt").read_text() == "one"
+
+
+def test_a_renewed_model_is_the_one_of_the_repository_and_triton_sees_it(
+    model: Path, tmp_path: Path
+) -> None:
+    link_model(model, links := tmp_path / "links")
+    for _ in range(3):
+        before = newest(links / "1")
+        (model / "1" / "model.py").unlink(missing_ok=True)
+        (model / "1" / "entry.py").write_text("two")
+        (model / "config.pbtxt").write_text("two")
+        link_model(model, links)
+        assert newest(links / "1") > before
+    assert {path.name for path in (links / "1").iterdir()} == {".renewed", "entry.py", "weights"}
+    assert (links / "config.pbtxt").read_text() == "two"
+    assert (links / "llmserve.json").is_symlink()
+
+
+def test_a_folder_of_sockets_that_others_can_look_into_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert control_folder().stat().st_mode & 0o777 == 0o700
+    control_folder().chmod(0o755)
+    with pytest.raises(ServerError, match="chmod 700"):
+        control_folder()
+    control_folder_of_somebody_else = tmp_path / "elsewhere"
+    control_folder_of_somebody_else.mkdir(mode=0o700)
+    (tmp_path / "llmserve").rmdir()
+    (tmp_path / "llmserve").symlink_to(control_folder_of_somebody_else)
+    with pytest.raises(ServerError):
+        control_folder()
