@@ -7,7 +7,6 @@ import sys
 
 from llmserve_cli import interrupts
 
-TRACEBACK = "LLMSERVE_TRACEBACK"
 BROKEN_PIPE = 141
 """What a shell reports for a program that SIGPIPE has ended."""
 
@@ -54,7 +53,7 @@ def _explain(error: BaseException) -> int:
 
 
 def _explain_unforeseen(error: BaseException) -> int:
-    from llmserve.errors import reason
+    from llmserve.errors import TRACEBACK, reason
 
     if os.environ.get(TRACEBACK):
         import traceback

@@ -15,7 +15,6 @@ from llmserve.builder.plan import (
     BuildResult,
     BuildSpec,
     Plan,
-    check_runtimes,
     make_plan,
     needed_packages,
     with_own_needs,
@@ -66,7 +65,6 @@ def build_spec(
     plan = make_plan(spec, registry)
     for notice in plan.notices:
         report(notice)
-    check_runtimes(plan)
     packages = needed_packages(plan)
     check_output(spec.output, [name], force=spec.force)
     # Publishing asks again under its lock; asked here too, before much is copied.

@@ -24,7 +24,6 @@ from llmserve.names import check_model_name, model_name_from, normal
 from llmserve.options import INT32_MAX, Option, Value, renamed_values, resolve
 from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
-from llmserve.repository.runtimes import problem_with
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
 from llmserve.runtime.contract import (
     FORMS,
@@ -103,16 +102,6 @@ class BuildResult:
 
 
 _NEEDED_TO_IMPORT = ("pluggy",)
-
-
-def check_runtimes(plan: Plan) -> None:
-    """Refuse a component whose runtime class lies in no module: Triton would find out last."""
-    for role, component in plan.components():
-        if problem := problem_with(component.runtime):
-            raise PluginError(
-                f"{plan.whose(role)} cannot be run: {problem}",
-                mend="install the plugin again, or tell its author",
-            )
 
 
 def needed_packages(plan: Plan) -> dict[str, str]:

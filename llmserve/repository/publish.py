@@ -38,11 +38,6 @@ def replace_models(stage: Path, output: Path, fresh: Iterable[str], stale: Itera
         (stage / MODELS / name).rename(output / name)
 
 
-def commit(stage: Path) -> None:
-    """From here on nothing is moved back."""
-    (stage / _JOURNAL).unlink()
-
-
 def undo(stage: Path, output: Path) -> None:
     """Move everything back, however far it had come: what has moved is seen in what is there."""
     journal = stage / _JOURNAL
@@ -58,9 +53,6 @@ def undo(stage: Path, output: Path) -> None:
     journal.unlink()
 
 
-__all__ = ["MODELS", "locked", "staging"]
-
-
 @contextmanager
 def staging(output: Path) -> Iterator[Path]:
     """Lend a folder on the repository's own file system; what is left in it is thrown away.
@@ -71,8 +63,13 @@ def staging(output: Path) -> Iterator[Path]:
     output = output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(output)
-        folder, handle = _claim(output)
+        with locked(output.parent):
+            _sweep(output)
+            folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
+            # The lock, which ends with its process, says that the stage is in use. A process id
+            # in its name would not do: another container's processes are not to be seen.
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {error.strerror}") from None
     try:
@@ -83,9 +80,9 @@ def staging(output: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """Keep two builds into one repository from crossing; the folder itself is the lock."""
-    handle = os.open(output, os.O_RDONLY)
+def locked(folder: Path) -> Iterator[None]:
+    """Keep two builds from crossing; the folder itself is the lock."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -97,25 +94,8 @@ def _prefix(output: Path) -> str:
     return f".{output.name}.llmserve-build-"
 
 
-def _claim(output: Path) -> tuple[Path, int]:
-    """Make a stage and lock it: the lock, which ends with its process, says that it is in use.
-
-    A process id in its name would not do: another container's processes are not to be seen.
-    """
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
-        try:
-            handle = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:
-            # Swept away before it was locked.
-            continue
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if folder.exists():
-            return folder, handle
-        os.close(handle)
-
-
 def _sweep(output: Path) -> None:
+    """Remove what killed builds have left, and bring back the models that they had set aside."""
     for stage in [p for p in output.parent.iterdir() if p.name.startswith(_prefix(output))]:
         try:
             handle = os.open(stage, os.O_RDONLY)
@@ -123,20 +103,15 @@ def _sweep(output: Path) -> None:
             continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _put_back(stage, output)
+            if output.is_dir():
+                with locked(output):
+                    undo(stage, output)
             shutil.rmtree(stage, ignore_errors=True)
         except BlockingIOError:
             # Its build is under way.
             continue
         finally:
             os.close(handle)
-
-
-def _put_back(stage: Path, output: Path) -> None:
-    """Bring back the models that their build had set aside when it was killed."""
-    if output.is_dir():
-        with locked(output):
-            undo(stage, output)
 
 
 _OTHER_NAME = "give another --name, or --force to replace"
@@ -228,7 +203,8 @@ def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
         if text is not None:
             # At once or not at all: nobody reads half a Dockerfile.
             draft.replace(output / dockerfile.FILE)
-        commit(stage)
+        # From here on nothing is moved back.
+        (stage / _JOURNAL).unlink()
     except BaseException:
         undo(stage, output)
         raise
