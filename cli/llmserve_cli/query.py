@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
@@ -36,6 +36,12 @@ SILENT_SECONDS = 20.0
 @click.argument("model", shell_complete=built_models)
 @click.argument("prompt", required=False)
 @click.option("--url", envvar="LLMSERVE_URL", help="gRPC address, by default 127.0.0.1:8001.")
+@click.option(
+    "--openai",
+    metavar="URL",
+    help="Ask a server that speaks OpenAI's API, as in http://127.0.0.1:8080/v1; a key is read "
+    "from OPENAI_API_KEY.",
+)
 @click.option("--max-tokens", type=int, help="Longest answer.")
 @click.option(
     "--stream/--no-stream",
@@ -88,6 +94,7 @@ def query(
     model: str,
     prompt: str | None,
     url: str | None,
+    openai: str | None,
     stream: bool | None,
     stop: tuple[str, ...],
     json_schema: IO[str] | None,
@@ -116,14 +123,17 @@ def query(
     if prompts and prompt is not None:
         raise UsageError("a prompt and --file", mend="give one of them, not both")
     schema = json_schema.read() if json_schema else None
+    if openai and (options["logprobs"] is not None or options["queue_timeout"] is not None):
+        raise UsageError("--openai knows no --logprobs and no --queue-timeout", mend="use --url")
     options = {"stop_words": list(stop) or None, "json_schema": schema, **options}
     options |= _assigned(assignments, {k for k, value in options.items() if value is not None})
     with while_importing():
         from llmserve.client import connect
+        from llmserve_cli.openai_client import OpenAIClient
         from llmserve_cli.prompts import answer_lines, read_lines, read_prompt
 
         # Sends nothing yet, but imports gRPC and numpy.
-        connection = connect(url, timeout=timeout)
+        connection: Any = OpenAIClient(openai, timeout) if openai else connect(url, timeout=timeout)
 
     def ask(text: str) -> Completion:
         answer: Completion = client.generate(model, **_content(text, chat), **options)
@@ -138,14 +148,15 @@ def query(
         else:
             click.echo()
 
-    with connection as client, _watched(client):
+    # What speaks OpenAI's API has time-outs of its own.
+    with connection as client, nullcontext() if openai else _watched(client):
         if prompts:
             return answer_lines(client, read_lines(prompts), ask, concurrency, show)
         text = read_prompt(prompt, model)
         if as_json or stream is False:
             _print_answer(ask(text), as_json)
             return 0
-        if stream and client.model(model).exchange == "unary":
+        if stream and not openai and client.model(model).exchange == "unary":
             raise UsageError(
                 f"{model} answers in one piece",
                 mend="leave out --stream, or build it with --set decoupled=true",

@@ -152,7 +152,7 @@ class AsyncClient:
         return read_index(await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest()))
 
     async def models(self) -> list[str]:
-        return ready_names(await self.index())
+        return ready_names(await self._states())
 
     async def model(self, name: str) -> ModelInfo:
         return await self._info(name, self._deadline(None))

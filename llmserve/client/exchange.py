@@ -179,4 +179,4 @@ Exchange = AtOnce | Stepwise
 
 
 def _moved(pieces: list[Piece], first: int) -> list[Piece]:
-    return [replace(piece, index=piece.index + first) for piece in pieces]
+    return [replace(piece, index=piece.index + first) for piece in pieces] if first else pieces

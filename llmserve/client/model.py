@@ -81,7 +81,8 @@ def read_config(config: Any) -> ModelInfo:
         outputs={entry.name: tensor(entry, False) for entry in config.output},
         made_by_llmserve=version or ("unknown" if named else None),
         queue_timeout=_queue_timeout(config),
-        parts=tuple((_parameter(config, "llmserve.parts") or "").split()),
+        parts=tuple((_parameter(config, "llmserve.parts") or "").split())
+        or tuple(step.model_name for step in config.ensemble_scheduling.step),
     )
 
 

@@ -76,6 +76,9 @@ SAMPLING = (
 LOGIT_BIAS = Tensor("logit_bias", "TYPE_STRING")
 """JSON: what to add to the scores of tokens, by their ids. ``runtime.sampling`` honours it."""
 
+PROMPT_LOGPROBS = Tensor("prompt_logprobs", "TYPE_INT32")
+"""Asks how likely the prompt's own tokens are, and how many others to tell at each place."""
+
 LOGPROBS = (
     Tensor("logprobs", "TYPE_INT32"),
     Tensor("return_log_probs", "TYPE_BOOL"),
@@ -102,6 +105,9 @@ FORMS = (
     Tensor("guided_decoding_guide", "TYPE_STRING"),
 )
 """What an answer can be held to; the last two are TensorRT-LLM's names for the same."""
+
+PROMPT_LOGPROBS_OUTPUT = Tensor("prompt_logprobs", "TYPE_STRING")
+"""JSON as that of ``logprobs``, with the first piece; before the first token nothing is likely."""
 
 STOP_WORDS = Tensor("stop_words", "TYPE_STRING", dims=(-1,), ragged=True)
 

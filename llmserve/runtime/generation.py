@@ -50,6 +50,10 @@ class Generation:
         self.token_ids: list[int] = []
         self.logprobs: list[Logprob] = []
         self.total_logprob = 0.0
+        self.prompt_logprobs: list[Logprob] = []
+        if params.prompt_logprobs is not None and prompt_ids:
+            # Nothing stands before the first token that could make it likely.
+            self.prompt_logprobs.append(Logprob(self.prompt_ids[0], math.nan))
         self.finish_reason: str | None = None
         self.on_text: Callable[[], None] | None = None
         self.taken = False
@@ -76,6 +80,11 @@ class Generation:
     @property
     def wants_logits(self) -> bool:
         return self.params.logprobs_count is not None
+
+    @property
+    def wants_prompt_logits(self) -> bool:
+        """Whether :meth:`push_prompt` is to be called for the prompt's next token."""
+        return 0 < len(self.prompt_logprobs) < len(self.prompt_ids)
 
     @property
     def plain(self) -> bool:
@@ -120,6 +129,12 @@ class Generation:
             self._finish(LENGTH)
         elif self.on_text:
             self.on_text()
+
+    def push_prompt(self, logits: npt.NDArray[Any]) -> None:
+        """Take the logits from which the prompt's next token would have been chosen."""
+        token = self.prompt_ids[len(self.prompt_logprobs)]
+        count = self.params.prompt_logprobs or 0
+        self.prompt_logprobs.append(logprob_of(logits, token, count))
 
     def tell(self, text: str) -> None:
         """End with a text that no generator made."""

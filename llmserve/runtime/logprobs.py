@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,6 @@ def to_json(logprobs: Sequence[Logprob], texts: Mapping[int, str]) -> str:
 
 def _entry(one: Logprob, texts: Mapping[int, str]) -> dict[str, Any]:
     # JSON has no infinity; what was impossible is as good as that.
-    value = max(one.value, -9999.0)
-    entry = {"id": one.token, "token": texts[one.token], "logprob": round(value, 6)}
+    value = None if math.isnan(one.value) else round(max(one.value, -9999.0), 6)
+    entry = {"id": one.token, "token": texts[one.token], "logprob": value}
     return entry | ({"top": [_entry(other, texts) for other in one.top]} if one.top else {})

@@ -39,6 +39,7 @@ class Params:
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     return_log_probs: bool = False
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     exclude_input_in_output: bool | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -234,6 +235,7 @@ READERS: dict[str, Read] = {
     "bad_words": _words,
     "logprobs": _whole(0, MOST),
     "return_log_probs": _truth,
+    "prompt_logprobs": _whole(0, MOST),
     "stream": _truth,
     "exclude_input_in_output": _truth,
     "logit_bias": _biases,

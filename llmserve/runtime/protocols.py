@@ -116,6 +116,7 @@ class Answer:
     logprobs: Sequence[Logprob] | None = None
     texts: Mapping[int, str] = field(default_factory=dict)
     total_logprob: float = 0.0
+    prompt_logprobs: Sequence[Logprob] | None = None
     so_far: str = ""
     """All that was answered, this piece included: a formatter keeps nothing between pieces."""
 

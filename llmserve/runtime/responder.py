@@ -103,6 +103,7 @@ class Responder:
         first = whole or not generation.taken
         wanted = generation.wants_logits
         logprobs = generation.take_logprobs() if wanted else None
+        read = generation.prompt_logprobs if first else []
         written = len(generation.token_ids)
         if generation.params.return_num_output_tokens and not whole:
             written -= generation.tokens_reported
@@ -116,6 +117,7 @@ class Responder:
             echo=echo and first,
             so_far=generation.text,
             logprobs=logprobs,
-            texts=self._texts(logprobs or ()),
+            texts=self._texts([*(logprobs or ()), *read]),
+            prompt_logprobs=read or None,
             total_logprob=generation.total_logprob,
         )

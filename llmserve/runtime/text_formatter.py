@@ -46,6 +46,9 @@ class TextFormatter:
         }
         if any(answer.logprobs is not None for answer in answers):
             tensors |= _logprobs(answers)
+        if any(answer.prompt_logprobs is not None for answer in answers):
+            read = [to_json(answer.prompt_logprobs or (), answer.texts) for answer in answers]
+            tensors["prompt_logprobs"] = strings(read)
         return tensors
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -27,6 +28,22 @@ def _model() -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(demo_model_path()).eval()
+
+
+def _prompt_agrees_with_the_model(answer: Completion) -> None:
+    """How likely each token of the prompt was, behind those before it."""
+    import torch
+
+    entries = json.loads(answer.extra["prompt_logprobs"])
+    ids = [entry["id"] for entry in entries]
+    assert len(ids) == answer.input_tokens
+    assert entries[0]["logprob"] is None
+    with torch.inference_mode():
+        expected = _model()(torch.tensor([ids])).logits[0, :-1].log_softmax(dim=-1)
+    for entry, row in zip(entries[1:], expected, strict=True):
+        assert entry["logprob"] == pytest.approx(row[entry["id"]].item(), abs=1e-4)
+        likeliest = row.topk(2).values.tolist()
+        assert [top["logprob"] for top in entry["top"]] == pytest.approx(likeliest, abs=1e-4)
 
 
 def agrees_with_the_model(answer: Completion) -> None:
@@ -72,6 +89,7 @@ def check_logprobs(triton: LiveTriton, model: str) -> None:
     assert alone[0].logprobs is not None
     assert "".join(entry.token for entry in alone[0].logprobs) == alone[0].text
     assert {len(entry.top) for entry in alone[0].logprobs} == {5}
+    _prompt_agrees_with_the_model(client.generate(model, PROMPT, max_tokens=1, prompt_logprobs=2))
     pieces = list(client.stream(model, PROMPT, max_tokens=24, ignore_eos=True, logprobs=5))
     streamed = [entry for piece in pieces for entry in piece.logprobs or ()]
     assert [entry.id for entry in streamed] == [entry.id for entry in alone[0].logprobs]

@@ -1,424 +1,264 @@
-"""The gateway: HTTP requests of the OpenAI API in, requests to Triton out."""
+"""The gateway as an ASGI application: which path leads where."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import re
-import secrets
-import sys
-import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from llmserve.client import AsyncClient, connect_async
-from llmserve.client.model import ModelInfo
-from llmserve.errors import LLMServeError, RequestCancelledError
-from llmserve_gateway.admission import Admission, Limits
+from llmserve.errors import LLMServeError
+from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import Gone, Receive, read_json
-from llmserve_gateway.errors import ApiError, from_llmserve
-from llmserve_gateway.keys import Key, KeyRing
-from llmserve_gateway.metrics import Metrics
-from llmserve_gateway.openai_answers import Answers
-from llmserve_gateway.openai_requests import Asked, read_chat, read_completion
-
-Send = Callable[[Any], Awaitable[None]]
-Reader = Callable[[Mapping[str, Any]], Asked]
+from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
+from llmserve_gateway.fields import Asked, Fields, read_messages
+from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
+from llmserve_gateway.keys import Key
+from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers, dump
+from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
+from llmserve_gateway.reply import Send, request_id
 
 PAGE = Path(__file__).with_name("page")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# A token is seldom shorter; what is counted roughly here is counted exactly by the model.
-_BYTES_A_TOKEN = 3
-_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
-_JSON = (b"content-type", b"application/json")
+_METRICS = "text/plain; version=0.0.4"
+_SCRAPE_SECONDS = 5.0
 
-log = logging.getLogger("llmserve.gateway")
+CHAT = Dialect(read_chat, ChatAnswers)
+COMPLETION = Dialect(read_completion, CompletionAnswers)
+RESPONSE = Dialect(
+    responses.read_response_request, responses.ResponseAnswers, error_event=responses.error_event
+)
+MESSAGE = Dialect(
+    anthropic.read_messages_request,
+    anthropic.MessageAnswers,
+    anthropic.error_body,
+    anthropic.error_event,
+)
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What a gateway is told; ``url`` is Triton's gRPC address."""
-
-    url: str
-    limits: Limits = field(default_factory=Limits)
-    request_timeout: float | None = 600.0
-    keys: Path | None = None
-    models: tuple[str, ...] = ()
-    """The models to offer, where Triton's own list is not for everybody to read."""
+Handle = Callable[[Request, "Key | None"], Awaitable[Response]]
 
 
-@dataclass
-class _Visit:
-    """One request on its way, as the log tells of it."""
-
-    id: str
-    arrived: float
-    key: str = ""
-    model: str = ""
-    outcome: str = "refused"
-    status: int = 0
-    first: float | None = None
-    admitted: float | None = None
-    read: int = 0
-    written: int = 0
-
-    def line(self) -> str:
-        """Return the line of the log: figures and names, never the text."""
-
-        def since(moment: float | None) -> float | None:
-            return None if moment is None else round((moment - self.arrived) * 1000, 1)
-
-        return json.dumps(
-            {
-                "id": self.id,
-                "key": self.key,
-                "model": self.model,
-                "status": self.status,
-                "outcome": self.outcome,
-                "input_tokens": self.read,
-                "output_tokens": self.written,
-                "queue_ms": since(self.admitted),
-                "first_ms": since(self.first),
-                "total_ms": since(time.perf_counter()),
-            }
-        )
-
-
-class Gateway:
-    """Everything that one gateway holds; :func:`make_app` makes an application of it."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.admission = Admission(settings.limits)
-        self.metrics = Metrics()
-        self.keys = KeyRing(settings.keys) if settings.keys else None
-        self._client: AsyncClient | None = None
-        self._noted: set[str] = set()
-
-    @property
-    def client(self) -> AsyncClient:
-        """The connection to Triton, opened on the loop that serves."""
-        if self._client is None:
-            self._client = connect_async(self.settings.url)
-        return self._client
-
-    async def close(self) -> None:
-        """Let go of the connection."""
-        if self._client is not None:
-            await self._client.close()
-
-    def who(self, headers: Mapping[str, str]) -> Key | None:
-        """Say whose request it is, None where nobody needs a key."""
-        return self.keys.find(headers.get("authorization", "")) if self.keys else None
-
-    async def models(self, key: Key | None = None) -> list[ModelInfo]:
-        """Return what can be asked: text in, text out, and no part of something else."""
-        found = [await self.client.model(name) for name in await self.ready_models()]
-        parts = {part for info in found for part in info.parts}
-        return [
-            info
-            for info in found
-            if {"text_input"} <= info.inputs.keys()
-            and {"text_output"} <= info.outputs.keys()
-            and info.name not in parts
-            and (key is None or not key.models or info.name in key.models)
-        ]
-
-    async def ready_models(self) -> list[str]:
-        """Return the names of what is loaded, parts of other models among them."""
-        named = self.settings.models
-        if not named:
-            return await self.client.models()
-        return [name for name in named if await self.client.model_ready(name)]
-
-    def note_unknown(self, asked: Asked) -> None:
-        """Say once of each field that it is not known here."""
-        if new := asked.unknown - self._noted:
-            self._noted |= new
-            log.warning("fields of requests that are ignored: %s", ", ".join(sorted(new)))
-
-    # Answering
-
-    async def answer(self, scope: Any, receive: Receive, send: Send, read: Reader) -> None:
-        """Answer one request of the API, whatever becomes of it."""
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        visit = _Visit(request_id, time.perf_counter())
-        reply = _Reply(send, visit)
-        try:
-            await self._answer(headers, receive, reply, read, visit)
-        except (Gone, asyncio.CancelledError, RequestCancelledError):
-            visit.outcome, visit.status = "cancelled", 499
-        except ApiError as error:
-            await reply.fail(error)
-        except LLMServeError as error:
-            await reply.fail(from_llmserve(error))
-        except Exception:
-            log.exception("request %s", visit.id)
-            await reply.fail(ApiError(500, "the gateway failed; its log says why"))
-        finally:
-            self.metrics.finished.labels(visit.model or "-", visit.outcome).inc()
-            print(visit.line(), file=sys.stderr, flush=True)  # noqa: T201
-
-    async def _answer(
-        self,
-        headers: Mapping[str, str],
-        receive: Receive,
-        reply: _Reply,
-        read: Reader,
-        visit: _Visit,
-    ) -> None:
-        key = self.who(headers)
-        visit.key = key.name if key else ""
-        asked = read(await read_json(receive, headers.get("content-length")))
-        self.note_unknown(asked)
-        if key and key.models and asked.model not in key.models:
-            raise ApiError(403, f"this key may not ask {asked.model!r}", param="model")
-        tokens = asked.bytes // _BYTES_A_TOKEN + 1
-        if key and self.keys:
-            self.keys.spend(key, tokens)
-        timeout = self._timeout(headers)
-        # Whoever leaves frees the place: while an answer is made, somebody listens for that.
-        async with _cancelled_when_gone(receive), self.admission.place(tokens):
-            visit.admitted = time.perf_counter()
-            info = await self.client.model(asked.model)
-            visit.model = info.name
-            running = self.metrics.running.labels(info.name)
-            running.inc()
-            answers = Answers(asked, visit.id)
-            try:
-                if asked.stream:
-                    await self._stream(asked, answers, reply, visit, timeout)
-                else:
-                    await self._whole(asked, answers, reply, visit, timeout)
-            finally:
-                running.dec()
-                self._count(answers, visit)
-
-    async def _whole(
-        self, asked: Asked, answers: Answers, reply: _Reply, visit: _Visit, timeout: float | None
-    ) -> None:
-        found = await self.client.generate(
-            asked.model, asked.prompts, timeout=timeout, **asked.options
-        )
-        body = answers.whole(found)
-        visit.first = time.perf_counter()
-        visit.outcome = found[-1].finish_reason or "stop"
-        await reply.whole(body)
-
-    async def _stream(
-        self, asked: Asked, answers: Answers, reply: _Reply, visit: _Visit, timeout: float | None
-    ) -> None:
-        pieces = self.client.stream(asked.model, asked.prompts, timeout=timeout, **asked.options)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                if visit.first is None:
-                    # Not before: until the model has said something it can be an error's status.
-                    visit.first = time.perf_counter()
-                    self.metrics.first_token.labels(visit.model).observe(
-                        visit.first - visit.arrived
-                    )
-                    await reply.begin(answers.opening())
-                visit.outcome = piece.finish_reason or visit.outcome
-                await reply.more(answers.chunk(piece))
-        if visit.first is None:
-            await reply.begin(answers.opening())
-        await reply.end(answers.closing())
-
-    def _count(self, answers: Answers, visit: _Visit) -> None:
-        usage = answers.usage
-        visit.read, visit.written = usage.read, usage.written
-        self.metrics.prompt_tokens.labels(visit.model).inc(usage.read)
-        self.metrics.generated_tokens.labels(visit.model).inc(usage.written)
-        self.metrics.latency.labels(visit.model).observe(time.perf_counter() - visit.arrived)
-
-    def _timeout(self, headers: Mapping[str, str]) -> float | None:
-        given = headers.get("x-request-timeout")
-        most = self.settings.request_timeout
-        if given is None:
-            return most
-        with suppress(ValueError):
-            if (seconds := float(given)) > 0:
-                return seconds if most is None else min(seconds, most)
-        raise ApiError(400, "x-request-timeout takes seconds above 0", param="x-request-timeout")
-
-
-class _Reply:
-    """Sends an answer; an error in the middle of a stream becomes its last event."""
-
-    def __init__(self, send: Send, visit: _Visit) -> None:
-        self._send = send
-        self._visit = visit
-        self._streams = False
-
-    async def whole(self, body: bytes, status: int = 200, headers: Any = ()) -> None:
-        length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [_JSON, length, *headers])
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def begin(self, events: bytes) -> None:
-        # Proxies must not collect what comes piece by piece.
-        await self._start(
-            200, [_EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        )
-        self._streams = True
-        if events:
-            await self.more(events)
-
-    async def more(self, events: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    async def end(self, events: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": events})
-
-    async def fail(self, error: ApiError) -> None:
-        self._visit.outcome = "refused" if error.status < 500 else "failed"
-        with suppress(OSError):
-            if self._streams:
-                self._visit.status = error.status
-                await self.end(b"data: " + error.json() + b"\n\n")
-                return
-            headers = [(k.encode(), v.encode("latin-1")) for k, v in error.headers.items()]
-            await self.whole(error.json(), error.status, headers)
-
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._visit.status = status
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, (b"x-request-id", self._visit.id.encode())],
-            }
-        )
-
-
-@asynccontextmanager
-async def _cancelled_when_gone(receive: Receive) -> Any:
-    """Cancel what runs in the block when the client leaves."""
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101
-    gone = False
-
-    async def listen() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
-
-    listener = asyncio.ensure_future(listen())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        if hasattr(task, "uncancel"):
-            task.uncancel()
-        raise Gone from None
-    finally:
-        listener.cancel()
-
-
-class _Endpoint:
+class Endpoint:
     """An ASGI application for one path: nothing of Starlette stands between it and a stream."""
 
-    def __init__(self, gateway: Gateway, read: Reader) -> None:
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
-        self._read = read
+        self._dialect = dialect
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        await self._gateway.answer(scope, receive, send, self._read)
+        await self._gateway.answer(scope, receive, send, self._dialect)
+
+
+class Routes:
+    """What is answered at once, beside the answers of models."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._catalog = gateway.catalog
+
+    async def models(self, request: Request, key: Key | None) -> Response:
+        del request
+        found = await self._offered(key)
+        data = await asyncio.gather(*(self._model(name) for name in found))
+        return _json({"object": "list", "data": data})
+
+    async def model(self, request: Request, key: Key | None) -> Response:
+        name = request.path_params["name"]
+        if name not in await self._offered(key):
+            what = f"there is no model {name[:200]!r}"
+            raise ApiError(404, what, param="model", code="model_not_found")
+        return _json(await self._model(name))
+
+    async def tokenize(self, request: Request, key: Key | None) -> Response:
+        """Say what tokens a text or a conversation has, in vLLM's words."""
+        fields = Fields(await _body(request))
+        name = await self._named(fields, key)
+        messages, prompt = fields.take("messages"), fields.take("prompt")
+        options: dict[str, Any] = {}
+        if messages is not None:
+            options["messages"] = read_messages(messages)
+            options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
+        elif not isinstance(prompt, str):
+            raise bad_request("prompt has to be a text, or give messages", "prompt")
+        about = await self._catalog.about(name, prompt or "", **options)
+        ids = about["ids"]
+        return _json(
+            {"count": len(ids), "max_model_len": about["context_length"], "tokens": ids,
+             "token_strs": None}
+        )  # fmt: skip
+
+    async def detokenize(self, request: Request, key: Key | None) -> Response:
+        fields = Fields(await _body(request))
+        name = await self._named(fields, key)
+        ids = fields.take("tokens")
+        if ids == []:
+            return _json({"prompt": ""})
+        prompts = read_prompts(ids) if isinstance(ids, list) else [""]
+        if len(prompts) != 1 or isinstance(prompts[0], str):
+            raise bad_request("tokens has to be a list of token ids", "tokens")
+        about = await self._catalog.about(name, input_ids=prompts[0])
+        return _json({"prompt": about["text"]})
+
+    async def count_tokens(self, request: Request, key: Key | None) -> Response:
+        asked: Asked = anthropic.read_count_request(await _body(request))
+        self._gateway.check_model(key, asked.model)
+        about = await self._catalog.about(asked.model, messages=asked.options["messages"])
+        return _json({"input_tokens": len(about["ids"])})
+
+    async def live(self, request: Request) -> Response:
+        del request
+        return Response(status_code=200)
+
+    async def ready(self, request: Request) -> Response:
+        state: Mapping[str, Any] = await self._catalog.state()
+        if self._gateway.admission.draining:
+            state = {**state, "ready": False, "why": "shutting down"}
+        if name := request.path_params.get("name"):
+            ready = state["ready"] and state["models"].get(name, {}).get("ready", False)
+            state = {"ready": ready, **state["models"].get(name, {"why": "it is not loaded"})}
+            state["ready"] = ready
+        return _json(state, 200 if state["ready"] else 503)
+
+    async def metrics(self, request: Request, key: Key | None) -> Response:
+        del request, key
+        metrics = self._gateway.metrics
+        metrics.waiting.set(self._gateway.admission.waiting)
+        return Response(metrics.text(), media_type=_METRICS)
+
+    async def triton_metrics(self, request: Request, key: Key | None) -> Response:
+        del request, key
+        url = self._gateway.settings.triton_metrics
+        if url is None:
+            raise ApiError(404, "Triton's metrics are not known here: start with --triton-metrics")
+        try:
+            return Response(await asyncio.to_thread(_scrape, url), media_type=_METRICS)
+        except (OSError, ValueError) as error:
+            raise ApiError(503, f"Triton's metrics cannot be had: {error}") from None
+
+    def guarded(self, handle: Handle, error_body: Any = ApiError.json) -> Any:
+        """Return an endpoint that asks for a key, and tells what goes wrong as the API does."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                response = await handle(request, self._gateway.who(request.headers))
+            except ApiError as error:
+                response = _failure(error, error_body)
+            except LLMServeError as error:
+                response = _failure(from_llmserve(error), error_body)
+            except Gone:
+                response = Response(status_code=499)
+            except Exception:
+                log.exception("request for %s", request.url.path)
+                response = _failure(ApiError(500, "the gateway failed; its log says why"))
+            response.headers["x-request-id"] = request_id(request.headers)
+            return response
+
+        return endpoint
+
+    async def _offered(self, key: Key | None) -> list[str]:
+        names = [info.name for info in await self._catalog.offered()]
+        return [name for name in names if key is None or not key.models or name in key.models]
+
+    async def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "llmserve",
+            "max_model_len": await self._catalog.context_length(name),
+        }
+
+    async def _named(self, fields: Fields, key: Key | None) -> str:
+        offered = await self._offered(key)
+        if len(offered) == 1 and fields.take("model") in (None, offered[0]):
+            return offered[0]
+        name = fields.text("model")
+        self._gateway.check_model(key, name)
+        return name
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    return await read_json(request.receive, request.headers.get("content-length"))
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(dump(content), status, media_type="application/json")
+
+
+def _failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json) -> Response:
+    return Response(body(error), error.status, error.headers, media_type="application/json")
+
+
+def _scrape(url: str) -> bytes:
+    # No proxy: Triton is beside us.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=_SCRAPE_SECONDS) as answer:
+        return bytes(answer.read())
 
 
 def make_app(settings: Settings) -> Starlette:
     """Return the application; it connects to Triton when it is first asked."""
     gateway = Gateway(settings)
+    routes = Routes(gateway)
+    guarded = routes.guarded
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         del app
+        canaries = asyncio.ensure_future(gateway.catalog.watch(settings.canary_interval))
         yield
+        canaries.cancel()
         await gateway.close()
 
-    def guarded(handle: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
-        async def endpoint(request: Any) -> Response:
-            try:
-                return await handle(request, gateway.who(request.headers))
-            except ApiError as error:
-                return JSONResponse(error.body(), error.status, error.headers)
-            except LLMServeError as error:
-                failure = from_llmserve(error)
-                return JSONResponse(failure.body(), failure.status, failure.headers)
+    def post(path: str, endpoint: Any) -> Route:
+        return Route(path, endpoint, methods=["POST"])
 
-        return endpoint
+    known = [
+        post("/v1/chat/completions", Endpoint(gateway, CHAT)),
+        post("/v1/completions", Endpoint(gateway, COMPLETION)),
+        post("/v1/responses", Endpoint(gateway, RESPONSE)),
+        post("/v1/messages", Endpoint(gateway, MESSAGE)),
+        post("/v1/messages/count_tokens", guarded(routes.count_tokens, anthropic.error_body)),
+        post("/tokenize", guarded(routes.tokenize)),
+        post("/detokenize", guarded(routes.detokenize)),
+        Route("/v1/models", guarded(routes.models)),
+        Route("/v1/models/{name:path}", guarded(routes.model)),
+        Route("/livez", routes.live),
+        Route("/readyz", routes.ready),
+        Route("/readyz/{name:path}", routes.ready),
+        Route("/health", routes.ready),
+        Route("/metrics", guarded(routes.metrics)),
+        Route("/metrics/triton", guarded(routes.triton_metrics)),
+    ]
 
-    async def models(request: Any, key: Key | None) -> Response:
-        del request
-        found = await gateway.models(key)
-        return JSONResponse({"object": "list", "data": [_model(info) for info in found]})
-
-    async def model(request: Any, key: Key | None) -> Response:
-        name = request.path_params["name"]
-        for info in await gateway.models(key):
-            if info.name == name:
-                return JSONResponse(_model(info))
-        raise ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
-
-    async def live(request: Any) -> Response:
-        del request
-        return Response(status_code=200)
-
-    async def ready(request: Any) -> Response:
-        del request
-        if gateway.admission.draining:
-            return JSONResponse({"ready": False, "why": "shutting down"}, 503)
-        try:
-            names = await asyncio.wait_for(gateway.ready_models(), 2)
-        except (LLMServeError, asyncio.TimeoutError) as error:
-            return JSONResponse({"ready": False, "why": str(error) or "no answer in 2 s"}, 503)
-        return JSONResponse({"ready": bool(names), "models": names}, 200 if names else 503)
-
-    async def metrics(request: Any, key: Key | None) -> Response:
-        del request, key
-        gateway.metrics.waiting.set(gateway.admission.waiting)
-        return Response(gateway.metrics.text(), media_type="text/plain; version=0.0.4")
-
-    async def missing(request: Any, error: Any) -> Response:
+    async def missing(request: Request, error: Any) -> Response:
         del error
-        what = f"there is nothing at {request.method} {request.url.path}"
-        failure = ApiError(404, what, code="not_found")
-        return JSONResponse(failure.body(), failure.status)
+        path = request.url.path[:200]
+        for route in known:
+            if route.matches(request.scope)[0] == Match.PARTIAL:
+                takes = ", ".join(sorted(route.methods or ()))
+                what = f"{path} takes {takes}, not {request.method}"
+                return _failure(ApiError(405, what, headers={"allow": takes}))
+        what = f"there is nothing at {request.method} {path}"
+        return _failure(ApiError(404, what, code="not_found"))
 
+    origins = settings.cors_origins
+    cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"],
+                      allow_headers=["*"])  # fmt: skip
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", _Endpoint(gateway, read_chat), methods=["POST"]),
-            Route("/v1/completions", _Endpoint(gateway, read_completion), methods=["POST"]),
-            Route("/v1/models", guarded(models)),
-            Route("/v1/models/{name:path}", guarded(model)),
-            Route("/livez", live),
-            Route("/readyz", ready),
-            Route("/health", ready),
-            Route("/metrics", guarded(metrics)),
-            Mount("/", StaticFiles(directory=PAGE, html=True)),
-        ],
+        routes=[*known, Mount("/", StaticFiles(directory=PAGE, html=True))],
+        middleware=[cors] if origins else [],
         exception_handlers={404: missing, 405: missing},
         lifespan=lifespan,
     )
     app.state.gateway = gateway
     return app
-
-
-def _model(info: ModelInfo) -> dict[str, Any]:
-    return {"id": info.name, "object": "model", "created": 0, "owned_by": "llmserve"}

@@ -30,6 +30,12 @@ KEYS = Path("llmserve-keys.json")
 @click.option(
     "--grace", default=30.0, show_default=True, help="Seconds for what is under way at the end."
 )
+@click.option(
+    "--triton-metrics",
+    metavar="URL",
+    help="Triton's metrics, to give at /metrics/triton; on this machine port 8002 by default.",
+)
+@click.option("--cors-origin", "origins", multiple=True, help="Let pages of this origin ask.")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Its key (PEM).")
 def gateway(
@@ -44,6 +50,8 @@ def gateway(
     max_queued_tokens: int,
     request_timeout: float,
     grace: float,
+    triton_metrics: str | None,
+    origins: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
 ) -> None:
@@ -54,15 +62,19 @@ def gateway(
     llmserve gateway --url triton.example:8001 --host 0.0.0.0 --keys keys.json
     """
     from llmserve_gateway.admission import Limits
-    from llmserve_gateway.app import Settings
+    from llmserve_gateway.gateway import Settings
     from llmserve_gateway.serving import Listening, run
 
+    if triton_metrics is None and url is None:
+        triton_metrics = "http://127.0.0.1:8002/metrics"
     settings = Settings(
         url=url or "127.0.0.1:8001",
         limits=Limits(max_requests, max_queue, max_queued_tokens),
         request_timeout=request_timeout,
         keys=keys,
         models=models,
+        triton_metrics=triton_metrics,
+        cors_origins=origins,
     )
     listening = Listening(host, port, grace, no_auth, tls_cert, tls_key)
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llmserve.errors import (
@@ -21,6 +22,23 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+# Fields that have another name in the tensor contract.
+_FIELDS = {
+    "stop_words": "stop",
+    "input_ids": "prompt",
+    "text_input": "prompt",
+    "prompt_logprobs": "echo",
+    "prompt_only": "model",
+    "json_schema": "response_format",
+    "json_object": "response_format",
+    "return_log_probs": "logprobs",
+}
+_OVER_CONTEXT = re.compile(r"over the model's context|the model's context \d+")
+_NOT_TAKEN = re.compile(r"this model does not take (\w+)")
+_NAMED = re.compile(r"(\w+)(?: must be| takes|:| has a character| cannot )")
+_RAISED = re.compile(r"\w*(?:Error|Exception|Exit|Interrupt): ")
+_PREFIX = "the server refused the request: "
 
 
 class ApiError(Exception):
@@ -61,7 +79,11 @@ class ApiError(Exception):
 
     def json(self) -> bytes:
         """Return the body as it is sent."""
-        return json.dumps(self.body(), ensure_ascii=False).encode()
+        return json.dumps(self.body(), ensure_ascii=False).encode(errors="replace")
+
+    def event(self) -> bytes:
+        """Return the last event of a stream that failed."""
+        return b"data: " + self.json() + b"\n\n"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -79,13 +101,28 @@ def from_llmserve(error: LLMServeError) -> ApiError:
     if isinstance(error, UnreachableError):
         return ApiError(503, message, code="backend_unavailable", headers={"retry-after": "2"})
     if isinstance(error, RequestRejectedError):
-        # The model's own failures begin so; see llmserve.runtime.
-        if "the model failed" in message or "has died" in message:
-            return ApiError(500, message, code="model_failed")
-        if "queue" in message and "is full" in message:
-            return ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
-        return bad_request(message)
+        return _refused(message.removeprefix(_PREFIX))
     if isinstance(error, UsageError):
         return bad_request(message)
     status = 500 if isinstance(error, ClientError) else 503
     return ApiError(status, message)
+
+
+def _refused(message: str) -> ApiError:
+    # The model's own failures begin so; see llmserve.runtime. What its driver raises has a name.
+    if "the model failed" in message or "has died" in message or _RAISED.match(message):
+        return ApiError(500, message, code="model_failed")
+    if "queue" in message and "is full" in message:
+        return ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
+    if "no chat template" in message:
+        return bad_request(
+            "this model has no chat template: ask /v1/completions, or another model",
+            "messages",
+            "no_chat_template",
+        )
+    if _OVER_CONTEXT.search(message):
+        wants = "max_tokens" if message.startswith("max_tokens") else None
+        return bad_request(message, wants, "context_length_exceeded")
+    found = _NOT_TAKEN.match(message) or _NAMED.match(message)
+    name = found[1] if found else None
+    return bad_request(message, _FIELDS.get(name, name) if name else None)

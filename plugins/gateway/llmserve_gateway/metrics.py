@@ -2,50 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from llmserve_gateway.reply import Visit
+from llmserve_gateway.usage import Usage
+
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_EACH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _MODEL = ("model_name",)
+
+
+@dataclass(eq=False)
+class _Counted:
+    """How much of a request under way the counters have."""
+
+    model: str
+    usage: Usage
+    read: int = 0
+    written: int = 0
 
 
 class Metrics:
     """Counts what passes; one instance per gateway."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.running = Gauge(
-            "vllm:num_requests_running", "Requests under way", _MODEL, registry=self.registry
-        )
+        self.registry = registry = CollectorRegistry()
+        self._live: set[_Counted] = set()
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"vllm:{name}_seconds", text, _MODEL, buckets=buckets,
+                             registry=registry)  # fmt: skip
+
         self.waiting = Gauge(
-            "vllm:num_requests_waiting", "Requests that wait for a place", registry=self.registry
+            "vllm:num_requests_waiting", "Requests that wait for a place", registry=registry
         )
-        self.first_token = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "From the request's arrival to the first text",
-            _MODEL,
-            buckets=_SECONDS,
-            registry=self.registry,
+        self._running = Gauge(
+            "vllm:num_requests_running", "Requests under way", _MODEL, registry=registry
         )
-        self.latency = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "From the request's arrival to the end of the answer",
-            _MODEL,
-            buckets=_SECONDS,
-            registry=self.registry,
+        self._queue = seconds("request_queue_time", "From a request's arrival to its place")
+        self._first = seconds("time_to_first_token", "From a request's arrival to its first text")
+        self._latency = seconds("e2e_request_latency", "From a request's arrival to its end")
+        self._each = seconds(
+            "request_time_per_output_token", "Between tokens, the mean of a stream", _EACH_SECONDS
         )
-        self.prompt_tokens = Counter(
-            "vllm:prompt_tokens", "Tokens read", _MODEL, registry=self.registry
-        )
-        self.generated_tokens = Counter(
-            "vllm:generation_tokens", "Tokens written", _MODEL, registry=self.registry
-        )
-        self.finished = Counter(
+        self._read = Counter("vllm:prompt_tokens", "Tokens read", _MODEL, registry=registry)
+        self._written = Counter("vllm:generation_tokens", "Tokens written", _MODEL,
+                                registry=registry)  # fmt: skip
+        self._ended = Counter(
             "llmserve_requests",
             "Requests by how they ended: stop, length, refused, failed, cancelled",
             (*_MODEL, "outcome"),
-            registry=self.registry,
+            registry=registry,
         )
+        self._refused = Counter(
+            "llmserve_refused", "Requests refused, by status", ("status",), registry=registry
+        )
+
+    @contextmanager
+    def under_way(self, model: str, usage: Usage) -> Iterator[None]:
+        """Count a request while it runs."""
+        running = self._running.labels(model)
+        running.inc()
+        counted = _Counted(model, usage)
+        self._live.add(counted)
+        try:
+            yield
+        finally:
+            running.dec()
+            self._live.remove(counted)
+            self._count(counted)
+
+    def _count(self, counted: _Counted) -> None:
+        """Count what has come since the last time."""
+        read, written = counted.usage.read, counted.usage.written
+        self._read.labels(counted.model).inc(read - counted.read)
+        self._written.labels(counted.model).inc(written - counted.written)
+        counted.read, counted.written = read, written
+
+    def ended(self, visit: Visit) -> None:
+        """Count a request that is over."""
+        self._ended.labels(visit.model or "-", visit.outcome).inc()
+        if visit.outcome == "refused":
+            self._refused.labels(visit.status).inc()
+        if not visit.model or visit.admitted is None:
+            return
+        end = visit.ended
+        self._queue.labels(visit.model).observe(visit.admitted - visit.arrived)
+        self._latency.labels(visit.model).observe(end - visit.arrived)
+        if visit.first is not None and visit.streamed:
+            self._first.labels(visit.model).observe(visit.first - visit.arrived)
+            if visit.written > 1:
+                each = (end - visit.first) / (visit.written - 1)
+                self._each.labels(visit.model).observe(each)
 
     def text(self) -> bytes:
         """Return all of it in Prometheus' text format."""
+        # Long streams count while they run, at no cost to their pieces.
+        for counted in self._live:
+            self._count(counted)
         return generate_latest(self.registry)

@@ -1,153 +1,172 @@
-"""Answers of the OpenAI API, whole and in chunks."""
+"""Answers of the OpenAI API to chats and completions, whole and in chunks."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
 from typing import Any
 
 from llmserve.client import Completion, Piece
 from llmserve.client.results import Logprob
-from llmserve_gateway.openai_requests import Asked
+from llmserve_gateway.fields import Asked
+from llmserve_gateway.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Answers:
-    """Builds what is sent back for one request."""
+class ChatAnswers:
+    """Builds what is sent back for one chat."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, asked: Asked, request_id: str) -> None:
         self._asked = asked
-        prefix = "chatcmpl" if asked.is_chat else "cmpl"
         self._head = {
-            "id": f"{prefix}-{request_id}",
-            "object": "chat.completion" if asked.is_chat else "text_completion",
+            "id": f"{self.prefix}-{request_id}",
+            "object": self.kind,
             "created": int(time.time()),
             "model": asked.model,
         }
-        kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
         # All of a chunk but its choice is the same every time.
-        self._chunk_head = b"data: " + _dump({**self._head, "object": kind})[:-1]
-        self._offsets = [0] * len(asked.prompts)
-        self._counts = Usage(len(asked.prompts), asked.choices_each)
-
-    @property
-    def usage(self) -> Usage:
-        """The tokens so far."""
-        return self._counts
+        self._chunk_head = b"data: " + dump({**self._head, "object": self.chunk_kind})[:-1]
+        self.usage = Usage(asked.count, asked.choices_each)
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
         """Return the body of an answer that is not streamed."""
         choices = []
         for index, answer in enumerate(answers):
-            self._counts.note(index, answer.input_tokens, answer.output_tokens)
+            written = 0 if self._asked.silent else answer.output_tokens
+            self.usage.note(index, answer.input_tokens, written)
             choices.append(self._choice(index, answer))
-        return _dump({**self._head, "choices": choices, "usage": self._counts.as_json()})
+        return dump({**self._head, "choices": choices, "usage": self.usage.as_json()})
 
-    def opening(self) -> bytes:
-        """Return the chunks before the first text: in a chat, whose turn it is."""
-        if not self._asked.is_chat:
-            return b""
+    def opening(self, piece: Piece) -> bytes:
+        """Return the chunks before the first text: whose turn it is."""
+        del piece
         delta = {"role": "assistant", "content": ""}
         return b"".join(
-            self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
-            for index in range(len(self._asked.prompts))
+            self._chunk(
+                dump({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+            )
+            for index in range(self._asked.count)
         )
 
     def chunk(self, piece: Piece) -> bytes:
         """Return the event for a piece of an answer."""
-        self._counts.note(piece.index, piece.input_tokens, piece.output_tokens)
-        choice: dict[str, Any] = {"index": piece.index}
-        if self._asked.is_chat:
-            choice["delta"] = {"content": piece.text} if piece.text else {}
-        else:
-            choice["text"] = self._echoed(piece.index, piece.text)
-        choice["logprobs"] = self._logprobs(piece.index, piece.logprobs)
-        choice["finish_reason"] = _reason(piece.finish_reason)
-        return self._chunk(choice)
+        self.usage.note(piece.index, piece.input_tokens, piece.output_tokens)
+        news = self._news(piece)
+        logprobs = self._logprobs(piece.index, piece) if self._asked.logprobs else None
+        # Most of what is sent are these: to write them piece by piece costs a third of dump().
+        return self._chunk(
+            b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}'
+            % (
+                piece.index,
+                news,
+                b"null" if logprobs is None else dump(logprobs),
+                b"null" if piece.finish_reason is None else dump(reason(piece.finish_reason)),
+            )
+        )
 
     def closing(self) -> bytes:
         """Return what ends a stream."""
         if not self._asked.include_usage:
             return DONE
-        usage = _dump(self._counts.as_json())
+        usage = dump(self.usage.as_json())
         return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._chunk_head, usage, DONE)
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
+    def _chunk(self, choice: bytes) -> bytes:
         usage = b""
         if self._asked.continuous_usage:
-            usage = b',"usage":' + _dump(self._counts.as_json())
+            usage = b',"usage":' + dump(self.usage.as_json())
         elif self._asked.include_usage:
             usage = b',"usage":null'
-        return b'%b,"choices":[%b]%b}\n\n' % (self._chunk_head, _dump(choice), usage)
+        return b'%b,"choices":[%b]%b}\n\n' % (self._chunk_head, choice, usage)
 
     def _choice(self, index: int, answer: Completion) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": index}
-        if self._asked.is_chat:
-            choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
-        else:
-            choice["text"] = self._echoed(index, answer.text)
-        choice["logprobs"] = self._logprobs(index, answer.logprobs)
-        choice["finish_reason"] = _reason(answer.finish_reason or "stop")
-        return choice
+        return {
+            "index": index,
+            **self._told(index, answer),
+            "logprobs": self._logprobs(index, answer),
+            "finish_reason": reason(answer.finish_reason or "stop"),
+        }
 
-    def _echoed(self, index: int, text: str) -> str:
-        if self._asked.echo and not self._offsets[index]:
-            text = self._asked.prompts[index] + text
+    def _told(self, index: int, answer: Completion) -> dict[str, Any]:
+        del index
+        return {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+
+    def _news(self, piece: Piece) -> bytes:
+        if not piece.text:
+            return b'"delta":{}'
+        return b'"delta":{"content":%b}' % encode_basestring(piece.text).encode()
+
+    def _logprobs(self, index: int, answer: Completion | Piece) -> dict[str, Any] | None:
+        del index
+        if not self._asked.logprobs or answer.logprobs is None:
+            return None
+        return {"content": [_token(one) for one in answer.logprobs], "refusal": None}
+
+
+class CompletionAnswers(ChatAnswers):
+    """Builds what is sent back for prompts that are gone on from."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, asked: Asked, request_id: str) -> None:
+        super().__init__(asked, request_id)
+        self._offsets = [0] * asked.count
+
+    def opening(self, piece: Piece) -> bytes:
+        """Nothing comes before the first text."""
+        del piece
+        return b""
+
+    def _told(self, index: int, answer: Completion) -> dict[str, Any]:
+        return {"text": self._echoed(index, answer)}
+
+    def _news(self, piece: Piece) -> bytes:
+        return b'"text":%b' % encode_basestring(self._echoed(piece.index, piece)).encode()
+
+    def _echoed(self, index: int, answer: Completion | Piece) -> str:
+        asked, text = self._asked, answer.text
+        prompt = asked.prompts[index // asked.choices_each]
+        if asked.echo and not self._offsets[index]:
+            if isinstance(prompt, str):
+                text = prompt if asked.silent else prompt + text
+            elif asked.silent:
+                # The model has told the prompt itself, and a token that nobody wants.
+                end = sum(len(one.token) for one in answer.logprobs or ())
+                text = text[: len(text) - end] if end else text
+        elif asked.silent:
+            text = ""
         self._offsets[index] += len(text)
         return text
 
-    def _logprobs(self, index: int, logprobs: Sequence[Logprob] | None) -> dict[str, Any] | None:
-        if not self._asked.logprobs or logprobs is None:
+    def _logprobs(self, index: int, answer: Completion | Piece) -> dict[str, Any] | None:
+        if not self._asked.logprobs or answer.logprobs is None:
             return None
-        if self._asked.is_chat:
-            return {"content": [_token(one) for one in logprobs], "refusal": None}
-        tokens = [one.token for one in logprobs]
-        start = max(0, self._offsets[index] - sum(map(len, tokens)))
+        read = json.loads(answer.extra.get("prompt_logprobs") or "[]")
+        written = () if self._asked.silent else answer.logprobs
+        tokens = [one["token"] for one in read] + [one.token for one in written]
+        start = 0 if read else max(0, self._offsets[index] - sum(map(len, tokens)))
         offsets = []
         for token in tokens:
             offsets.append(start)
             start += len(token)
         return {
             "tokens": tokens,
-            "token_logprobs": [one.logprob for one in logprobs],
-            "top_logprobs": [{o.token: o.logprob for o in one.top} for one in logprobs],
+            "token_logprobs": [one["logprob"] for one in read] + [one.logprob for one in written],
+            "top_logprobs": [_top_read(one) for one in read]
+            + [{o.token: o.logprob for o in one.top} for one in written],
             "text_offset": offsets,
         }
 
 
-class Usage:
-    """Counts tokens of a request with several prompts and several answers to each."""
-
-    def __init__(self, answers: int, each: int) -> None:
-        self._read = [0] * answers
-        self._written = [0] * answers
-        self._each = each
-
-    def note(self, index: int, read: int | None, written: int | None) -> None:
-        """Take the counts of one answer so far."""
-        self._read[index] = read or self._read[index]
-        self._written[index] = written or self._written[index]
-
-    @property
-    def read(self) -> int:
-        """The tokens of all prompts; several answers to one prompt read it once."""
-        return sum(self._read[:: self._each])
-
-    @property
-    def written(self) -> int:
-        """The tokens of all answers."""
-        return sum(self._written)
-
-    def as_json(self) -> dict[str, int]:
-        """Return them as the API has them."""
-        read, written = self.read, self.written
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
-        }
+def _top_read(one: Mapping[str, Any]) -> dict[str, float] | None:
+    if one["logprob"] is None:
+        return None  # Nothing stands before the first token.
+    return {other["token"]: other["logprob"] for other in one.get("top", ())}
 
 
 def _token(one: Logprob) -> dict[str, Any]:
@@ -158,10 +177,14 @@ def _one(one: Logprob) -> dict[str, Any]:
     return {"token": one.token, "logprob": one.logprob, "bytes": list(one.token.encode())}
 
 
-def _reason(reason: str | None) -> str | None:
+def reason(finish_reason: str) -> str:
+    """Return why an answer ended, in OpenAI's words."""
     # Nobody reads the answer to a request that was cancelled here; a deadline leaves it cut short.
-    return "length" if reason == "cancelled" else reason
+    return "length" if finish_reason == "cancelled" else finish_reason
 
 
-def _dump(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+def dump(content: Any) -> bytes:
+    """Return content as it is sent."""
+    # Half a character comes from a request that quotes one, and cannot be sent back.
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace")

@@ -14,11 +14,14 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmserve.errors import PortInUseError, ServerError, UsageError
-from llmserve_gateway.app import Gateway, Settings, make_app
+from llmserve_gateway.app import make_app
+from llmserve_gateway.gateway import Gateway, Settings
 
-_KEEP_ALIVE = 75
+_IDLE_SECONDS = 75
+_HEADER_SECONDS = 10.0
 _SPARE_CONNECTIONS = 256
 _POLL = 0.05
 
@@ -79,6 +82,41 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _protocol(most: int) -> type[HttpToolsProtocol]:
+    """Return uvicorn's protocol for connections that are bounded in number and in patience."""
+
+    class Bounded(HttpToolsProtocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._headers_due: Any = None
+            if len(self.connections) > most:
+                transport.close()
+            else:
+                self._wait_for_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._headers_came()
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._wait_for_headers()
+
+        def on_headers_complete(self) -> None:
+            self._headers_came()
+            super().on_headers_complete()
+
+        def _wait_for_headers(self) -> None:
+            self._headers_came()
+            self._headers_due = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+
+        def _headers_came(self) -> None:
+            if self._headers_due is not None:
+                self._headers_due.cancel()
+
+    return Bounded
+
+
 async def _serve(
     settings: Settings, listening: Listening, listener: socket.socket, say: Callable[[str], None]
 ) -> None:
@@ -88,13 +126,12 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=_protocol(limits.max_requests + limits.max_queue + _SPARE_CONNECTIONS),
             ws="none",
             access_log=False,
             log_level="warning",
-            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=1,
-            limit_concurrency=limits.max_requests + limits.max_queue + _SPARE_CONNECTIONS,
             ssl_certfile=listening.tls_cert,
             ssl_keyfile=listening.tls_key,
         )

@@ -27,9 +27,20 @@ class TransformersGenerator:
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""
         rows = [Row(generation, tokenizer) for generation in generations]
+        for generation in generations:
+            if generation.wants_prompt_logits:
+                self._read(generation)
         while rows:
             self._run(rows, self._length(rows))
             rows = [row for row in rows if not row.generation.done]
+
+    def _read(self, generation: Generation) -> None:
+        """Tell how likely the prompt's own tokens are."""
+        ids = torch.tensor([generation.prompt_ids], device=self._model.device)
+        with torch.inference_mode():
+            logits = self._model(input_ids=ids).logits[0, :-1].float().cpu().numpy()
+        while generation.wants_prompt_logits:
+            generation.push_prompt(logits[len(generation.prompt_logprobs) - 1])
 
     def _length(self, rows: Sequence[Row]) -> int:
         """Return for how many tokens the rows can run together.

@@ -50,8 +50,13 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime="llmserve_iterative.generator:StepwiseGenerator",
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
-            inputs=(*contract.SAMPLING, contract.LOGIT_BIAS, *contract.LOGPROBS),
-            outputs=contract.LOGPROBS_OUTPUTS,
+            inputs=(
+                *contract.SAMPLING,
+                contract.LOGIT_BIAS,
+                *contract.LOGPROBS,
+                contract.PROMPT_LOGPROBS,
+            ),
+            outputs=(*contract.LOGPROBS_OUTPUTS, contract.PROMPT_LOGPROBS_OUTPUT),
             constrains=True,
             options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk),
         )

@@ -14,7 +14,7 @@ async function refuse(response) {
 export async function listModels(key) {
   const response = await fetch("/v1/models", { headers: headers(key) });
   if (!response.ok) await refuse(response);
-  return (await response.json()).data.map((model) => model.id);
+  return (await response.json()).data;
 }
 
 export async function metrics(key) {

@@ -2,9 +2,11 @@
 import { metrics } from "./api.js";
 
 const KEPT = 120;
+const SVG = "http://www.w3.org/2000/svg";
+const at = (id) => document.getElementById(id);
+const charts = { "Tokens written per second": [], "Requests under way": [] };
 let timer = null;
 let before = null;
-const rates = [];
 
 export function watchLoad(open, key) {
   clearInterval(timer);
@@ -17,26 +19,28 @@ async function look(key) {
   try {
     text = await metrics(key);
   } catch (error) {
-    document.getElementById("state").textContent = error.message;
+    at("state").textContent = error.message;
+    at("state").dataset.is = "bad";
     return;
   }
-  const now = { at: performance.now(), written: sum(text, "vllm:generation_tokens_total"), ended: sum(text, "llmserve_requests_total") };
+  const now = { at: performance.now(), written: sum(text, "vllm:generation_tokens_total") };
   const seconds = before ? (now.at - before.at) / 1000 : 0;
   const rate = seconds ? Math.max(0, now.written - before.written) / seconds : 0;
   before = now;
-  rates.push(rate);
-  if (rates.length > KEPT) rates.shift();
-  const count = sum(text, "vllm:time_to_first_token_seconds_count");
-  const mean = count ? (1000 * sum(text, "vllm:time_to_first_token_seconds_sum")) / count : 0;
+  const running = sum(text, "vllm:num_requests_running");
   show({
-    "Under way": sum(text, "vllm:num_requests_running"),
+    "Under way": running,
     Waiting: sum(text, "vllm:num_requests_waiting"),
-    "Requests ended": now.ended,
+    "Tokens/s": rate.toFixed(0),
+    "First token, mean": mean(text, "vllm:time_to_first_token_seconds"),
+    "Between tokens, mean": mean(text, "vllm:request_time_per_output_token_seconds"),
+    "Requests ended": sum(text, "llmserve_requests_total"),
+    Refused: sum(text, "llmserve_refused_total"),
+    "Tokens read": sum(text, "vllm:prompt_tokens_total"),
     "Tokens written": now.written,
-    "Tokens/s": rate.toFixed(1),
-    "First token, mean ms": mean.toFixed(0),
   });
-  draw();
+  draw("Tokens written per second", rate);
+  draw("Requests under way", running);
 }
 
 function sum(text, name) {
@@ -47,9 +51,13 @@ function sum(text, name) {
   return total;
 }
 
+function mean(text, name) {
+  const count = sum(text, `${name}_count`);
+  return count ? `${((1000 * sum(text, `${name}_sum`)) / count).toFixed(1)} ms` : "–";
+}
+
 function show(values) {
-  const list = document.getElementById("gauges");
-  list.replaceChildren(...Object.entries(values).map(([name, value]) => {
+  at("gauges").replaceChildren(...Object.entries(values).map(([name, value]) => {
     const card = document.createElement("div");
     const title = document.createElement("dt");
     const shown = document.createElement("dd");
@@ -60,10 +68,32 @@ function show(values) {
   }));
 }
 
-function draw() {
-  const most = Math.max(1, ...rates);
-  const points = rates.map((rate, index) => `${(600 * (index + KEPT - rates.length)) / (KEPT - 1)},${116 - (110 * rate) / most}`);
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  line.setAttribute("points", points.join(" "));
-  document.getElementById("rate").replaceChildren(line);
+function draw(name, value) {
+  const values = charts[name];
+  values.push(value);
+  if (values.length > KEPT) values.shift();
+  let chart = at("charts").querySelector(`[data-of="${name}"]`);
+  if (!chart) {
+    chart = document.createElement("figure");
+    chart.className = "chart";
+    chart.dataset.of = name;
+    chart.innerHTML = `<figcaption><span>${name}, the last two minutes</span><b></b></figcaption>
+      <svg viewBox="0 0 600 120" preserveAspectRatio="none" role="img" aria-label="${name}"></svg>`;
+    at("charts").append(chart);
+  }
+  const most = Math.max(1, ...values);
+  const x = (index) => (600 * (index + KEPT - values.length)) / (KEPT - 1);
+  const points = values.map((one, index) => `${x(index)},${118 - (112 * one) / most}`);
+  chart.querySelector("b").textContent = `most ${most.toFixed(0)}`;
+  chart.querySelector("svg").replaceChildren(
+    shape("line", { x1: 0, y1: 119, x2: 600, y2: 119 }),
+    shape("polygon", { points: `${x(0)},119 ${points.join(" ")} 600,119` }),
+    shape("polyline", { points: points.join(" ") }),
+  );
+}
+
+function shape(name, attributes) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
 }

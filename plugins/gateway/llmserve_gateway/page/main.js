@@ -4,11 +4,15 @@ import { asCurl, asPython } from "./code.js";
 import { watchLoad } from "./load.js";
 
 const at = (id) => document.getElementById(id);
+// More connections than these a browser does not open to one server.
+const MANY = 6;
 const running = new Set();
+const answers = [];
 
 function request() {
   const chat = at("kind").value === "chat";
   const prompt = at("prompt").value;
+  const stop = at("stop-word").value;
   return {
     path: chat ? "/v1/chat/completions" : "/v1/completions",
     body: {
@@ -16,6 +20,7 @@ function request() {
       ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
       temperature: Number(at("temperature").value),
       max_tokens: Number(at("tokens").value),
+      ...(stop ? { stop } : {}),
     },
   };
 }
@@ -24,6 +29,11 @@ function showCode() {
   const { path, body } = request();
   at("as-curl").textContent = asCurl(location.origin, path, body);
   at("as-python").textContent = asPython(location.origin, path, body);
+}
+
+function say(text, is) {
+  at("state").textContent = text;
+  at("state").dataset.is = is;
 }
 
 function element(name, className, text = "") {
@@ -37,9 +47,9 @@ function element(name, className, text = "") {
 class Answer {
   constructor(prompt, most) {
     this.most = most;
-    this.began = performance.now();
+    this.began = this.last = performance.now();
     this.tokens = 0;
-    this.item = element("li", "");
+    this.item = element("li", "running");
     this.text = element("p", "text");
     this.bar = element("div", "");
     const bar = element("div", "bar");
@@ -50,11 +60,14 @@ class Answer {
     const line = element("p", "figures");
     line.append(this.figures, this.stop);
     this.item.append(element("p", "asked", prompt), this.text, bar, line);
+    at("empty").hidden = true;
     at("answers").prepend(this.item);
+    answers.push(this);
   }
 
   add(piece, tokens) {
-    this.first ??= performance.now();
+    this.last = performance.now();
+    this.first ??= this.last;
     this.text.append(piece);
     this.tokens = tokens ?? this.tokens;
     this.bar.style.width = `${Math.min(100, (100 * this.tokens) / this.most)}%`;
@@ -63,12 +76,13 @@ class Answer {
 
   show(end) {
     const first = this.first ? `first token ${Math.round(this.first - this.began)} ms` : "";
-    const seconds = (performance.now() - (this.first ?? this.began)) / 1000;
+    const seconds = (this.last - (this.first ?? this.began)) / 1000;
     const speed = this.tokens > 1 && seconds > 0 ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
     this.figures.textContent = [first, `${this.tokens} tokens`, speed, end].filter(Boolean).join(" · ");
   }
 
   end(reason) {
+    this.item.classList.remove("running");
     this.stop.remove();
     this.show(reason);
   }
@@ -81,37 +95,59 @@ class Answer {
   }
 }
 
-async function send(event) {
-  event.preventDefault();
+// What all requests since the page was last at rest make together.
+let together = [];
+
+function showTogether() {
+  const told = together.filter((one) => one.first);
+  const tokens = together.reduce((sum, one) => sum + one.tokens, 0);
+  const begin = Math.min(...told.map((one) => one.first));
+  const seconds = (Math.max(...told.map((one) => one.last)) - begin) / 1000;
+  const firsts = told.map((one) => one.first - one.began).sort((a, b) => a - b);
+  at("now-running").textContent = running.size;
+  at("now-rate").textContent = seconds > 0 ? ((tokens - told.length) / seconds).toFixed(0) : "–";
+  at("now-first").textContent = firsts.length ? `${Math.round(firsts[firsts.length >> 1])} ms` : "–";
+  at("now-tokens").textContent = answers.reduce((sum, one) => sum + one.tokens, 0);
+}
+
+async function send() {
   const { path, body } = request();
+  if (!running.size) together = [];
   const answer = new Answer(at("prompt").value, body.max_tokens);
+  together.push(answer);
   const leaving = new AbortController();
   answer.stop.addEventListener("click", () => leaving.abort());
   running.add(leaving);
   at("stop").disabled = false;
+  showTogether();
   try {
-    const reason = await ask(path, body, at("key").value, leaving.signal, (piece, tokens) => answer.add(piece, tokens));
+    const reason = await ask(path, body, at("key").value, leaving.signal, (piece, tokens) => {
+      answer.add(piece, tokens);
+      showTogether();
+    });
     answer.end(`ended by ${reason ?? "stop"}`);
-    at("state").textContent = "Answered";
   } catch (error) {
     if (leaving.signal.aborted) answer.end("stopped");
     else answer.fail(error.message);
   } finally {
     running.delete(leaving);
     at("stop").disabled = running.size === 0;
+    showTogether();
   }
 }
 
 async function connect() {
   try {
-    const names = await listModels(at("key").value);
+    const models = await listModels(at("key").value);
     const chosen = at("model").value;
-    at("model").replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
-    at("state").textContent = names.length ? `${names.length} model${names.length > 1 ? "s" : ""} ready` : "No model is ready";
+    at("model").replaceChildren(...models.map(({ id, max_model_len: context }) =>
+      new Option(context ? `${id} · ${context} tokens` : id, id, false, id === chosen)));
+    const count = models.length;
+    say(count ? `${count} model${count > 1 ? "s" : ""} ready` : "No model is ready", count ? "ready" : "bad");
     showCode();
   } catch (error) {
     at("key-field").hidden = error.status !== 401;
-    at("state").textContent = error.message;
+    say(error.message, "bad");
   }
 }
 
@@ -142,7 +178,13 @@ for (const button of document.querySelectorAll("[data-copy]")) {
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 }
-at("form").addEventListener("submit", send);
+at("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+at("many").addEventListener("click", () => {
+  if (at("form").reportValidity()) for (let count = 0; count < MANY; count += 1) send();
+});
 at("form").addEventListener("input", showCode);
 at("key").addEventListener("change", connect);
 at("stop").addEventListener("click", () => running.forEach((leaving) => leaving.abort()));

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Any
 
+import httpx2 as httpx
 import openai
 
 from llmserve.testing import LiveTriton
@@ -18,8 +19,6 @@ class Gateway:
 
     def __init__(self, triton: LiveTriton, *words: str) -> None:
         command = [sys.executable, "-m", "llmserve_cli", "gateway", "--port", "0"]
-        # The server of the tests shows its list of models to nobody.
-        command += ["--model", "spoken"]
         self.process = subprocess.Popen(
             [*command, "--url", triton.server.grpc_url, *words],
             stderr=subprocess.PIPE,
@@ -28,15 +27,19 @@ class Gateway:
         )
         assert self.process.stderr is not None
         first = self.process.stderr.readline()
-        assert "http://" in first, first + self.process.stderr.read()
+        assert "://" in first, first + self.process.stderr.read()
         self.url = first.split()[-1]
         self.root = self.url.removesuffix("/v1")
         self.log: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def client(self, key: str = "none", **extra: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, **extra)
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return httpx.post(f"{self.root}{path}", json=body, headers=headers, timeout=60)
 
     def stop(self) -> int:
         self.process.terminate()
@@ -50,3 +53,5 @@ class Gateway:
         for line in self.process.stderr:
             if line.startswith("{"):
                 self.log.append(json.loads(line))
+            else:
+                self.warnings.append(line)

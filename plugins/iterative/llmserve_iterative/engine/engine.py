@@ -114,6 +114,10 @@ class Engine:
             # Those who want no more than the likeliest token cost one wait for the device.
             likeliest = logits.argmax(dim=-1).tolist()
         for chunk, row, token in zip(chunks, logits, likeliest, strict=True):
+            generation = chunk.sequence.generation
+            # One that lost its pages computes again what it has told.
+            if generation.wants_prompt_logits and chunk.stop == len(generation.prompt_logprobs):
+                generation.push_prompt(row.float().cpu().numpy())
             if chunk.complete:
                 self._push(chunk.sequence, row, token, progress)
         return progress

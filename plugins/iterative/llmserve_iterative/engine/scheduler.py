@@ -96,7 +96,9 @@ class Scheduler:
                 if self._grow(sequence):
                     chunks.append(Chunk(sequence, start, start + 1))
             elif budget:
-                stop = min(sequence.length, start + budget)
+                # The logits of every token are wanted, and a pass gives those of the last one.
+                most = 1 if sequence.generation.wants_prompt_logits else budget
+                stop = min(sequence.length, start + most)
                 chunks.append(Chunk(sequence, start, stop))
                 budget -= stop - start
         return sorted(chunks, key=lambda chunk: not chunk.single)
@@ -123,7 +125,10 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
             # The last token is computed in any case: the next one is chosen from its logits.
-            pages, content = self.pool.share(sequence.tokens(0, sequence.length - 1))
+            known = sequence.tokens(0, sequence.length - 1)
+            if sequence.generation.wants_prompt_logits:
+                known = []  # What others have computed has no logits any more.
+            pages, content = self.pool.share(known)
             missing = self.pool.pages_for(sequence.length) - len(pages)
             # With a page to grow for each of the others, it is not put back at once.
             if missing + len(self.running) > self.pool.available:

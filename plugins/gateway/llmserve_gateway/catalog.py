@@ -1,0 +1,169 @@
+"""What can be asked, and whether it answers: each model is asked a token when nobody else asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmserve.client import AsyncClient
+from llmserve.client.model import ModelInfo
+from llmserve.errors import LLMServeError, RequestRejectedError
+from llmserve_gateway.errors import ApiError, from_llmserve
+
+CANARY_SECONDS = 30.0
+"""How long a model may take for one token."""
+_QUICK_SECONDS = 5.0
+_MISSES = 2
+
+
+@dataclass
+class Health:
+    """What is known of a model: when it last answered, and how often it has not since."""
+
+    answered: float = 0.0
+    misses: int = 0
+    why: str = ""
+    context: tuple[int | None] | None = field(default=None, repr=False)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers, as far as anybody knows."""
+        return self.misses < _MISSES
+
+    def miss(self, why: str, *, certain: bool = False) -> None:
+        """Take note that no answer came."""
+        self.misses = _MISSES if certain else self.misses + 1
+        self.why = why
+
+
+class Catalog:
+    """The models of a Triton; ``named`` are those to offer, all of them where none is."""
+
+    def __init__(self, client: Callable[[], AsyncClient], named: Sequence[str] = ()) -> None:
+        self._client = client
+        self._named = named
+        self._health: dict[str, Health] = {}
+
+    async def offered(self) -> list[ModelInfo]:
+        """Return what is loaded, takes text, gives text, and is no part of something else."""
+        client = self._client()
+        names = self._named or await client.models()
+        found = []
+        for name in names:
+            # One that does not load hides none of the others.
+            with suppress(RequestRejectedError):
+                if not self._named or await client.model_ready(name):
+                    found.append(await client.model(name))
+        parts = {part for info in found for part in info.parts}
+        return [
+            info
+            for info in found
+            if "text_input" in info.inputs
+            and "text_output" in info.outputs
+            and info.name not in parts
+        ]
+
+    async def info(self, name: str) -> ModelInfo:
+        """Return a model that can be asked, or say that there is none."""
+        if self._named and name not in self._named:
+            raise ApiError(
+                404,
+                f"there is no model {name!r}: choose one of {', '.join(self._named)}",
+                param="model",
+                code="model_not_found",
+            )
+        return await self._client().model(name)
+
+    async def about(self, name: str, prompt: str = "", **options: Any) -> dict[str, Any]:
+        """Ask what a prompt is to a model: its ``ids``, their ``text``, ``context_length``."""
+        info = await self.info(name)
+        strange = ApiError(400, f"{name!r} does not tell how it reads a prompt", param="model")
+        if not info.made_by_llmserve:
+            raise strange
+        answer = await self._client().generate(
+            name, prompt, prompt_only=True, max_tokens=1, timeout=CANARY_SECONDS, **options
+        )
+        try:
+            about = json.loads(answer.text)
+            return {key: about[key] for key in ("ids", "text", "context_length")}
+        except (ValueError, KeyError, TypeError):
+            raise strange from None  # An older one, which has answered.
+
+    async def context_length(self, name: str) -> int | None:
+        """Return how many tokens prompt and answer may have together, where the model tells."""
+        health = self.health(name)
+        if health.context is None:
+            try:
+                about = await asyncio.wait_for(self.about(name), _QUICK_SECONDS)
+                health.context = (about["context_length"],)
+            except (RequestRejectedError, ApiError):
+                health.context = (None,)
+            except (LLMServeError, asyncio.TimeoutError):
+                return None
+        return health.context[0]
+
+    # Whether they answer
+
+    def health(self, name: str) -> Health:
+        """Return what is known of a model."""
+        return self._health.setdefault(name, Health())
+
+    def answered(self, name: str) -> None:
+        """Take note that a model has just answered."""
+        health = self.health(name)
+        health.answered, health.misses = time.monotonic(), 0
+
+    def failed(self, name: str, error: LLMServeError) -> None:
+        """Take note of an answer that did not come."""
+        if from_llmserve(error).status >= 500:
+            self.health(name).miss(str(error), certain="has died" in str(error))
+
+    async def watch(self, interval: float) -> None:
+        """Ask each model for a token, again and again, unless it answers others anyway."""
+        while True:
+            with suppress(LLMServeError):
+                quiet = [
+                    info.name
+                    for info in await self.offered()
+                    if time.monotonic() - self.health(info.name).answered >= interval
+                ]
+                await asyncio.gather(*(self._canary(name) for name in quiet))
+            await asyncio.sleep(interval)
+
+    async def _canary(self, name: str) -> None:
+        try:
+            await self._client().generate(name, "Hi", max_tokens=1, timeout=CANARY_SECONDS)
+        except RequestRejectedError as error:
+            if from_llmserve(error).status >= 500:
+                self.failed(name, error)
+            else:
+                self.answered(name)  # A refusal is an answer too.
+        except LLMServeError as error:
+            self.failed(name, error)
+        else:
+            self.answered(name)
+
+    async def state(self) -> dict[str, Any]:
+        """Return whether anything can be asked, and how each model is."""
+        try:
+            offered = await asyncio.wait_for(self.offered(), 2)
+        except (LLMServeError, asyncio.TimeoutError) as error:
+            return {"ready": False, "why": str(error) or "no answer in 2 s", "models": {}}
+        models: dict[str, dict[str, Any]] = {}
+        for info in offered:
+            health = self.health(info.name)
+            models[info.name] = {"ready": health.ready}
+            if not health.ready:
+                models[info.name]["why"] = health.why
+        state: dict[str, Any] = {
+            "ready": any(one["ready"] for one in models.values()),
+            "models": models,
+        }
+        if not models:
+            state["why"] = "no model is loaded"
+        return state

@@ -1,0 +1,276 @@
+"""The fields of a request, read one by one: what the dialects of the gateway share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmserve_gateway.errors import bad_request
+
+MAX_ANSWERS = 128
+MAX_STOP_WORDS = 4
+_MAX_BIASES = 1024
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
+          "tool": "tool", "function": "tool"}  # fmt: skip
+
+# What says something about the request and changes no answer.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "metadata", "user", "store", "service_tier", "prompt_cache_key", "safety_identifier",
+        "prompt_cache_retention", "prediction", "reasoning_effort", "verbosity",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as the models are asked it; ``unknown`` are fields nobody knows here.
+
+    ``options`` are those of the tensor contract. A prompt is a text, or token ids.
+    ``silent`` wants nothing but its prompt back.
+    """
+
+    model: str
+    options: dict[str, Any]
+    prompts: list[str] | list[list[int]] = field(default_factory=lambda: [""])
+    choices_each: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    silent: bool = False
+    logprobs: bool = False
+    unknown: frozenset[str] = frozenset()
+
+    @property
+    def count(self) -> int:
+        """How many answers are wanted."""
+        return len(self.prompts) * self.choices_each
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are to read, counted roughly; the model counts them exactly."""
+        messages = self.options.get("messages")
+        if messages:
+            size = len(json.dumps(messages, ensure_ascii=False).encode(errors="replace"))
+        else:
+            size = sum(
+                len(prompt.encode(errors="replace"))
+                if isinstance(prompt, str)
+                else len(prompt) * _BYTES_A_TOKEN
+                for prompt in self.prompts
+            )
+        return size * self.choices_each // _BYTES_A_TOKEN + 1
+
+    def calls(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return what to ask for each answer: a prompt and options."""
+        calls: list[tuple[str, dict[str, Any]]] = []
+        for prompt in self.prompts:
+            for choice in range(self.choices_each):
+                options = dict(self.options)
+                if choice and "seed" in options:
+                    # The same seed would give the same answer.
+                    options["seed"] = (options["seed"] + choice) % 2**63
+                if isinstance(prompt, str):
+                    calls.append((prompt, options))
+                else:
+                    calls.append(("", {**options, "input_ids": prompt}))
+        return calls
+
+
+# A token is seldom shorter.
+_BYTES_A_TOKEN = 3
+
+
+class Fields:
+    """The fields of a request, each taken once; what is left is not known."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._left = dict(content)
+
+    def take(self, name: str) -> Any:
+        return self._left.pop(name, None)
+
+    def text(self, name: str) -> str:
+        value = self.take(name)
+        if not isinstance(value, str) or not value:
+            raise bad_request(f"{name} has to be a text", name)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise bad_request(f"{name} has a character that UTF-8 cannot carry", name) from None
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self.take(name)
+        if value is not None and not isinstance(value, bool):
+            raise bad_request(f"{name} has to be true or false", name)
+        return bool(value)
+
+    def number(
+        self, name: str, kind: type[int] | type[float], low: float, high: float = math.inf
+    ) -> Any:
+        value = self.take(name)
+        if value is None:
+            return None
+        is_number = isinstance(value, (int, float) if kind is float else int)
+        if not is_number or isinstance(value, bool) or not low <= value <= high:
+            most = "" if high == math.inf else f" to {high:g}"
+            what = "a whole number" if kind is int else "a number"
+            raise bad_request(f"{name} has to be {what} from {low:g}{most}", name)
+        return kind(value)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self.take(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise bad_request(f"{name} has to be an object", name)
+        return value
+
+    def texts(self, name: str, most: int = MAX_STOP_WORDS) -> list[str] | None:
+        """Take a text or a list of them."""
+        value = self.take(name)
+        if value is None:
+            return None
+        words = [value] if isinstance(value, str) else value
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise bad_request(f"{name} has to be a text or a list of texts", name)
+        if len(words) > most:
+            raise bad_request(f"{name} takes at most {most} texts", name)
+        return [word for word in words if word] or None
+
+    def refuse(self, why: str, *names: str) -> None:
+        """Refuse fields that mean something which cannot be done."""
+        for name in names:
+            if self.take(name):
+                raise bad_request(f"{name}: {why}", name)
+
+    def refuse_tools(self) -> None:
+        """Tools a model may ignore are ignored; what would have to be done is refused."""
+        tools, choice = self.take("tools"), self.take("tool_choice")
+        self.take("parallel_tool_calls")
+        if isinstance(choice, dict):
+            choice = choice.get("type")
+        if tools and choice != "none":
+            raise bad_request("this server cannot do tool calls yet: leave out tools", "tools")
+
+    def rest(self) -> frozenset[str]:
+        """Return the names of what nobody has taken."""
+        return frozenset(self._left) - _WITHOUT_EFFECT
+
+
+def read_sampling(fields: Fields, stop: str = "stop", warmest: float = 2) -> dict[str, Any]:
+    """Take the fields that say how tokens are chosen, under the names of the contract."""
+    options: dict[str, Any] = {
+        "temperature": fields.number("temperature", float, 0, warmest),
+        "top_p": fields.number("top_p", float, 0, 1),
+        "top_k": fields.number("top_k", int, -1),
+        "min_p": fields.number("min_p", float, 0, 1),
+        "presence_penalty": fields.number("presence_penalty", float, -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", float, -2, 2),
+        "repetition_penalty": fields.number("repetition_penalty", float, 0),
+        "seed": fields.number("seed", int, 0, 2**63 - 1),
+        "min_tokens": fields.number("min_tokens", int, 0),
+        "ignore_eos": fields.boolean("ignore_eos") or None,
+        "stop_words": fields.texts(stop),
+        "logit_bias": _biases(fields.mapping("logit_bias")) or None,
+    }
+    if options["top_k"] is not None and options["top_k"] <= 0:
+        options["top_k"] = None  # As vLLM says that all tokens count.
+    if options["top_p"] == 0:
+        raise bad_request("top_p has to be above 0", "top_p")
+    return options
+
+
+def _biases(given: dict[str, Any]) -> dict[str, float]:
+    def fits(token: str, bias: Any) -> bool:
+        is_number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+        return token.isascii() and token.isdecimal() and is_number and -100 <= bias <= 100
+
+    if len(given) > _MAX_BIASES or not all(fits(token, bias) for token, bias in given.items()):
+        raise bad_request(
+            f"logit_bias has to be numbers from -100 to 100 by token ids, at most {_MAX_BIASES}",
+            "logit_bias",
+        )
+    return given
+
+
+# What vLLM calls the forms that an answer can be held to, and what the contract does.
+_FORMS = {"json": "json_schema", "json_object": "json_object", "choice": "choice",
+          "regex": "regex", "grammar": "grammar"}  # fmt: skip
+
+
+def read_form(fields: Fields, form: Any) -> dict[str, Any]:
+    """Return what an answer is held to: by OpenAI's ``response_format``, or in vLLM's words."""
+    told = fields.mapping("structured_outputs")
+    for name in _FORMS:
+        told.setdefault(name, fields.take(f"guided_{name}"))
+    options = {ours: told.pop(name) for name, ours in _FORMS.items() if told.get(name) is not None}
+    if strange := [name for name, value in told.items() if value is not None]:
+        raise bad_request(f"{str(strange[0])[:40]!r} cannot be done", "structured_outputs")
+    options |= _format(form)
+    if len(options) > 1:
+        raise bad_request(f"only one of {', '.join(options)} can be had", "response_format")
+    if isinstance(options.get("json_schema"), dict):
+        options["json_schema"] = json.dumps(options["json_schema"])
+    return options
+
+
+def _format(form: Any) -> dict[str, Any]:
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind is None or kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_object": True}
+    # Chats have it one level deeper than responses.
+    within = form.get("json_schema", form) if kind == "json_schema" else None
+    schema = within.get("schema") if isinstance(within, dict) else None
+    if not isinstance(schema, dict):
+        what = "response_format has to be text, json_object, or json_schema with a schema"
+        raise bad_request(what, "response_format")
+    return {"json_schema": schema}
+
+
+def read_messages(value: Any, name: str = "messages") -> list[dict[str, Any]]:
+    """Return a conversation as chat templates read it."""
+    if not isinstance(value, list) or not value:
+        raise bad_request(f"{name} has to be a list with at least one message", name)
+    return [_message(message, f"{name}[{at}]") for at, message in enumerate(value)]
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
+        raise bad_request(f"{where}.role has to be one of {', '.join(_ROLES)}", where)
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = ""
+    return {"role": _ROLES[role], "content": read_text(content, f"{where}.content")}
+
+
+def read_text(content: Any, where: str) -> str:
+    """Return a message's text, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where} has to be a text or a list of parts", where)
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if kind in ("text", "input_text", "output_text") else None
+        if not isinstance(text, str):
+            raise bad_request(
+                f"{where} has a part of type {str(kind)[:40]!r}: only text can be read", where
+            )
+        parts.append(text)
+    return "".join(parts)
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that were not asked for."""
+    return {name: value for name, value in options.items() if value is not None}

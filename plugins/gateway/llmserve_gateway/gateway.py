@@ -1,0 +1,289 @@
+"""The way of a request: who asks, what for, is there room, and the answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from llmserve.client import AsyncClient, Completion, Piece, connect_async
+from llmserve.errors import LLMServeError, RequestCancelledError
+from llmserve_gateway.admission import Admission, Limits
+from llmserve_gateway.bodies import Gone, Receive, read_json
+from llmserve_gateway.catalog import Catalog
+from llmserve_gateway.errors import ApiError, from_llmserve
+from llmserve_gateway.fields import Asked
+from llmserve_gateway.keys import Key, KeyRing
+from llmserve_gateway.metrics import Metrics
+from llmserve_gateway.reply import Reply, Send, Visit, request_id
+from llmserve_gateway.usage import Usage
+
+log = logging.getLogger("llmserve.gateway")
+
+_MOST_NOTED = 1000
+_LONGEST_NOTED = 60
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a gateway is told; ``url`` is Triton's gRPC address."""
+
+    url: str
+    limits: Limits = field(default_factory=Limits)
+    request_timeout: float | None = 600.0
+    keys: Path | None = None
+    models: tuple[str, ...] = ()
+    """The models to offer; all that are loaded where none is named."""
+    triton_metrics: str | None = None
+    """Triton's own metrics, to be had from the gateway as well."""
+    canary_interval: float = 10.0
+    cors_origins: tuple[str, ...] = ()
+
+
+class Answers(Protocol):
+    """Writes the answer to one request as its dialect has it."""
+
+    usage: Usage
+
+    def whole(self, answers: Sequence[Completion]) -> bytes:
+        """Return the body of an answer that is not streamed."""
+
+    def opening(self, piece: Piece) -> bytes:
+        """Return what comes before the first piece."""
+
+    def chunk(self, piece: Piece) -> bytes:
+        """Return the event for a piece."""
+
+    def closing(self) -> bytes:
+        """Return what ends a stream."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one API asks and is answered."""
+
+    read: Callable[[Mapping[str, Any]], Asked]
+    answers: Callable[[Asked, str], Answers]
+    error_body: Callable[[ApiError], bytes] = ApiError.json
+    error_event: Callable[[ApiError], bytes] = ApiError.event
+
+
+class Gateway:
+    """Everything that one gateway holds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.admission = Admission(settings.limits)
+        self.metrics = Metrics()
+        self.keys = KeyRing(settings.keys) if settings.keys else None
+        self.catalog = Catalog(lambda: self.client, settings.models)
+        self._client: AsyncClient | None = None
+        self._noted: set[str] = set()
+
+    @property
+    def client(self) -> AsyncClient:
+        """The connection to Triton, opened on the loop that serves."""
+        if self._client is None:
+            self._client = connect_async(self.settings.url)
+        return self._client
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        if self._client is not None:
+            await self._client.close()
+
+    def who(self, headers: Mapping[str, str]) -> Key | None:
+        """Say whose request it is, None where nobody needs a key."""
+        if self.keys is None:
+            return None
+        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+        return self.keys.find(given)
+
+    def check_model(self, key: Key | None, model: str) -> None:
+        """Refuse a model that a key may not ask."""
+        if key and key.models and model not in key.models:
+            raise ApiError(403, f"this key may not ask {model[:200]!r}", param="model")
+
+    def note_unknown(self, unknown: frozenset[str]) -> None:
+        """Say once of each field that it is not known here."""
+        new = {name for name in unknown if len(name) <= _LONGEST_NOTED} - self._noted
+        if new and len(self._noted) < _MOST_NOTED:
+            self._noted |= new
+            names = ", ".join(repr(name) for name in sorted(new))
+            log.warning("fields of requests that are ignored: %s", names)
+
+    async def answer(self, scope: Any, receive: Receive, send: Send, dialect: Dialect) -> None:
+        """Answer one request of an API, whatever becomes of it."""
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        visit = Visit(request_id(headers))
+        reply = Reply(send, visit, dialect.error_body, dialect.error_event)
+        try:
+            await self._answer(headers, receive, reply, dialect, visit)
+        except (Gone, asyncio.CancelledError, RequestCancelledError):
+            visit.outcome, visit.status = "cancelled", 499
+        except ApiError as error:
+            await reply.fail(error)
+        except LLMServeError as error:
+            if visit.model:
+                self.catalog.failed(visit.model, error)
+            await reply.fail(from_llmserve(error))
+        except Exception:
+            log.exception("request %s", visit.id)
+            await reply.fail(ApiError(500, "the gateway failed; its log says why"))
+        finally:
+            visit.ended = time.perf_counter()
+            self.metrics.ended(visit)
+            print(visit.line(), file=sys.stderr, flush=True)  # noqa: T201
+
+    async def _answer(
+        self,
+        headers: Mapping[str, str],
+        receive: Receive,
+        reply: Reply,
+        dialect: Dialect,
+        visit: Visit,
+    ) -> None:
+        key = self.who(headers)
+        visit.key = key.name if key else ""
+        asked = dialect.read(await read_json(receive, headers.get("content-length")))
+        self.note_unknown(asked.unknown)
+        self.check_model(key, asked.model)
+        timeout = self._timeout(headers)
+        if key and self.keys:
+            self.keys.spend(key, asked.tokens)
+        # Whoever leaves frees the place: while an answer is made, somebody listens for that.
+        async with _cancelled_when_gone(receive), self.admission.place(asked.tokens):
+            visit.admitted = time.perf_counter()
+            info = await self.catalog.info(asked.model)
+            visit.model = info.name
+            if info.made_by_llmserve:
+                asked.options["x-request-id"] = visit.id
+            answers = dialect.answers(asked, visit.id)
+            with self.metrics.under_way(info.name, answers.usage):
+                try:
+                    if asked.stream:
+                        await self._stream(asked, answers, reply, visit, timeout)
+                    else:
+                        await self._whole(asked, answers, reply, visit, timeout)
+                finally:
+                    visit.read, visit.written = answers.usage.read, answers.usage.written
+        self.catalog.answered(visit.model)
+
+    async def _whole(
+        self, asked: Asked, answers: Answers, reply: Reply, visit: Visit, timeout: float | None
+    ) -> None:
+        calls = asked.calls()
+        ask = self.client.generate
+        tasks = [
+            asyncio.ensure_future(ask(asked.model, prompt, timeout=timeout, **options))
+            for prompt, options in calls
+        ]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        body = answers.whole(found)
+        visit.first = time.perf_counter()
+        visit.outcome = found[-1].finish_reason or "stop"
+        await reply.whole(body)
+
+    async def _stream(
+        self, asked: Asked, answers: Answers, reply: Reply, visit: Visit, timeout: float | None
+    ) -> None:
+        async with aclosing(self._pieces(asked, timeout)) as pieces:
+            async for piece in pieces:
+                if visit.first is None:
+                    # Not before: until the model has said something it can be an error's status.
+                    visit.first = time.perf_counter()
+                    await reply.begin(answers.opening(piece))
+                if piece.finish_reason:
+                    visit.outcome = piece.finish_reason
+                await reply.more(answers.chunk(piece))
+        if visit.first is None:
+            await reply.begin(answers.opening(Piece("")))
+        await reply.end(answers.closing())
+
+    async def _pieces(self, asked: Asked, timeout: float | None) -> AsyncGenerator[Piece, None]:
+        """Give the pieces of all answers as they come."""
+        calls = asked.calls()
+
+        def ask(prompt: str, options: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+            return self.client.stream(asked.model, prompt, timeout=timeout, **options)
+
+        if len(calls) == 1:
+            async with aclosing(ask(*calls[0])) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+
+        async def pour(index: int, prompt: str, options: dict[str, Any]) -> None:
+            try:
+                async with aclosing(ask(prompt, options)) as pieces:
+                    async for piece in pieces:
+                        arrived.put_nowait(replace(piece, index=index))
+                arrived.put_nowait(None)
+            except Exception as error:
+                arrived.put_nowait(error)
+
+        tasks = [asyncio.ensure_future(pour(at, *call)) for at, call in enumerate(calls)]
+        try:
+            left = len(tasks)
+            while left:
+                news = await arrived.get()
+                if isinstance(news, Exception):
+                    raise news
+                if news is None:
+                    left -= 1
+                else:
+                    yield news
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _timeout(self, headers: Mapping[str, str]) -> float | None:
+        given = headers.get("x-request-timeout")
+        most = self.settings.request_timeout
+        if given is None:
+            return most
+        with suppress(ValueError):
+            if (seconds := float(given)) > 0:
+                return seconds if most is None else min(seconds, most)
+        raise ApiError(400, "x-request-timeout takes seconds above 0", param="x-request-timeout")
+
+
+@asynccontextmanager
+async def _cancelled_when_gone(receive: Receive) -> AsyncIterator[None]:
+    """Cancel what runs in the block when the client leaves."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101
+    gone = False
+
+    async def listen() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    listener = asyncio.ensure_future(listen())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        if hasattr(task, "uncancel"):
+            task.uncancel()
+        raise Gone from None
+    finally:
+        listener.cancel()

@@ -1,0 +1,200 @@
+"""Requests as they are read, without a server: what is taken, refused and passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmserve.client import Piece
+from llmserve.errors import (
+    LLMServeError,
+    ModelNotReadyError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    UnreachableError,
+)
+from llmserve_gateway.admission import Admission, Limits
+from llmserve_gateway.anthropic import MessageAnswers, read_messages_request
+from llmserve_gateway.errors import ApiError, from_llmserve
+from llmserve_gateway.fields import Asked
+from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers
+from llmserve_gateway.openai_requests import read_chat, read_completion
+from llmserve_gateway.responses import ResponseAnswers, read_response_request
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+TEXT = {"model": "m", "prompt": "Hi"}
+
+
+def test_fields_go_by_the_names_of_the_contract() -> None:
+    asked = read_chat({**CHAT, "max_completion_tokens": 5, "stop": "x", "top_k": -1, "seed": 1,
+                       "chat_template_kwargs": {"a": 1}, "logit_bias": {"5": 2}})  # fmt: skip
+    assert asked.options == {
+        "max_tokens": 5,
+        "stop_words": ["x"],
+        "seed": 1,
+        "chat_template_kwargs": {"a": 1},
+        "logit_bias": {"5": 2},
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+
+
+def test_each_answer_is_asked_for_by_itself() -> None:
+    asked = read_completion({"model": "m", "prompt": [[1, 2], [3]], "n": 2, "seed": 9})
+    assert asked.calls() == [
+        ("", {"seed": 9, "input_ids": [1, 2]}),
+        ("", {"seed": 10, "input_ids": [1, 2]}),
+        ("", {"seed": 9, "input_ids": [3]}),
+        ("", {"seed": 10, "input_ids": [3]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "a"}}}},
+            {"json_schema": '{"type": "a"}'},
+        ),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+    ],
+)
+def test_forms_that_answers_are_held_to(form: Any, options: Any) -> None:
+    assert read_completion({**TEXT, **form}).options == options
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": 5}, "response_format"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "response_format"),
+        ({"structured_outputs": {"poem": 1}}, "structured_outputs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n"),
+        ({"top_p": 0}, "top_p"),
+        ({"model": "\ud800"}, "model"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_completion({**TEXT, **body})
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "role", "content", "text", "1"]), inner, max_size=3
+        )
+    ),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(
+    ["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop",
+     "stream", "stream_options", "n", "seed", "logprobs", "echo", "logit_bias", "tools", "input",
+     "response_format", "tool_choice", "text", "instructions", "system", "stop_sequences",
+     "thinking", "structured_outputs", "guided_json", "suffix"]
+)  # fmt: skip
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from([CHAT, TEXT, {"model": "m", "input": "Hi"}]), st.dictionaries(NAMES, VALUES))
+def test_any_body_is_read_or_refused(whole: dict[str, Any], changed: dict[str, Any]) -> None:
+    for read in (read_chat, read_completion, read_messages_request, read_response_request):
+        refused = None
+        try:
+            asked = read({**whole, **changed})
+        except ApiError as error:
+            refused = error
+        if refused:
+            assert refused.status == 400
+            assert json.loads(refused.json())
+        else:
+            assert 1 <= len(asked.calls()) <= 128
+            assert asked.tokens >= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param", "code"),
+    [
+        (ModelNotReadyError("no"), 404, "model", "model_not_found"),
+        (RequestTimeoutError("late"), 504, None, "timeout"),
+        (UnreachableError("gone"), 503, None, "backend_unavailable"),
+        (RequestRejectedError("the process that runs 'm' has died"), 500, None, "model_failed"),
+        (RequestRejectedError("KeyError: 'x'"), 500, None, "model_failed"),
+        (RequestRejectedError("this model does not take stop_words"), 400, "stop", None),
+        (RequestRejectedError("top_k must be from -1 to 9, not 10"), 400, "top_k", None),
+        (
+            RequestRejectedError("the server refused the request: max_tokens 9 and the prompt's 1 "
+                                 "tokens are over the model's context of 5: ask for at most 4"),
+            400, "max_tokens", "context_length_exceeded",
+        ),
+        (
+            RequestRejectedError("this model has no chat template: send text_input instead"),
+            400, "messages", "no_chat_template",
+        ),
+    ],
+)  # fmt: skip
+def test_failures_in_openais_words(
+    error: LLMServeError, status: int, param: str | None, code: str | None
+) -> None:
+    told = from_llmserve(error)
+    assert (told.status, told.param, told.code) == (status, param, code)
+
+
+@pytest.mark.parametrize("text", ['say "\n\t"', "\x00\x1f\u2028", "naïve 😀", "\\", "</script>"])
+def test_any_text_travels_in_a_chunk(text: str) -> None:
+    asked = Asked("m", {}, include_usage=True)
+    piece = Piece(text, finish_reason="stop", input_tokens=1, output_tokens=2)
+    for answers in (ChatAnswers(asked, "x"), CompletionAnswers(asked, "x")):
+        chunk = answers.chunk(piece)
+        assert chunk.endswith(b"}\n\n")
+        (choice,) = json.loads(chunk.removeprefix(b"data: "))["choices"]
+        assert choice.get("text", choice.get("delta", {}).get("content")) == text
+    for others in (MessageAnswers(asked, "x"), ResponseAnswers(asked, "x")):
+        told = json.loads(others.chunk(piece).split(b"data: ")[1])["delta"]
+        assert (told if isinstance(told, str) else told["text"]) == text
+
+
+def test_places_are_taken_in_the_step_that_checks() -> None:
+    async def fill() -> tuple[list[ApiError], int]:
+        admission = Admission(Limits(max_requests=1, max_queue=2, max_queued_tokens=100))
+        release = asyncio.Event()
+        refused: list[ApiError] = []
+
+        async def one(tokens: int) -> None:
+            try:
+                async with admission.place(tokens):
+                    await release.wait()
+            except ApiError as error:
+                refused.append(error)
+
+        tasks = [asyncio.ensure_future(one(30)) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        tasks.append(asyncio.ensure_future(one(90)))  # There is a place, and no room for tokens.
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return refused, admission.running + admission.waiting + admission.tokens
+
+    refused, left = asyncio.run(fill())
+    assert [error.status for error in refused] == [429, 429, 429]
+    assert {*refused[0].headers} == {"retry-after", "retry-after-ms"}
+    assert left == 0
