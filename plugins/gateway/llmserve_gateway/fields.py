@@ -78,6 +78,9 @@ class Asked:
                 if isinstance(prompt, str):
                     calls.append((prompt, options))
                 else:
+                    if self.echo:
+                        # Only the model knows what they read as.
+                        options["exclude_input_in_output"] = False
                     calls.append(("", {**options, "input_ids": prompt}))
         return calls
 

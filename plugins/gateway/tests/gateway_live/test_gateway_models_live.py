@@ -20,8 +20,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "openvino": {},
     "gpt2-onnx": {},
     "gpt2-torchscript": {},
-    "trtllm": {"model": "engine"},
-    "trtllm-llmapi": {"plugin": "trtllm", "layout": "llmapi"},
+    "trtllm": {"trtllm_version": "1.2"},
+    "trtllm-llmapi": {"plugin": "trtllm", "layout": "llmapi", "stand_in": True},
 }
 
 
