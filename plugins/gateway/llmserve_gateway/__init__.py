@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def _command(place: Place) -> Sequence[str]:
     if not place.keys and not place.open:
-        from llmserve_gateway.app import Settings
+        from llmserve_gateway.gateway import Settings
         from llmserve_gateway.serving import Listening
 
         Listening(place.host).check(Settings(place.url))
