@@ -38,9 +38,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let workers begin with what takes longest, so that they end at about the same time."""
     if hasattr(config, "workerinput"):
-        items.sort(
-            key=lambda item: (_group(item.nodeid).endswith(".py"), "/live/" not in item.nodeid)
-        )
+        items.sort(key=lambda item: _rank(_group(item.nodeid)))
+
+
+_LONG = ("live/test_scaffold.py", "live/test_readme.py", "contract/test_build.py")
+
+
+def _rank(group: str) -> int:
+    """Plugins' live tests are the longest, then some files, then whatever starts a Triton."""
+    if not group.endswith(".py"):
+        return 0
+    return 1 if group.endswith(_LONG) else 2 + ("live" not in group)
 
 
 def _group(nodeid: str) -> str:

@@ -17,6 +17,8 @@ from llmserve.registry import Plugin, Registry
 from llmserve.repository.dockerfile import BASE_IMAGE, IMAGE, Needs, groups, served_by
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching
+from tests.live.servers import FREE
+from tests.support import replace_text, run
 
 OWN = "example.com/engine:24.08"
 
@@ -147,31 +149,26 @@ exit 1
 """
 
 
-def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(tmp_path: Path) -> None:
+def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(
+    tmp_path: Path,
+) -> None:
     repository, tools = tmp_path / "r", tmp_path / "bin"
     tools.mkdir()
     (tools / "docker").write_text(DOCKER)
     (tools / "docker").chmod(0o755)
     build(repository, "own", OWN)
     build(repository, "plain")
-    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
 
-    def told(*words: str) -> str:
-        command = [sys.executable, "-m", "llmserve_cli", "serve", str(repository), *words]
-        docker = ["--runtime", "docker", "--http-port", "0", "--grpc-port", "0"]
-        return subprocess.run(
-            [*command, *docker, "--metrics-port", "0", "--frontend-port", "0"],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stderr
+    def told(*words: str) -> list[str]:
+        path = f"{tools}:{os.environ['PATH']}"
+        done = run("serve", str(repository), *words, "--runtime", "docker", *FREE, PATH=path)
+        return done.stderr.splitlines()
 
-    assert told("--model", "own").endswith(
+    assert told("--model", "own")[-1].endswith(
         f"there is no image {IMAGE}-own here: "
-        f"docker build -t {IMAGE}-own -f {repository}/own/Dockerfile {repository}\n"
+        f"docker build -t {IMAGE}-own -f {repository}/own/Dockerfile {repository}"
     )
-    lines = told().splitlines()
+    lines = told()
     assert lines[0] == f"llmserve: the image {IMAGE} serves plain alone"
     assert lines[-1].endswith(f"docker build -t {IMAGE} {repository}")
     assert f"image inspect --format {{{{.Id}}}} {IMAGE}-own" in (tools / "asked").read_text()
@@ -180,9 +177,8 @@ def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(tmp_
 @pytest.mark.parametrize("image", ["x\\nRUN curl", "$(id)", "a b", 7])
 def test_an_image_that_would_be_an_instruction_is_refused(tmp_path: Path, image: object) -> None:
     build(tmp_path, "own", OWN)
-    manifest = tmp_path / "own" / "llmserve.json"
     quoted = f'"{image}"' if isinstance(image, str) else str(image)
-    manifest.write_text(manifest.read_text().replace(f'"{OWN}"', quoted))
+    replace_text(tmp_path / "own" / "llmserve.json", f'"{OWN}"', quoted)
     with pytest.raises(ConfigError, match="is damaged"):
         Manifest.read(tmp_path / "own")
 

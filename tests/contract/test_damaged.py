@@ -15,6 +15,7 @@ from llmserve.builder.build import BuildSpec, build_spec
 from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, ModelSourceError
 from llmserve.repository.manifest import Manifest, references
+from llmserve.repository.source import resolve
 from llmserve.repository.source_files import vocabulary_size
 from llmserve.runtime.contract import MANIFEST
 from tests.support import edit_json
@@ -100,6 +101,17 @@ def test_a_tokenizer_that_is_hardly_the_models_own_is_told(folder: Path, tmp_pat
     told: list[str] = []
     build_spec(BuildSpec("hf", str(folder), output=tmp_path / "repo"), report=told.append)
     assert any("has 1024 words and the model knows 50257: is it the model's own" in t for t in told)
+
+
+def test_any_of_the_generators_weights_will_do_and_no_other(tmp_path: Path) -> None:
+    own = ("*.safetensors", "engine_model.xml")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelSourceError, match=r"no \*\.safetensors or engine_model\.xml in"):
+        resolve(str(tmp_path), weights=own, report=print)
+    (tmp_path / "engine_model.xml").touch()
+    assert resolve(str(tmp_path), weights=own, report=print).path == tmp_path
+    with pytest.raises(ModelSourceError, match=r"no weights: no \*\.safetensors in"):
+        resolve(str(tmp_path), report=print)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llmserve.server import Server, ServerSettings
+from tests.support import LLMSERVE
+
+FREE = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--frontend-port", "0"]
+PROMPT = "Programming in C++ is like"
 
 CONFIG = """
 backend: "python"
@@ -91,3 +99,32 @@ def eventually(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.05)
     return value
+
+
+class Serving:
+    """`llmserve serve` in a process of its own, as in a second terminal."""
+
+    def __init__(
+        self, *words: str, cwd: Path | None = None, env: Mapping[str, str] = os.environ
+    ) -> None:
+        self.process = subprocess.Popen(
+            [*LLMSERVE, "serve", *words, *FREE],
+            cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8",
+        )  # fmt: skip
+        assert self.process.stderr is not None
+        self.told = ""
+        for line in self.process.stderr:
+            self.told += line
+            if "Ctrl-C stops it" in line:
+                break
+        assert "Ctrl-C stops it" in self.told, self.told
+        self.url = re.findall(r"grpc +(\S+)", self.told)[0]
+        self.http = re.findall(r"http +http://(\S+)", self.told)[0]
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        return self.process.returncode

@@ -7,7 +7,6 @@ that breaks its promises.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,8 +16,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from llmserve.api import API
 from llmserve.scaffold import ROLES, new_package
-from tests import authoring
+from tests.authoring import install_examples
+from tests.support import install, with_path
 
 BROKEN = """
 from llmserve import hookimpl
@@ -116,7 +117,7 @@ def test_the_fakes_have_nothing_that_triton_has_not(triton):
 
 @dataclass(frozen=True)
 class Installed:
-    """All five packages in a folder of their own, and the path on which they are found."""
+    """All packages in a folder of their own, and the environment in which they are found."""
 
     folder: Path
     env: Mapping[str, str]
@@ -131,26 +132,22 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("scaffold")
-    made = [new_package(f"new-{role}", role, folder) for role in ROLES]
-    pip = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
-    documented = authoring.install(folder / "documented")
-    path = os.pathsep.join([path, documented["PYTHONPATH"]])
-    install_broken(folder)
-    found = Installed(folder, {**os.environ, "PYTHONPATH": path})
-    done = found.run(*pip, "--target", str(folder / "site"), *map(str, made))
-    assert done.returncode == 0, done.stderr
-    return found
-
-
-def install_broken(folder: Path) -> None:
-    papers = folder / "site" / "llmserve_broken-0.1.0.dist-info"
-    papers.mkdir(parents=True)
-    (papers / "METADATA").write_text("Name: llmserve-broken\nVersion: 0.1.0\n")
+    site = folder / "site"
     # Packages from before the API had a number are in this group, and run as they did.
-    (papers / "entry_points.txt").write_text("[llmserve]\nbroken = llmserve_broken\n")
-    (folder / "site" / "llmserve_broken.py").write_text(BROKEN)
+    install(site, "llmserve-broken", "[llmserve]\nbroken = llmserve_broken\n", "0.1.0")
+    (site / "llmserve_broken.py").write_text(BROKEN)
     (folder / "test_broken.py").write_text(BROKEN_TESTS)
+    made = {role: new_package(f"new-{role}", role, folder) for role in ROLES}
+    path = [site, install_examples(folder / "documented"), *made.values()]
+    found = Installed(folder, with_path(*path))
+    # One is installed as its user would do it; the others differ in nothing that pip looks at.
+    pip = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
+    done = found.run(*pip, str(site), str(made.pop(ROLES[0])))
+    assert done.returncode == 0, done.stderr
+    for role in made:
+        entry = f"[llmserve.api{API}]\nnew-{role} = llmserve_new_{role}\n"
+        install(site, f"llmserve-new-{role}", entry, "0.1.0")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +156,8 @@ def results(installed: Installed) -> Mapping[str, str]:
 
     Returns for each test what is told of its failure, nothing if there was none.
     """
-    tests = [f"llmserve-new-{role}/tests" for role in ROLES]
     some = "test_broken.py::{}::test_answers_in_a_batch_equal_answers_alone"
+    tests = [f"llmserve-new-{role}/tests" for role in ROLES]
     tests += ["test_broken.py::test_the_fakes_have_nothing_that_triton_has_not"]
     tests += ["documented/tests", some.format("TestCrowd"), some.format("TestUnloadable")]
     options = ["-q", "-p", "llmserve.testing", "-p", "no:cacheprovider", "--rootdir", "."]
@@ -228,12 +225,3 @@ def test_each_is_listed_with_what_it_brings(installed: Installed) -> None:
     brought = {(one["role"], one["name"]) for one in components if one["plugin"] == one["name"]}
     for role in ROLES:
         assert {(role, f"new-{role}"), ("recipe", f"new-{role}")} <= brought
-
-
-def test_each_is_built_by_its_name(installed: Installed) -> None:
-    for role in ROLES:
-        words = ["build", "--plugin", f"new-{role}", "--model", "demo", "--name", role]
-        built = installed.run("llmserve_cli", *words)
-        assert built.returncode == 0, built.stderr
-    checked = installed.run("llmserve_cli", "check", "model_repository")
-    assert (checked.returncode, checked.stdout) == (0, "")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.commands import run
 from tests.live.servers import eventually
 from tests.reliability.watched import DIES, PATIENCE, WORDS, Watched, figure, repository
+from tests.support import run
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmserve.client import connect
-from tests.live.commands import FREE, LLMSERVE
-from tests.live.servers import eventually, left_of
+from tests.live.servers import FREE, eventually, left_of
+from tests.support import LLMSERVE
 
 PATIENCE = 90.0
 """Seconds. For what takes two or three on a machine that has nothing else to do."""

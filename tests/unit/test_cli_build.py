@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -79,12 +81,31 @@ def test_what_is_wrong_is_told_with_what_would_do(
 
 
 def test_it_ends_with_the_one_next_command_and_more_for_who_asks(tmp_path: Path) -> None:
-    done = invoke(tmp_path)
-    assert done.stdout == f"{tmp_path}/demo\n"
-    assert done.stderr == f"next: llmserve serve {tmp_path}\n"
-    more = invoke(tmp_path, "--force", "--verbose").stderr
-    for part in ("next: llmserve serve", "llmserve query demo", "client.py", "docker run"):
-        assert part in more
+    folder = tmp_path / "two words"
+    done = invoke(folder)
+    assert done.stdout == f"{folder}/demo\n"
+    assert done.stderr == f"next: llmserve serve '{folder}'\n"
+    more = invoke(folder, "--force", "--verbose").stderr
+    assert "docker run" in more
+    assert "llmserve query demo" in more
+    # All of it can be typed into a shell.
+    typed = [shlex.split(line) for line in more.splitlines()]
+    assert any(words[-3:] == ["llmserve", "serve", str(folder)] for words in typed)
+    assert any(words[-2:] == ["llmserve-triton", str(folder)] for words in typed)
+    assert any(str(folder / "demo" / "client.py") in words for words in typed)
+
+
+def test_a_part_of_a_recipe_can_be_replaced(tmp_path: Path) -> None:
+    """What the recipe says of the one that it replaces is left out."""
+    done = invoke(tmp_path, "--plugin", "iterative", "--generator", "transformers")
+    assert "cannot be driven by batching 'iterative'" in str(done.exception)
+    words = ["--generator", "transformers", "--batching", "dynamic", "--formatter", "text"]
+    done = invoke(tmp_path, "--plugin", "iterative", *words)
+    assert done.exception is None
+    manifest = json.loads((tmp_path / "demo" / "llmserve.json").read_text())
+    names = {role: one["name"] for role, one in manifest["components"].items()}
+    expected = {"generator": "transformers", "batching": "dynamic", "formatter": "text"}
+    assert expected.items() <= names.items()
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from llmserve_cli.commands import llmserve_register_commands
-from llmserve_cli.group import Commands
+from llmserve_cli.group import Commands, cli
+from tests import support
+from tests.support import install, with_path
 
 PLUGIN = """
 import click
@@ -51,29 +54,14 @@ def llmserve_register_commands(cli):
 def site(tmp_path: Path) -> Path:
     """Install a plugin whose command fails, and one that ends the process when it is asked."""
     for name, source in {"acme": PLUGIN, "leaves": LEAVES}.items():
-        (tmp_path / f"{name}.py").write_text(source)
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[llmserve]\n{name} = {name}\n")
+        install(tmp_path, name, f"[llmserve]\n{name} = {name}\n", "1.0", **{name: source})
     return tmp_path
 
 
 def run(
     site: Path, *words: str, stdout: int = subprocess.PIPE, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", "llmserve_cli", *words],
-        cwd=site,
-        env={**os.environ, "PYTHONPATH": path, **env},
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return support.run(*words, cwd=site, stdout=stdout, env={**with_path(site), **env})
 
 
 @pytest.mark.parametrize(
@@ -112,17 +100,31 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     assert "than one line of a narrow terminal to say, and say all of it (acme)" in folded
 
 
-def test_no_summary_of_ours_is_cut() -> None:
+def test_every_command_of_ours_has_an_example_and_a_summary_that_is_not_cut() -> None:
     group = click.Group()
     llmserve_register_commands(group)
-    for command in group.commands.values():
-        assert len(command.get_short_help_str(limit=1000)) <= 45, command.name
+    for name, command in group.commands.items():
+        assert len(command.get_short_help_str(limit=1000)) <= 45, name
+        shown = CliRunner().invoke(cli, [name, "--help"]).stdout.split("Usage", 1)[1]
+        assert re.search(rf"\n +(eval )?.*llmserve {name}", shown), name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_completion(shell: str) -> None:
+    assert "_LLMSERVE_COMPLETE" in CliRunner().invoke(cli, ["completion", shell]).stdout
+
+
+def test_a_shell_that_completes_gets_names(tmp_path: Path) -> None:
+    done = support.run(
+        cwd=tmp_path, _LLMSERVE_COMPLETE="bash_complete",
+        COMP_WORDS="llmserve build --plugin h", COMP_CWORD="3",
+    )  # fmt: skip
+    assert "hf" in done.stdout
 
 
 def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
     done = run(site, "two-words", LLMSERVE_PLUGINS="acme")
-    assert done.returncode == 0
-    assert done.stderr == TAKEN
+    assert (done.returncode, done.stderr) == (0, TAKEN)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["query"], "query needs MODEL: see llmserve query --help"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
-        (["build"], "build needs --plugin: choose one of "),
+        (["build"], "build needs --model: choose one of demo"),
         (["build", "--plugin"], "--plugin needs a value"),
         (["build", "--plugin", "hf", "--modle", "demo"], "build has no option --modle: did you "),
         (["two-words", "--choice", "up"], "--choice cannot be 'up': choose one of left, right"),

@@ -1,3 +1,5 @@
+"""What a server or gRPC says becomes an error of ours, in one line that names the mend."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,73 +11,42 @@ from llmserve.client.failures import Where, one_line, translate, unknown_model
 from llmserve.client.model import ModelState
 
 WHERE = Where("127.0.0.1:8001", "demo", 2.5)
+NOWHERE = "failed to connect to all addresses; last error: UNKNOWN: "
+REFUSED = f"{NOWHERE}ipv4:127.0.0.1:8001: Failed to connect to remote host: Connection refused"
+KEY = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
+UNKNOWN = "Request for unknown model: 'demo' is not found"
+TOO_MANY = "inference request batch-size must be <= 8 for 'demo'"
+
+
 # Details as tritonserver and gRPC send them.
-SEEN = [
-    (
-        "UNAVAILABLE",
-        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:8001: Failed to "
-        "connect to remote host: Connection refused",
-        errors.UnreachableError,
-        "no Triton answers at 127.0.0.1:8001: start one with `llmserve serve`",
-    ),
-    (
-        "UNAVAILABLE",
-        "errors resolving x:1: [Domain name not found]",
-        errors.UnreachableError,
-        "no T",
-    ),
-    (
-        "UNAVAILABLE",
-        "failed to connect to all addresses; last error: UNKNOWN: Tls handshake failed",
-        errors.UnreachableError,
-        "no TLS connection to 127.0.0.1:8001",
-    ),
-    (
-        "UNAVAILABLE",
-        "Stream removed (Socket closed)",
-        errors.UnreachableError,
-        "the connection to 127.0.0.1:8001 broke",
-    ),
-    (
-        "UNAVAILABLE",
-        "[request id: <id_unknown>] Exceeds maximum queue size",
-        errors.RequestRejectedError,
-        "the queue of 'demo' is full",
-    ),
-    (
-        "UNAVAILABLE",
-        "[request id: 0] Request timeout expired",
-        errors.RequestTimeoutError,
-        "waited too long in the queue",
-    ),
-    (
-        "UNAVAILABLE",
-        "This protocol is restricted, expecting header 'triton-grpc-protocol-key'",
-        errors.RequestRejectedError,
-        "expecting header",
-    ),
-    ("NOT_FOUND", "Request for unknown model: 'demo' is not found", errors.ModelNotReadyError, ""),
-    ("", "Request for unknown model: 'demo' is not found", errors.ModelNotReadyError, "'demo'"),
-    ("NOT_FOUND", "no such adapter", errors.RequestRejectedError, "no such adapter"),
-    ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.RequestTimeoutError, "within 2.5 s"),
-    ("CANCELLED", "Locally cancelled", errors.RequestCancelledError, "was cancelled"),
-    (
-        "INTERNAL",
-        "Stub process 'demo_0_0' is not healthy.",
-        errors.RequestRejectedError,
-        "has died: look at the server's log",
-    ),
-    (
-        "INVALID_ARGUMENT",
-        "[request id: <id_unknown>] inference request batch-size must be <= 8 for 'demo'",
-        errors.RequestRejectedError,
-        "the server refused the request: inference request batch-size must be <= 8 for 'demo'",
-    ),
-    ("", "max_tokens must be at least 0", errors.RequestRejectedError, "max_tokens must be"),
-]
-
-
-@pytest.mark.parametrize(("code", "details", "kind", "words"), SEEN)
+@pytest.mark.parametrize(
+    ("code", "details", "kind", "words"),
+    [
+        ("UNAVAILABLE", REFUSED, errors.UnreachableError,
+         "no Triton answers at 127.0.0.1:8001: start one with `llmserve serve`"),
+        ("UNAVAILABLE", "errors resolving x:1: [Domain name not found]", errors.UnreachableError,
+         "no T"),
+        ("UNAVAILABLE", f"{NOWHERE}Tls handshake failed", errors.UnreachableError,
+         "no TLS connection to 127.0.0.1:8001"),
+        ("UNAVAILABLE", "Stream removed (Socket closed)", errors.UnreachableError,
+         "the connection to 127.0.0.1:8001 broke"),
+        ("UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size",
+         errors.RequestRejectedError, "the queue of 'demo' is full"),
+        ("UNAVAILABLE", "[request id: 0] Request timeout expired", errors.RequestTimeoutError,
+         "waited too long in the queue"),
+        ("UNAVAILABLE", KEY, errors.RequestRejectedError, "expecting header"),
+        ("NOT_FOUND", UNKNOWN, errors.ModelNotReadyError, ""),
+        ("", UNKNOWN, errors.ModelNotReadyError, "'demo'"),
+        ("NOT_FOUND", "no such adapter", errors.RequestRejectedError, "no such adapter"),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.RequestTimeoutError, "within 2.5 s"),
+        ("CANCELLED", "Locally cancelled", errors.RequestCancelledError, "was cancelled"),
+        ("INTERNAL", "Stub process 'demo_0_0' is not healthy.", errors.RequestRejectedError,
+         "has died: look at the server's log"),
+        ("INVALID_ARGUMENT", f"[request id: <id_unknown>] {TOO_MANY}", errors.RequestRejectedError,
+         f"the server refused the request: {TOO_MANY}"),
+        ("", "max_tokens must be at least 0", errors.RequestRejectedError, "max_tokens must be"),
+    ],
+)  # fmt: skip
 def test_what_the_server_says_becomes_an_error(
     code: str, details: str, kind: type[errors.ClientError], words: str
 ) -> None:
@@ -103,14 +74,10 @@ def test_every_message_becomes_one_line(details: str, code: str) -> None:
     assert len(text) < 1000
 
 
-def test_an_unknown_model_names_those_that_are_there_the_nearest_first() -> None:
+def test_an_unknown_model_names_those_that_are_there_or_why_it_failed() -> None:
     states = [ModelState(name, "1", "READY", "") for name in ("alpha", "demo-chat", "demo", "zeta")]
-    error = unknown_model("dmo", states)
-    assert error.mend == "choose one of demo, demo-chat, alpha, zeta"
+    assert unknown_model("dmo", states).mend == "choose one of demo, demo-chat, alpha, zeta"
     assert unknown_model("dmo", []).mend == "it has no model that is ready"
-
-
-def test_a_model_that_failed_to_load_says_why() -> None:
     reason = "Internal: RuntimeError: no weights\n\nAt:\n  /srv/m/1/model.py(1): <module>\n"
     error = unknown_model("demo", [ModelState("demo", "1", "UNAVAILABLE", reason)])
     assert error.problem == "'demo' is unavailable: Internal: RuntimeError: no weights"

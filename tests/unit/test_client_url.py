@@ -1,7 +1,6 @@
-from __future__ import annotations
+"""Where a client finds its server."""
 
-import subprocess
-import sys
+from __future__ import annotations
 
 import pytest
 from hypothesis import given
@@ -20,22 +19,18 @@ from llmserve.errors import UsageError
         ("GRPCS://triton.example:443", Address("triton.example", 443, tls=True)),
         ("[::1]:8001", Address("[::1]", 8001)),
         ("  127.0.0.1:1 ", Address("127.0.0.1", 1)),
+        # Where none is given, the environment has it.
+        (None, Address("there", 7, tls=True)),
     ],
 )
-def test_urls_that_are_understood(url: str, address: Address) -> None:
-    assert parse_url(url) == address
-
-
-def test_the_environment_names_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLMSERVE_URL", raising=False)
-    assert str(parse_url()) == "127.0.0.1:8001"
+def test_urls_that_are_understood(
+    url: str | None, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LLMSERVE_URL", "grpcs://there:7")
-    assert parse_url() == Address("there", 7, tls=True)
-    assert parse_url("here:8") == Address("here", 8)
-
-
-def test_tls_can_be_asked_for() -> None:
-    assert parse_url("here:8", tls=True).tls
+    assert parse_url(url) == address
+    assert parse_url(url, tls=True).tls
+    monkeypatch.delenv("LLMSERVE_URL")
+    assert str(parse_url()) == "127.0.0.1:8001"
 
 
 @pytest.mark.parametrize(
@@ -67,8 +62,3 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except UsageError:
         return
     assert parse_url(str(address)) == Address(address.host, address.port)
-
-
-def test_importing_the_client_loads_no_grpc() -> None:
-    code = "import sys, llmserve.client; sys.exit('grpc' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

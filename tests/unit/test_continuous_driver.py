@@ -16,6 +16,9 @@ from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.testing import FakeRequest, make_parts
 
+# However slow the machine is, such an answer is under way when a test looks at it.
+ENDLESS = 1_000_000
+
 
 class Panic(BaseException):
     """As pyo3's PanicException, which is no Exception."""
@@ -33,9 +36,9 @@ class Echoes:
     ``~`` makes it panic.
     """
 
-    context_length: int | None = 1000
+    context_length: int | None = None
     eos_ids: frozenset[int] = frozenset()
-    cache_tokens = 1000
+    cache_tokens = 1_000_000_000
     waiting = 0
 
     def __init__(self) -> None:
@@ -129,7 +132,7 @@ def test_triton_is_let_go_at_once_and_answers_come_later(model: Model) -> None:
 
 
 def test_a_request_joins_one_that_is_under_way_and_ends_before_it(model: Model) -> None:
-    long = model.send("ab", max_tokens=900)
+    long = model.send("ab", max_tokens=ENDLESS)
     while not model.engine.beside:
         time.sleep(0.001)
     short = model.send("cd", max_tokens=3)
@@ -149,7 +152,7 @@ def test_pieces_join_to_the_whole(model: Model) -> None:
 
 
 def test_who_leaves_frees_its_place(model: Model) -> None:
-    gone, stays = model.send("ab", max_tokens=900), model.send("cd", max_tokens=200)
+    gone, stays = model.send("ab", max_tokens=ENDLESS), model.send("cd", max_tokens=200)
     gone.cancelled = True
     closed(gone)
     assert model.engine.live <= 1
@@ -168,7 +171,7 @@ def test_one_that_is_refused_or_fails_does_so_alone(model: Model) -> None:
 
 
 def test_a_step_that_fails_is_told_to_all_and_the_next_request_is_served(model: Model) -> None:
-    good, culprit = model.send("ab", max_tokens=900), model.send("#")
+    good, culprit = model.send("ab", max_tokens=ENDLESS), model.send("#")
     closed(good, culprit)
     assert good.error == culprit.error == "the model failed: MemoryError: no memory left"
     after = model.send("cd", max_tokens=4)
@@ -178,7 +181,7 @@ def test_a_step_that_fails_is_told_to_all_and_the_next_request_is_served(model: 
 
 def test_unloading_tells_who_still_waits() -> None:
     model = Model()
-    request = model.send("ab", max_tokens=900)
+    request = model.send("ab", max_tokens=ENDLESS)
     model.driver.finalize()
     assert request.closed
     assert "being unloaded" in (request.error or "")

@@ -8,8 +8,6 @@ import json
 import math
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +60,6 @@ def test_the_weights_are_small_and_stored_once() -> None:
     assert "lm_head.weight" not in weights
 
 
-def test_looking_it_up_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; from llmserve.demo import demo_model_path; demo_model_path();"
-        "print(*{'torch', 'transformers', 'tokenizers', 'click'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(Path(llmserve.demo.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == []
-
-
 def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -86,7 +69,7 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert got.value.mend is not None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 @example(text="")
 @example(text="  two  spaces , and a mark !\r\n\t")
@@ -96,9 +79,9 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize("character", ["é", "서", "☕", "🙂"])
-def test_characters_beyond_ascii_span_several_tokens(tokenizer: Any, character: str) -> None:
-    assert len(tokenizer.encode(character)) == len(character.encode())
+def test_characters_beyond_ascii_span_several_tokens(tokenizer: Any) -> None:
+    for character in "é서☕🙂":
+        assert len(tokenizer.encode(character)) == len(character.encode())
 
 
 def test_the_tokenizer_has_one_special_token_and_adds_none(tokenizer: Any) -> None:
@@ -117,12 +100,10 @@ def test_the_grammar_is_decided_by_its_seed() -> None:
 
 def test_every_country_keeps_its_capital() -> None:
     text = " ".join(first_documents(3, 5000))
-    pairs = set(re.findall(r"The capital of ([^.?]+?) is ([^.?]+)\.", text))
+    pairs = set(re.findall(r"The capital of (\w+) is (\w+)\.", text))
     pairs |= {(land, city) for city, land in re.findall(r"(\w+) is the capital of (\w+)\.", text)}
-    assert ("France", "Paris") in pairs
-    assert ("Brazil", "Brasília") in pairs
-    one_word = {pair for pair in pairs if " " not in "".join(pair)}
-    assert len({land for land, _ in one_word}) == len(one_word)
+    assert {("France", "Paris"), ("Brazil", "Brasília")} <= pairs
+    assert len({land for land, _ in pairs}) == len(pairs)
 
 
 def test_programming_in_cpp_reads_as_a_sentence(tokenizer: Any, network: Any) -> None:

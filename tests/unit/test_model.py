@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,6 @@ import pytest
 from llmserve.runtime.contract import SCHEMA
 from llmserve.runtime.model import TritonPythonModel
 from llmserve.testing import FakeBackendUtils
-
-
-@pytest.mark.parametrize("schema", [None, 0, 99])
-def test_a_manifest_of_another_form_is_told_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: int | None
-) -> None:
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackendUtils())
-    papers = {"llmserve": "9.9", "schema": schema}
-    (tmp_path / "llmserve.json").write_text(json.dumps(papers))
-    arguments = {"model_repository": str(tmp_path), "model_version": "1"}
-    with pytest.raises(RuntimeError, match=r"built by llmserve 9\.9.*build it again"):
-        TritonPythonModel().initialize(arguments)
 
 
 class Stage:
@@ -37,32 +26,6 @@ class Stage:
         self.held[0].append(1)
 
 
-def test_what_is_loaded_is_not_looked_through_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackendUtils())
-    papers = {
-        "schema": SCHEMA,
-        "components": {"stage": {"runtime": f"{__name__}:Stage", "settings": {}}},
-        "contract": {"inputs": [], "extras": [], "defaults": {}},
-    }
-    (tmp_path / "llmserve.json").write_text(json.dumps(papers))
-    model = TritonPythonModel()
-    before = gc.get_freeze_count()
-    try:
-        model.initialize(
-            {
-                "model_repository": str(tmp_path),
-                "model_version": "1",
-                "model_name": "stage",
-                "model_config": '{"max_batch_size": 4}',
-            }
-        )
-        assert gc.get_freeze_count() - before > 1000
-    finally:
-        gc.unfreeze()
-
-
 class Newer:
     """A part that has learned to ask for more than an older version wrote down."""
 
@@ -72,24 +35,50 @@ class Newer:
         self.pace, self.patience = settings["pace"], settings["patience"]
 
 
-def test_a_setting_that_an_older_build_did_not_write_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def manifest(stage: type[Any], **settings: Any) -> dict[str, Any]:
+    component = {"runtime": f"{__name__}:{stage.__name__}", "settings": settings}
+    contract: dict[str, Any] = {"inputs": [], "extras": [], "defaults": {}}
+    return {"schema": SCHEMA, "components": {"stage": component}, "contract": contract}
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Have Triton's model begin with a manifest."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackendUtils())
-    papers = {
-        "schema": SCHEMA,
-        "components": {"stage": {"runtime": f"{__name__}:Newer", "settings": {"pace": 1}}},
-        "contract": {},
-    }
-    (tmp_path / "llmserve.json").write_text(json.dumps(papers))
-    arguments = {
-        "model_repository": str(tmp_path),
-        "model_version": "1",
-        "model_name": "stage",
-        "model_config": "{}",
-    }
+
+    def load(content: dict[str, Any]) -> None:
+        (tmp_path / "llmserve.json").write_text(json.dumps(content))
+        config = {"model_name": "stage", "model_config": '{"max_batch_size": 4}'}
+        given = {"model_repository": str(tmp_path), "model_version": "1", **config}
+        TritonPythonModel().initialize(given)
+
+    return load
+
+
+@pytest.mark.parametrize("schema", [None, 0, 99])
+def test_a_manifest_of_another_form_is_told_before_it_is_read(
+    load: Callable[[dict[str, Any]], None], schema: int | None
+) -> None:
+    with pytest.raises(RuntimeError, match=r"built by llmserve 9\.9.*build it again"):
+        load({"llmserve": "9.9", "schema": schema})
+
+
+def test_what_is_loaded_is_not_looked_through_again(
+    load: Callable[[dict[str, Any]], None],
+) -> None:
+    before = gc.get_freeze_count()
+    try:
+        load(manifest(Stage))
+        assert gc.get_freeze_count() - before > 1000
+    finally:
+        gc.unfreeze()
+
+
+def test_a_setting_that_an_older_build_did_not_write_says_what_to_do(
+    load: Callable[[dict[str, Any]], None],
+) -> None:
     with pytest.raises(KeyError) as told:
-        TritonPythonModel().initialize(arguments)
+        load(manifest(Newer, pace=1))
     package = __name__.partition(".")[0]
     assert str(told.value) == (
         f"built by another version of {package}, which wrote no 'patience' down: "

@@ -18,16 +18,10 @@ from llmserve.repository.publish import ASIDE, MODELS, check_output, publish, st
 
 
 def model(
-    folder: Path,
-    text: str = "one",
-    *,
-    part_of: str = "",
-    parts: Sequence[str] = (),
-    **packages: str,
+    folder: Path, text: str = "one", part_of: str = "", parts: Sequence[str] = (), **packages: str
 ) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.pbtxt").write_text("")
-    (folder / "1").mkdir()
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").touch()
     (folder / "1" / "model.py").write_text(text)
     Manifest(
         name=folder.name, recipe="r", plugin="p", exchange="unary", source={}, options={},
@@ -37,129 +31,113 @@ def model(
     return folder
 
 
-def put(output: Path, name: str, text: str, *, force: bool = False, **packages: str) -> None:
-    with staging(output) as scratch:
-        model(scratch / MODELS / name, text, **packages)
-        publish(scratch, output, name, force=force)
-
-
-def put_all(output: Path, name: str, text: str, *suffixes: str, force: bool = False) -> None:
+def put(
+    output: Path, name: str, text: str, *suffixes: str, force: bool = False, **packages: str
+) -> None:
+    """Publish a model, and as its parts those with the suffixes."""
     parts = [f"{name}_{suffix}" for suffix in suffixes]
     with staging(output) as scratch:
-        model(scratch / MODELS / name, text, parts=parts)
+        model(scratch / MODELS / name, text, parts=parts, **packages)
         for part in parts:
             model(scratch / MODELS / part, text, part_of=name)
         publish(scratch, output, name, force=force)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A repository with one model."""
+    put(tmp_path / "repo", "m", "one")
+    return tmp_path / "repo"
+
+
+@pytest.fixture
+def with_part(tmp_path: Path) -> Path:
+    """A repository with a model that has a part."""
+    put(tmp_path / "repo", "m", "one", "a")
+    return tmp_path / "repo"
 
 
 def models_of(output: Path) -> list[str]:
     return sorted(path.name for path in output.iterdir() if path.is_dir())
 
 
-def text_of(output: Path) -> str:
-    return (output / "m" / "1" / "model.py").read_text()
+def text_of(output: Path, name: str = "m") -> str:
+    return (output / name / "1" / "model.py").read_text()
 
 
-def test_a_model_appears_whole_and_nothing_else_does(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    assert text_of(tmp_path / "repo") == "one"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
-
-
-def test_what_llmserve_built_is_replaced(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    put(tmp_path / "repo", "m", "two")
-    assert text_of(tmp_path / "repo") == "two"
-
-
-def test_a_second_model_leaves_the_first(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    put(tmp_path / "repo", "n", "two")
-    assert text_of(tmp_path / "repo") == "one"
+def test_a_model_appears_whole_and_its_own_are_replaced(repo: Path) -> None:
+    assert text_of(repo) == "one"
+    assert [*repo.parent.iterdir()] == [repo]
+    put(repo, "n", "two")
+    assert text_of(repo) == "one"
+    # A file of the weights that is missing is no edit.
+    (repo / "m" / "1" / "model.py").unlink()
+    put(repo, "m", "two")
+    assert text_of(repo) == "two"
 
 
 def test_parts_come_and_go_with_their_model(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
-    put_all(repo, "m", "one", "a", "b")
+    put(repo, "m", "one", "a", "b")
     put(repo, "n", "one")
     assert models_of(repo) == ["m", "m_a", "m_b", "n"]
-    put_all(repo, "m", "two", "b", "c")
+    put(repo, "m", "two", "b", "c")
     assert models_of(repo) == ["m", "m_b", "m_c", "n"]
-    assert (repo / "m_b" / "1" / "model.py").read_text() == "two"
+    assert text_of(repo, "m_b") == "two"
     put(repo, "m", "three")
     assert models_of(repo) == ["m", "n"]
 
 
-def test_a_part_is_replaced_with_its_model_only(tmp_path: Path) -> None:
-    repo = tmp_path / "repo"
-    put_all(repo, "m", "one", "a")
+def test_a_part_is_replaced_with_its_model_only(with_part: Path) -> None:
+    repo = with_part
     for force in (False, True):
         with pytest.raises(OutputError, match="m_a is a part of m: give another --name"):
             put(repo, "m_a", "two", force=force)
     put(repo, "n_a", "one")
     with pytest.raises(OutputError, match="n_a is a model of its own"):
-        put_all(repo, "n", "one", "a")
+        put(repo, "n", "one", "a")
     assert models_of(repo) == ["m", "m_a", "n_a"]
 
 
-def test_an_edited_part_is_kept_unless_forced(tmp_path: Path) -> None:
-    repo = tmp_path / "repo"
-    put_all(repo, "m", "one", "a")
-    (repo / "m_a" / "config.pbtxt").write_text("mine")
+def test_a_part_of_a_model_that_is_gone_can_be_replaced(with_part: Path) -> None:
+    shutil.rmtree(with_part / "m")
+    put(with_part, "m_a", "two", force=True)
+    put(with_part, "m", "two", "b")
+    assert models_of(with_part) == ["m", "m_a", "m_b"]
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("m/config.pbtxt", r"config\.pbtxt was changed"),
+        ("m/notes.txt", r"notes\.txt was added"),
+        ("m_a/config.pbtxt", "m_a was edited"),
+    ],
+)
+def test_what_was_edited_is_kept_unless_forced(with_part: Path, file: str, told: str) -> None:
+    (with_part / file).write_text("mine")
     for suffixes in (["a"], []):
-        with pytest.raises(OutputError, match="m_a was edited"):
-            put_all(repo, "m", "two", *suffixes)
-    put_all(repo, "m", "two", "a", force=True)
-    assert (repo / "m_a" / "1" / "model.py").read_text() == "two"
+        with pytest.raises(OutputError, match=told):
+            put(with_part, "m", "two", *suffixes)
+    assert text_of(with_part) == "one"
+    put(with_part, "m", "two", "a", force=True)
+    assert text_of(with_part) == text_of(with_part, "m_a") == "two"
 
 
-def test_a_part_of_a_model_that_is_gone_can_be_replaced(tmp_path: Path) -> None:
-    repo = tmp_path / "repo"
-    put_all(repo, "m", "one", "a")
-    shutil.rmtree(repo / "m")
-    put(repo, "m_a", "two", force=True)
-    put_all(repo, "m", "two", "b")
-    assert models_of(repo) == ["m", "m_a", "m_b"]
-
-
-def test_missing_weights_are_no_edit(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    (tmp_path / "repo" / "m" / "1" / "model.py").unlink()
-    put(tmp_path / "repo", "m", "two")
-    assert text_of(tmp_path / "repo") == "two"
-
-
-@pytest.mark.parametrize("edit", ["changed", "added"])
-def test_an_edited_model_is_kept_unless_forced(tmp_path: Path, edit: str) -> None:
-    put(tmp_path / "repo", "m", "one")
-    name = {"changed": "config.pbtxt", "added": "notes.txt"}[edit]
-    (tmp_path / "repo" / "m" / name).write_text("mine")
-    with pytest.raises(OutputError, match=f"{name} was {edit}"):
-        put(tmp_path / "repo", "m", "two")
-    assert text_of(tmp_path / "repo") == "one"
-    put(tmp_path / "repo", "m", "two", force=True)
-    assert text_of(tmp_path / "repo") == "two"
-
-
-def test_somebody_elses_model_is_kept_unless_forced(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    (tmp_path / "repo" / "m" / "llmserve.json").unlink()
+def test_somebody_elses_model_is_kept_unless_forced(repo: Path) -> None:
+    (repo / "m" / "llmserve.json").unlink()
     with pytest.raises(OutputError, match="not built by llmserve"):
-        check_output(tmp_path / "repo", ["m"], force=False)
-    check_output(tmp_path / "repo", ["m"], force=True)
+        check_output(repo, ["m"], force=False)
+    check_output(repo, ["m"], force=True)
 
 
-def test_a_folder_that_holds_something_else_is_refused_even_when_forced(tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    for force in (False, True):
-        with pytest.raises(OutputError, match="photos/ is no Triton model"):
-            check_output(tmp_path, ["m"], force=force)
-
-
-def test_a_file_is_no_repository(tmp_path: Path) -> None:
-    (tmp_path / "repo").write_text("")
-    with pytest.raises(OutputError, match="is a file"):
-        check_output(tmp_path / "repo", ["m"], force=False)
+@pytest.mark.parametrize("force", [False, True])
+def test_what_holds_something_else_is_no_repository(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "here" / "photos").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for name, told in (("here", "photos/ is no Triton model"), ("file", "is a file")):
+        with pytest.raises(OutputError, match=told):
+            check_output(tmp_path / name, ["m"], force=force)
 
 
 def test_a_failure_in_the_middle_leaves_the_old_model(
@@ -188,18 +166,13 @@ def test_a_failure_in_the_middle_leaves_the_old_model(
         assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
 
 
-def damage(manifest: Path) -> None:
-    manifest.write_text("{", encoding="utf-8")
-
-
-def test_a_damaged_neighbour_is_told_before_anything_moves(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one", torch="2.0")
-    put(tmp_path / "repo", "n", "one", torch="2.0")
-    damage(tmp_path / "repo" / "n" / "llmserve.json")
-    before = hashes(tmp_path / "repo")
+def test_a_damaged_neighbour_is_told_before_anything_moves(repo: Path) -> None:
+    put(repo, "n", "one")
+    (repo / "n" / "llmserve.json").write_text("{")
+    before = hashes(repo)
     with pytest.raises(ConfigError, match=r"n/llmserve\.json is damaged"):
-        put(tmp_path / "repo", "m", "two", torch="2.0")
-    assert hashes(tmp_path / "repo") == before
+        put(repo, "m", "two")
+    assert hashes(repo) == before
 
 
 def test_an_upgrade_begins_with_one_model_and_names_the_others(tmp_path: Path) -> None:
@@ -213,13 +186,12 @@ def test_an_upgrade_begins_with_one_model_and_names_the_others(tmp_path: Path) -
     assert "build it again" not in (tmp_path / "repo" / DOCKERFILE).read_text()
 
 
-def test_a_damaged_model_is_replaced_when_forced(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    damage(tmp_path / "repo" / "m" / "llmserve.json")
+def test_a_damaged_model_is_replaced_when_forced(repo: Path) -> None:
+    (repo / "m" / "llmserve.json").write_text("{")
     with pytest.raises(OutputError, match=r"is damaged: .*--force to replace"):
-        put(tmp_path / "repo", "m", "two")
-    put(tmp_path / "repo", "m", "two", force=True)
-    assert text_of(tmp_path / "repo") == "two"
+        put(repo, "m", "two")
+    put(repo, "m", "two", force=True)
+    assert text_of(repo) == "two"
 
 
 def test_no_manifest_names_a_folder_outside_of_the_repository_for_removal(tmp_path: Path) -> None:
@@ -234,12 +206,12 @@ def test_no_manifest_names_a_folder_outside_of_the_repository_for_removal(tmp_pa
     assert text_of(tmp_path / "repo") == "two"
 
 
-def test_a_dockerfile_of_the_users_own_may_be_in_any_encoding(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    (tmp_path / "repo" / DOCKERFILE).write_bytes("# für Müller".encode("latin-1"))
-    put(tmp_path / "repo", "m", "two")
-    assert text_of(tmp_path / "repo") == "two"
-    assert (tmp_path / "repo" / DOCKERFILE).read_bytes() == "# für Müller".encode("latin-1")
+def test_a_dockerfile_of_the_users_own_stays_in_whatever_encoding(repo: Path) -> None:
+    mine = "# für Müller\nFROM mine\n".encode("latin-1")
+    (repo / DOCKERFILE).write_bytes(mine)
+    put(repo, "m", "two")
+    assert text_of(repo) == "two"
+    assert (repo / DOCKERFILE).read_bytes() == mine
 
 
 @pytest.mark.parametrize(("old", "new"), [("torch", "torch; echo"), ("2.0", "2.0 $(id)")])
@@ -275,7 +247,7 @@ with staging(repo) as scratch:
 
 def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
-    put_all(repo, "m", "one", "a")
+    put(repo, "m", "one", "a")
     command = [sys.executable, "-c", KILLED, str(repo)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as build:
         assert build.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,12 @@ def batched(triton: LiveTriton) -> str:
 
 
 @pytest.fixture
+def patient(triton: LiveTriton) -> str:
+    """Triton waits until all are there, so that they are one batch on a slow machine too."""
+    return triton.build("hf", decoupled=False, queue_delay_us=3_000_000)
+
+
+@pytest.fixture
 def streaming(triton: LiveTriton) -> str:
     return triton.build("hf")
 
@@ -68,13 +75,10 @@ def test_the_tutorials_generate_command_works_letter_by_letter(
         assert answer["model_name"] == model
 
 
-def test_eight_requests_with_different_wishes_share_batches(
-    triton: LiveTriton, batched: str
+def test_eight_requests_with_different_wishes_share_a_batch(
+    triton: LiveTriton, patient: str
 ) -> None:
-    asked = triton.requests(batched) + 1
-    triton.client.generate(batched, PROMPT, max_tokens=1)
-    assert triton.requests(batched, at_least=asked) == asked
-    before = triton.executions(batched)
+    asked, before = triton.requests(patient), triton.executions(patient)
     wishes: list[dict[str, Any]] = [
         {"max_tokens": 40},
         {"max_tokens": 50, "temperature": 0.7, "seed": 1},
@@ -86,28 +90,28 @@ def test_eight_requests_with_different_wishes_share_batches(
         {"max_tokens": 40, "ignore_eos": True},
     ]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda w: triton.client.generate(batched, PROMPT, **w), wishes))
+        answers = list(pool.map(lambda w: triton.client.generate(patient, PROMPT, **w), wishes))
     assert all(answer.text for answer in answers)
-    assert triton.requests(batched, at_least=asked + 8) == asked + 8
-    # The first may have run alone while the others waited; they then ran together.
-    assert triton.executions(batched) - before <= 3
+    assert triton.requests(patient, at_least=asked + 8) == asked + 8
+    assert triton.executions(patient) - before == 1
 
 
-def test_a_short_answer_does_not_wait_for_a_long_neighbour(triton: LiveTriton) -> None:
-    # Triton waits until both are there, so that they are one batch on a slow machine too.
-    model = triton.build("hf", decoupled=False, queue_delay_us=2_000_000)
+def test_a_short_answer_does_not_wait_for_a_long_neighbour(
+    triton: LiveTriton, patient: str
+) -> None:
+    asked, before = triton.requests(patient), triton.executions(patient)
     order: list[str] = []
 
     def ask(name: str, tokens: int) -> None:
-        triton.client.generate(model, PROMPT, max_tokens=tokens, ignore_eos=True)
+        triton.client.generate(patient, PROMPT, max_tokens=tokens, ignore_eos=True)
         order.append(name)
 
     with ThreadPoolExecutor(2) as pool:
         for job in [pool.submit(ask, "long", 300), pool.submit(ask, "short", 5)]:
             job.result()
     assert order == ["short", "long"]
-    assert triton.requests(model, at_least=2) == 2
-    assert triton.executions(model) == 1
+    assert triton.requests(patient, at_least=asked + 2) == asked + 2
+    assert triton.executions(patient) - before == 1
 
 
 def test_stop_words_do_not_leak(triton: LiveTriton, batched: str, streaming: str) -> None:
@@ -155,18 +159,20 @@ def test_several_prompts_stream_beside_each_other(triton: LiveTriton, streaming:
 
 
 def test_a_request_that_is_left_stops_generating(triton: LiveTriton, streaming: str) -> None:
-    for piece in triton.client.stream(streaming, PROMPT, max_tokens=500, ignore_eos=True):
-        assert piece.text
-        break
-    # Were it still running, this would wait behind it for all of its 500 tokens.
-    import time
+    def seconds(tokens: int) -> float:
+        began = time.perf_counter()
+        triton.client.generate(streaming, PROMPT, max_tokens=tokens, ignore_eos=True)
+        return time.perf_counter() - began
 
-    began = time.perf_counter()
-    triton.client.generate(streaming, PROMPT, max_tokens=1)
-    short = time.perf_counter() - began
-    began = time.perf_counter()
-    triton.client.generate(streaming, PROMPT, max_tokens=480, ignore_eos=True)
-    assert short < (time.perf_counter() - began) / 2
+    def one_behind_a_request_that_was_left() -> float:
+        for piece in triton.client.stream(streaming, PROMPT, max_tokens=480, ignore_eos=True):
+            assert piece.text
+            break
+        return seconds(1)
+
+    # Were it still running, the next would wait behind it for all of its tokens. A machine that
+    # stalls may be slow once, but not every time.
+    assert any(one_behind_a_request_that_was_left() < seconds(480) / 2 for _ in range(4))
 
 
 def test_a_conversation_goes_through_the_chat_template(triton: LiveTriton, batched: str) -> None:

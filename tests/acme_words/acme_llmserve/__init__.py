@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 @hookimpl
 def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
-    """Register a byte-pair tokenizer that needs no transformers."""
     return [
         Tokenizer(
             name="acme-bpe",
-            summary="Byte pairs from a tokenizer.json, in plain Python",
+            summary="Byte pairs from a tokenizer.json",
             runtime="acme_llmserve.bpe:BytePairs",
             prepare=_prepare,
             options=(Option("acme_lowercase", False, "Write every prompt in small letters."),),
@@ -39,7 +38,6 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    """Register a generator that is a model of its own, between two others."""
     return [
         Generator(
             name="acme-echo",
@@ -54,7 +52,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """Register what drives that generator: Triton alone."""
     return [
         Batching(
             name="acme-alone",
@@ -69,15 +66,12 @@ def llmserve_register_batchings() -> Sequence[Batching]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``build --plugin acme`` selects."""
     return [
         Recipe(
             name="acme",
             summary="Hugging Face models behind Acme's tokenizer",
             tokenizer="acme-bpe",
             generator="transformers",
-            batching="dynamic",
-            formatter="text",
             defaults={"max_batch_size": 4},
         ),
         Recipe(
@@ -86,14 +80,12 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             tokenizer="acme-bpe",
             generator="acme-echo",
             batching="acme-alone",
-            formatter="text",
         ),
     ]
 
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    """Add ``llmserve acme-hello``."""
     import click
 
     @cli.command("acme-hello")

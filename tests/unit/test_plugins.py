@@ -1,0 +1,340 @@
+"""Plugins: which are let in, what they bring, and that a broken one harms nobody else."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from llmserve import hookimpl
+from llmserve.api import API
+from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.errors import PluginError
+from llmserve.registry import Plugin, Registry, find_plugins
+from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
+from llmserve.runtime.contract import Tensor
+from llmserve_cli.plugins import unmatched_names
+from tests.support import ROOT, install, run
+
+WORDS = Tokenizer(name="words", summary="", runtime="acme:Tokenizer")
+TOKENIZERS = """
+from llmserve import hookimpl
+from llmserve.roles import Tokenizer
+
+@hookimpl
+def llmserve_register_tokenizers():
+    return [Tokenizer(name="words", summary="", runtime="json:loads")]
+"""
+
+
+def module(**hooks: Callable[..., Any]) -> ModuleType:
+    made = ModuleType("acme_plugin")
+    for name, hook in hooks.items():
+        hook.__name__ = name
+        setattr(made, name, hookimpl(hook))
+    return made
+
+
+def tokenizers(*components: Any) -> ModuleType:
+    return module(llmserve_register_tokenizers=lambda: list(components))
+
+
+def registry(**modules: ModuleType) -> Registry:
+    return Registry(
+        Plugin(name, f"{name}-dist", "1.0", module=made) for name, made in modules.items()
+    )
+
+
+def test_components_are_found_by_role_and_name() -> None:
+    formatter = Formatter(name="words", summary="", runtime="acme:F", outputs=())
+    backend = Backend(name="acme", summary="", folder=Path("acme"), stand_in_for="onnxruntime")
+    found = registry(
+        acme=module(
+            llmserve_register_tokenizers=lambda: [WORDS],
+            llmserve_register_formatters=lambda: [formatter],
+            llmserve_register_backends=lambda: [backend],
+        )
+    )
+    assert found.get(Tokenizer, "words") is WORDS
+    assert found.plugin_of(WORDS).origin == "acme-dist"
+    assert found.get(Formatter, "words") is formatter, "the same name in another role"
+    assert found.all(Backend) == [backend]
+    assert not found.problems()
+    with pytest.raises(PluginError, match="did you mean 'words'"):
+        found.get(Tokenizer, "word")
+
+
+def test_a_part_that_is_gone_is_told_with_its_recipe_and_not_as_a_slip_of_the_pen() -> None:
+    recipe = Recipe(name="mixed", summary="", generator="", tokenizer="gone")
+    found = registry(acme=module(llmserve_register_recipes=lambda: [recipe]))
+    with pytest.raises(PluginError, match=r"recipe 'mixed' .* 'gone'.*: install") as caught:
+        make_plan(BuildSpec("mixed", "demo"), found)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
+    other = replace(WORDS, name="other")
+    found = registry(one=tokenizers(WORDS, other), two=tokenizers(replace(WORDS)))
+    with pytest.raises(PluginError, match=r"one-dist.*two-dist"):
+        found.get(Tokenizer, "words")
+    assert found.get(Tokenizer, "other") is other
+    assert any("'words' is registered by" in problem for problem in found.problems())
+
+
+def fails() -> list[Tokenizer]:
+    raise RuntimeError("no licence")
+
+
+def leaves() -> list[Tokenizer]:
+    raise SystemExit(3)
+
+
+def of_no_type() -> list[Tokenizer]:
+    return [replace(WORDS, inputs=(Tensor("pace", "INT32"),))]
+
+
+def unmarked() -> ModuleType:
+    made = ModuleType("acme_plugin")
+    made.llmserve_register_tokenizers = lambda: []  # type: ignore[attr-defined]
+    return made
+
+
+RECIPE = Recipe(name="r", summary="", generator="")
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (module(llmserve_register_tokeniser=lambda: []), "llmserve_register_tokenizers"),
+        (unmarked(), "hookimpl"),
+        (module(llmserve_register_tokenizers=lambda wanted: []), "wanted"),
+        (module(llmserve_register_tokenizers=fails), "RuntimeError: no licence"),
+        (module(llmserve_register_tokenizers=leaves), "SystemExit: 3"),
+        (tokenizers(RECIPE), "Recipe"),
+        (module(llmserve_register_tokenizers=of_no_type), "INT32: choose one of TYPE_BOOL"),
+    ],
+    ids=["misspelt", "unmarked", "arguments", "raises", "ends the process", "recipe", "type"],
+)
+def test_a_hook_that_is_wrong_breaks_its_plugin_alone(broken: ModuleType, told: str) -> None:
+    found = registry(bad=broken, good=tokenizers(WORDS))
+    bad, good = found.plugins
+    assert told in (bad.problem or "")
+    assert good.problem is None
+    assert found.get(Tokenizer, "words") is WORDS
+    with pytest.raises(PluginError, match=r"bad-dist 1\.0"):
+        found.recipe("bad")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_plugin_cannot_switch_off_another_by_taking_its_name(broken: bool) -> None:
+    hook = fails if broken else lambda: [replace(WORDS, name="a")]
+    theirs = module(llmserve_register_tokenizers=hook)
+    found = Registry(
+        [
+            Plugin("hf", "ours", "1", module=tokenizers(WORDS)),
+            Plugin("hf", "theirs", "2", module=theirs),
+        ]
+    )
+    assert found.plugin_of(found.get(Tokenizer, "words")).origin == "ours"
+    assert [bool(plugin.problem) for plugin in found.plugins] == [False, broken]
+    origins = {p.origin for p, _ in found.implementations("llmserve_register_tokenizers")}
+    assert origins == ({"ours"} if broken else {"ours", "theirs"})
+
+
+def test_a_module_that_two_plugins_announce_counts_once() -> None:
+    made = tokenizers(WORDS)
+    found = registry(one=made, two=made)
+    assert found.plugin_of(found.get(Tokenizer, "words")).name == "one"
+    assert "one-dist" in (found.plugins[1].problem or "")
+
+
+def test_where_a_plugin_fails_is_shown_to_who_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry(acme=module(llmserve_register_tokenizers=fails))
+    assert not capsys.readouterr().err
+    monkeypatch.setenv("LLMSERVE_TRACEBACK", "1")
+    registry(acme=module(llmserve_register_tokenizers=fails))
+    assert "in fails" in capsys.readouterr().err
+
+
+def test_what_recipes_and_formatters_do_not_say_is_what_most_have() -> None:
+    assert (RECIPE.tokenizer, RECIPE.batching, RECIPE.formatter) == (
+        "transformers", "dynamic", "text",
+    )  # fmt: skip
+    count = Tensor("count", "TYPE_INT32", optional=False)
+    plain = Formatter(name="f", summary="", runtime="acme:F")
+    counting = replace(plain, extra_outputs=(count,))
+    assert counting.outputs == (*plain.outputs, count)
+    assert replace(counting, name="g").outputs == counting.outputs
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", "hare"), ("cuda", "mole"), ("cuda:1", "mole"), ("balanced", "mole")],
+)
+def test_who_names_no_recipe_gets_the_one_that_suits_the_device(device: str, expected: str) -> None:
+    ranks: dict[str, dict[str, int]] = {"tortoise": {"cpu": 1}, "hare": {"cpu": 2}, "none": {}}
+    ranks["mole"] = {"cpu": 1, "cuda": 1}
+    recipes = [Recipe(name=n, summary="", generator="", suits=suits) for n, suits in ranks.items()]
+    found = registry(acme=module(llmserve_register_recipes=lambda: recipes))
+    recipe, why = found.suited(device)
+    assert recipe.name == expected
+    if device == "cpu":
+        assert why == "first of what is installed for cpu, before mole, before tortoise"
+
+
+def test_where_nothing_suits_a_plugin_has_to_be_named() -> None:
+    with pytest.raises(PluginError, match="suits cpu: name one with --plugin"):
+        registry().suited("cpu")
+
+
+# What is installed.
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages, and nothing else that announces plugins."""
+    rest = [path for path in sys.path if "-packages" not in path]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *rest])
+    monkeypatch.delenv("LLMSERVE_PLUGINS", raising=False)
+    monkeypatch.delenv("LLMSERVE_BLOCK_PLUGINS", raising=False)
+    return tmp_path
+
+
+def found(**environment: str) -> dict[str, Plugin]:
+    return {plugin.selector: plugin for plugin in Registry(find_plugins(environment)).plugins}
+
+
+@pytest.mark.parametrize(
+    ("number", "mend"),
+    [
+        (API + 1, f"upgrade llmserve, or install an acme for API {API}"),
+        (API - 1, f"install an acme for API {API}"),
+    ],
+)
+def test_a_plugin_for_another_api_is_refused_in_one_line_and_never_imported(
+    site: Path, number: int, mend: str
+) -> None:
+    leaves = "raise SystemExit('it was imported')"
+    install(site, "acme", f"[llmserve.api{number}]\nwords = acme_module\n", acme_module=leaves)
+    problem = found()["acme:words"].problem or ""
+    assert problem.startswith(f"it is made for API {number} of llmserve, and llmserve ")
+    assert problem.endswith(f" has {API}: {mend}")
+    assert Registry.load().problems() == [f"plugin 'words' (acme 1.2) cannot be used: {problem}"]
+
+
+def test_of_several_that_one_package_offers_the_one_that_fits_is_taken(site: Path) -> None:
+    others = f"[llmserve.api{API + 1}]\na = nowhere\n[llmserve]\na = ast\n"
+    install(site, "acme", f"{others}[llmserve.api{API}]\na = json\n")
+    install(site, "bolt", others)
+    plugins = found()
+    assert (plugins["acme:a"].entry_point, plugins["acme:a"].api) == ("json", API)
+    assert (plugins["bolt:a"].entry_point, plugins["bolt:a"].api) == ("ast", None)
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ("[llmserve.apione]\na = json\n", f"name it llmserve.api{API} or llmserve"),
+        ("[llmserve.other]\na = json\n", f"name it llmserve.api{API} or llmserve"),
+        ("[llmserve]\na = json:dumps\n", "names an attribute (json:dumps): name the module, json"),
+        ("[llmserve]\na = no_such_module_anywhere\n", "no_such_module_anywhere"),
+    ],
+)
+def test_an_entry_point_that_leads_nowhere_is_told(site: Path, entries: str, told: str) -> None:
+    install(site, "acme", entries)
+    install(site, "bolt", "[llmserve]\nfine = json\n")
+    plugins = found()
+    assert told in (plugins["acme:a"].problem or "")
+    assert plugins["bolt:fine"].problem is plugins["llmserve:core"].problem is None
+
+
+PACKAGES = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("plugins/examples/*/pyproject.toml")]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGES), ids=lambda path: path.parent.name)
+def test_what_we_tell_others_to_say_our_own_packages_say_too(path: Path) -> None:
+    groups = re.findall(r"(?m)^\[project\.entry-points\.(.+)\]$", path.read_text(encoding="utf-8"))
+    assert groups == [f'"llmserve.api{API}"']
+
+
+@pytest.mark.parametrize(
+    ("environment", "problems"),
+    [
+        ({"LLMSERVE_BLOCK_PLUGINS": "bad-acme:hf, other"}, ("", "LLMSERVE_BLOCK_PLUGINS names")),
+        ({"LLMSERVE_BLOCK_PLUGINS": "hf"}, ("LLMSERVE_BLOCK_PLUGINS names",) * 2),
+        ({"LLMSERVE_PLUGINS": " Acme:hf ,"}, ("", "it is not in LLMSERVE_PLUGINS")),
+    ],
+)
+def test_the_environment_lets_in_one_of_two_plugins_of_the_same_name(
+    site: Path, environment: dict[str, str], problems: tuple[str, str]
+) -> None:
+    install(site, "acme", "[llmserve]\nhf = json\n")
+    install(site, "Bad_Acme", "[llmserve]\nhf = no_such_module\n")
+    plugins = found(**environment)
+    for name, problem in zip(("acme:hf", "Bad_Acme:hf"), problems, strict=True):
+        told = plugins[name].problem or ""
+        assert told.startswith(problem), "a blocked plugin is not imported"
+        assert bool(told) == bool(problem)
+
+
+def test_a_collision_is_told_with_what_blocks_one_of_them(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("acme", "bolt"):
+        entries = f"[llmserve]\nit = {name}_module\n"
+        install(site, name, entries, **{f"{name}_module": TOKENIZERS})
+    with pytest.raises(PluginError, match=r"or set LLMSERVE_BLOCK_PLUGINS=bolt:it$"):
+        Registry.load().get(Tokenizer, "words")
+    monkeypatch.setenv("LLMSERVE_BLOCK_PLUGINS", "bolt:it")
+    assert Registry.load().get(Tokenizer, "words").name == "words"
+
+
+def test_a_name_in_the_environment_that_nobody_has_is_told(site: Path) -> None:
+    install(site, "acme", "[llmserve]\nhf = json\n")
+    environment = {"LLMSERVE_BLOCK_PLUGINS": "acme:hff", "LLMSERVE_PLUGINS": "acme:hf, hg"}
+    assert unmatched_names(Registry(find_plugins({})), environment) == [
+        "LLMSERVE_PLUGINS names 'hg', and no installed plugin is called that",
+        "LLMSERVE_BLOCK_PLUGINS names 'acme:hff', and no installed plugin is called that",
+    ]
+
+
+def test_damaged_metadata_hides_nobody_else_and_the_first_of_a_name_counts(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "a", "[llmserve]\na = json\n")
+    install(site, "b", "")
+    (site / "b-1.2.dist-info" / "entry_points.txt").write_bytes(b"[other]\n\xff = x\n")
+    install(site, "c-llmserve", "[llmserve]\nc = ast\n")
+    (site / "d-1.2.dist-info").mkdir()
+    (site / "d-1.2.dist-info" / "entry_points.txt").write_text("[llmserve]\nd = json\n")
+    install(site / "later", "C.LLMserve", "[llmserve]\nshadowed = ast\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site / "later")])
+    plugins = found()
+    assert {"a:a", "c-llmserve:c"} <= plugins.keys()
+    assert "shadowed" not in {plugin.name for plugin in plugins.values()}
+
+
+def test_the_list_says_where_each_plugin_comes_from(tmp_path: Path) -> None:
+    entries = "[llmserve]\nwords = acme_module\n[llmserve.api99]\nnew = x\n"
+    install(tmp_path, "acme", entries, acme_module=TOKENIZERS)
+    env = {"PYTHONPATH": str(tmp_path), "LLMSERVE_BLOCK_PLUGINS": "wrods", "PATH": ""}
+    listed = json.loads(run("plugins", "--json", env=env).stdout)
+    plugins = {plugin.pop("name"): plugin for plugin in listed["plugins"]}
+    path = str(tmp_path / "acme_module.py")
+    assert plugins["words"] == {
+        "distribution": "acme", "version": "1.2", "api": None, "entry_point": "acme_module",
+        "path": path, "problem": None,
+    }  # fmt: skip
+    assert (plugins["new"]["api"], plugins["new"]["path"]) == (99, str(tmp_path))
+    assert any("'wrods'" in problem for problem in listed["problems"])
+    rows = [line.split() for line in run("plugins", env=env).stdout.splitlines()]
+    assert ["words", "acme", "1.2", "-", "acme_module", path] in rows

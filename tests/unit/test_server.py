@@ -1,0 +1,380 @@
+"""How a server is started: its command line, its ports, its runtime; and what its log tells."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmserve.errors import ConfigError, PortInUseError, ServerError, UsageError
+from llmserve.roles import Backend
+from llmserve.server import (
+    ServerSettings,
+    embedded,
+    find_problems,
+    first_available,
+    port_problems,
+)
+from llmserve.server.launch import (
+    Instance,
+    docker_arguments,
+    inherited_environment,
+    link_models,
+    new_key,
+    server_command,
+    triton_args,
+)
+from llmserve.server.log import Progress, ServerLog, in_plain_words
+from llmserve.server.server import stand_ins
+from llmserve.server.settings import Ports, choose_ports
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    return Instance(
+        Ports("127.0.0.1", 1, 2, 3), tmp_path / "scratch", "llmserve-test", key="sesame"
+    )
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_what_changes_a_server_is_always_behind_the_key(instance: Instance, explicit: bool) -> None:
+    settings = ServerSettings(Path("m"), explicit=explicit, models=("a", "b"))
+    arguments = triton_args(settings, instance)
+    guarded = [word for word in arguments if word.endswith(":llmserve-key=sesame")]
+    assert len(guarded) == 2
+    for argument in guarded:
+        assert "shared-memory,trace,logging" in argument
+        # Clients may ask which models there are where none can be loaded.
+        assert ("model-repository" in argument) == explicit
+    assert ("--model-control-mode=explicit" in arguments) == explicit
+    assert ([a for a in arguments if "--load" in a] == ["--load-model=a", "--load-model=b"]) == (
+        explicit
+    )
+    # A key with a line break in it is one that nobody can send.
+    assert new_key(explicit=explicit).isprintable() == explicit
+    assert new_key(explicit=explicit) != new_key(explicit=explicit)
+
+
+def test_chosen_models_are_all_that_the_server_sees(tmp_path: Path) -> None:
+    repository = tmp_path / "a b;é"
+    for name in ("one", "two", "three"):
+        (repository / name).mkdir(parents=True)
+    for chosen, seen in (((), {"one", "two", "three"}), (("one", "two"), {"one", "two"})):
+        scratch = tmp_path / f"scratch{len(chosen)}"
+        scratch.mkdir()
+        folder = link_models(ServerSettings(repository, models=chosen), scratch)
+        assert {path.name for path in folder.iterdir()} == seen
+        assert folder.parent == scratch
+
+
+def test_a_container_is_told_where_and_never_the_token(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    settings = ServerSettings(tmp_path, image="triton:test", extra_args=("--log-verbose=1",))
+    arguments = docker_arguments(settings, instance, gpus=False)
+    image = arguments.index("triton:test")
+    before, inside = arguments[:image], arguments[image + 1 :]
+    assert {
+        "--env=HF_TOKEN",
+        "--publish=127.0.0.1:1:8000",
+        "--publish=127.0.0.1:2:8001",
+        "--publish=127.0.0.1:3:8002",
+        f"--mount=type=bind,source={tmp_path},target=/models,readonly",
+        f"--mount=type=bind,source={tmp_path},target=/hf",
+    } <= set(before)
+    assert not {"--env=HF_HUB_OFFLINE", "--gpus=all"} & set(before)
+    assert "hf_secret" not in " ".join(arguments)
+    assert (inside[0], inside[-1]) == ("tritonserver", "--log-verbose=1")
+    assert {"--model-repository=/models", "--http-port=8000"} <= set(inside)
+    assert "--gpus=all" in docker_arguments(settings, instance, gpus=True)
+    settings = ServerSettings(tmp_path / 'a,"b', models=("one",), mounts=(Path("/data"),))
+    mounts = [a for a in docker_arguments(settings, instance, gpus=False) if "--mount" in a]
+    assert mounts[:2] == [
+        f'--mount=type=bind,"source={tmp_path}/a,""b/one",target=/models/one,readonly',
+        "--mount=type=bind,source=/data,target=/data,readonly",
+    ]
+
+
+def test_auto_takes_a_server_on_path_first_and_names_all_ways_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    monkeypatch.setattr("llmserve.server.launch._USUAL", tmp_path / "nothing")
+    with pytest.raises(ServerError) as none:
+        first_available()
+    for words in ("binary: no tritonserver", "embedded: ", "docker: no docker command"):
+        assert words in none.value.problem
+    (tmp_path / "tritonserver").write_text("#!/bin/sh\n")
+    (tmp_path / "tritonserver").chmod(0o755)
+    assert first_available() == "binary"
+
+
+def test_what_the_embedded_server_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", {"numpy": "2.1.0"}.__getitem__)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: None)
+    monkeypatch.setattr(sys, "version_info", (3, 12, 0))
+    with pytest.raises(ServerError, match=r"numpy < 2 and this is 2\.1\.0: pip install"):
+        embedded.find_embedded()
+
+
+def test_python_path_is_absolute_for_a_server_in_another_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "/lib"]))
+    expected = os.pathsep.join([str(Path("src").absolute()), "/lib"])
+    assert inherited_environment()["PYTHONPATH"] == expected
+
+
+def test_a_model_of_several_processes_brings_how_it_is_started(
+    tmp_path: Path, instance: Instance
+) -> None:
+    def command(*models: str) -> tuple[str, ...]:
+        settings = ServerSettings(tmp_path, models=models)
+        return server_command(settings, "tritonserver", ("--id=x",), repository="/m")
+
+    assert command() == ("tritonserver", "--model-repository=/m", "--id=x")
+    for name in ("llama", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "llama" / "launch.sh").touch()
+    assert command() == ("sh", "/m/llama/launch.sh", "/m", "--id=x")
+    assert "sh" in docker_arguments(ServerSettings(tmp_path), instance, gpus=False)
+    (tmp_path / "other" / "launch.sh").touch()
+    with pytest.raises(ServerError, match="llama and other each start a server"):
+        command()
+    assert command("other")[1] == "/m/other/launch.sh"
+
+
+def test_registered_backends_are_linked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acme = Backend(name="acme", summary="", folder=tmp_path / "plugin" / "triton")
+    library = tmp_path / "libpython.so"
+    bundled = tmp_path / "home" / "backends" / "python" / "libtriton_python.so"
+    for file in (acme.folder / "model.py", library, bundled):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    monkeypatch.setattr(embedded, "_libpython", lambda: library)
+    backends, libraries = embedded.lay_out(tmp_path / "home", tmp_path / "scratch", [acme])
+    assert {path.name for path in backends.iterdir()} == {"python", "acme"}
+    assert (backends / "acme" / "model.py").is_file()
+    # Triton follows no link out of the folder for the library that such a backend runs.
+    assert not (backends / "python" / "libtriton_python.so").is_symlink()
+    assert {path.name for path in libraries.iterdir()} == {"libpython.so", "nvidia_pytriton.libs"}
+
+
+def test_what_the_user_says_of_threads_and_memory_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def environment(**asked: str) -> dict[str, str]:
+        with monkeypatch.context() as only:
+            for name in [*os.environ]:
+                if name.startswith(("MALLOC_", "GOMP_", "OMP_WAIT")) or name == "GLIBC_TUNABLES":
+                    only.delenv(name)
+            for name, value in asked.items():
+                only.setenv(name, value)
+            return dict(embedded.environment(tmp_path, tmp_path))
+
+    usual = environment()
+    assert usual["ORT_DISABLE_TELEMETRY"] == "1"
+    assert int(usual["GOMP_SPINCOUNT"]) > 0
+    assert int(usual["MALLOC_TRIM_THRESHOLD_"]) > int(usual["MALLOC_MMAP_THRESHOLD_"]) > 0
+    assert environment(GOMP_SPINCOUNT="7")["GOMP_SPINCOUNT"] == "7"
+    assert "GOMP_SPINCOUNT" not in environment(OMP_WAIT_POLICY="passive")
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        asked = environment(**{name: "1"})
+        assert asked[name] == "1"
+        assert "MALLOC_MMAP_THRESHOLD_" not in asked
+
+
+@pytest.mark.parametrize("log", ["/dev/full", "gone/triton.log", "."])
+def test_a_log_that_cannot_be_read_again_is_refused(tmp_path: Path, log: str) -> None:
+    """The log is what says why a server does not start."""
+    (problem,) = find_problems(ServerSettings(tmp_path, log_file=tmp_path / log))
+    assert isinstance(problem, UsageError)
+    assert f"cannot write the log to {tmp_path / log}" in problem.problem
+    assert find_problems(ServerSettings(tmp_path, log_file=tmp_path / "triton.log")) == []
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("config", ['backend: "acme"', 'platform: "acme_graph"'])
+def test_a_model_whose_backend_is_missing_is_named(tmp_path: Path, config: str) -> None:
+    for name, text in (("needy", config), ("plain", 'backend: "python"'), ("damaged", "{")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    (problem,) = find_problems(ServerSettings(tmp_path, runtime="embedded", backends=()))
+    assert isinstance(problem, ConfigError)
+    assert "model 'needy' needs Triton's backend 'acme'" in problem.problem
+    assert "llmserve-standins" in str(problem.mend)
+    acme = Backend(name="acme", summary="", folder=tmp_path)
+    for settings in (
+        ServerSettings(tmp_path, "embedded", models=("plain",), backends=()),
+        ServerSettings(tmp_path, "embedded", backends=(acme,)),
+        ServerSettings(tmp_path, "docker", backends=()),
+    ):
+        assert find_problems(settings) == []
+
+
+def test_a_repository_or_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (problem,) = find_problems(ServerSettings(tmp_path / "gone"))
+    assert problem.exit_code == 3
+    (tmp_path / "demo").mkdir()
+    (problem,) = find_problems(ServerSettings(tmp_path, models=("dmeo",)))
+    assert "no model 'dmeo'" in problem.problem
+    assert "demo" in str(problem.mend)
+
+
+def ports(http: int, grpc: int, metrics: int, host: str = "127.0.0.1") -> ServerSettings:
+    return ServerSettings(
+        Path("models"), host=host, http_port=http, grpc_port=grpc, metrics_port=metrics
+    )
+
+
+def test_free_ports_differ_and_are_free() -> None:
+    chosen = choose_ports(ports(0, 0, 0, host="localhost"))
+    assert chosen.host == "127.0.0.1"
+    assert len({chosen.http, chosen.grpc, chosen.metrics}) == 3
+    assert port_problems(ports(0, 0, 0)) == []
+
+
+def test_every_taken_port_is_named_at_once() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        http, metrics = one.getsockname()[1], two.getsockname()[1]
+        with pytest.raises(PortInUseError) as taken:
+            choose_ports(ports(http, 0, metrics))
+        assert len(port_problems(ports(http, 0, metrics))) == 2
+    assert f"port {http} for http is in use" in taken.value.problem
+    assert f"port {metrics} for metrics is in use" in taken.value.problem
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "message"),
+    [
+        (ports(4711, 4711, 0), UsageError, "the same"),
+        (ports(70000, 0, 0), UsageError, "70000 is no port"),
+        (ports(0, 0, 0, host="192.0.2.1"), ServerError, r"192\.0\.2\.1"),
+    ],
+)
+def test_ports_that_cannot_be_meant(
+    wanted: ServerSettings, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        choose_ports(wanted)
+
+
+# The lines are those that Triton 2.51 wrote.
+STAMP = "I1121 10:26:56.078072 3523 model_lifecycle.cc:472] "
+LOADING = f'{STAMP}"loading: gpt2:1"\n'
+LOADED = f"{STAMP}\"successfully loaded 'gpt2'\"\n"
+FAILED = (
+    "E1121 10:27:08.431067 3621 model_lifecycle.cc:642] \"failed to load 'bad' version 1: "
+    r"Internal: ValueError: two\nlines: 'x'\n\nAt:\n  /m/bad/1/model.py(3): initialize\n"
+    '"\n'
+)
+TAKEN = (
+    'E1121 10:33:01.593574 4898 main.cc:245] "failed to start GRPC service: Unavailable - '
+    "Socket '127.0.0.1:18050' already in use \"\n"
+)
+STUCK = (
+    "I1121 10:45:23.528517 10507 pb_stub.cc:2105]  Failed to preinitialize Python stub: "
+    "Python model file not found in '/m/x/1/model.py'\n"
+)
+NONSENSE = "/opt/bin/tritonserver: unrecognized option '--nonsense'\nUsage: tritonserver\n"
+
+
+def test_what_a_log_tells(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(FAILED)
+    log = ServerLog(path)
+    log.read()
+    assert log.failures == {}, "what an earlier server wrote does not count"
+
+    def read(text: str) -> ServerLog:
+        with path.open("a") as file:
+            file.write(text)
+        log.read()
+        return log
+
+    assert read(LOADING).progress(1.0) == Progress(1.0, loading=("gpt2",), ready=())
+    assert read(LOADED).progress(2.0) == Progress(2.0, loading=(), ready=("gpt2",))
+    assert read(FAILED).failures == {"bad": "ValueError: two lines: 'x'"}
+    assert read(TAKEN).port_lost == "grpc"
+    assert read(STUCK).stuck == "Python model file not found in '/m/x/1/model.py'"
+    assert read(NONSENSE).why_it_ended() == "unrecognized option '--nonsense'"
+
+
+def test_progress_is_told_in_words_and_never_back_to_the_start() -> None:
+    told = [Progress(1.0, (), ()), Progress(2.0, ("a", "b"), ("c",)), Progress(3.0, (), ("a",))]
+    assert [*map(str, told)] == ["starting Triton", "loading a, b", "waiting until it is ready"]
+
+
+@given(cuts=st.lists(st.integers(1, 40), max_size=60))
+def test_it_does_not_matter_how_the_lines_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "log"
+    path.touch()
+    log = ServerLog(path)
+    rest = (LOADING + LOADED + FAILED + TAKEN).encode()
+    for cut in [*cuts, len(rest)]:
+        with path.open("ab") as file:
+            file.write(rest[:cut])
+        rest = rest[cut:]
+        log.read()
+    assert log.progress(0).ready == ("gpt2",)
+    assert (list(log.failures), log.port_lost) == (["bad"], "grpc")
+
+
+@given(st.text())
+def test_plain_words_are_one_line(reason: str) -> None:
+    assert len(in_plain_words(reason).splitlines()) <= 1
+
+
+PAGE = """
+# TYPE llmserve_stand_in gauge
+llmserve_stand_in{instead_of="TensorRT-LLM",model="llama_tensorrt_llm"} 1
+llmserve_stand_in{instead_of="Triton's backend onnxruntime",model="gpt2_generator"} 1
+llmserve_stand_in{instead_of="TensorRT-LLM",model="gone"} 0
+nv_inference_count{model="plain",version="1"} 7
+"""
+
+
+@contextmanager
+def published(page: str) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+
+
+def test_every_part_that_is_stood_in_for_is_named() -> None:
+    with published(PAGE) as url:
+        assert stand_ins(url) == {
+            "llama_tensorrt_llm": "TensorRT-LLM",
+            "gpt2_generator": "Triton's backend onnxruntime",
+        }
+    with published('nv_inference_count{model="plain"} 7\n') as url:
+        assert stand_ins(url) == {}
+    assert stand_ins("http://127.0.0.1:1/metrics") == {}
