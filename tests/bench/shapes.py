@@ -9,6 +9,7 @@ from typing import Any
 
 PROMPT = 20
 VOCABULARY = 8000
+SHAPES = ("92m", "1b", "7b")
 _PAD = 0
 
 
@@ -78,19 +79,15 @@ class Prompts:
         """Return so many new prompts."""
         return [prompt_ids(row) for row in islice(self._rows, rows)]
 
-    def texts(self, rows: int) -> list[str]:
-        """Return so many new prompts as text."""
-        return [as_text(ids) for ids in self.ids(rows)]
+    @staticmethod
+    def text(ids: Sequence[int]) -> str:
+        """Return a prompt as the text of which the tokenizer makes it."""
+        return " ".join(_word(token) for token in ids)
 
 
 def prompt_ids(row: int, length: int = PROMPT) -> list[int]:
     """Return a prompt that shares no beginning with those of other rows."""
     return [(row * 131 + 17 * i) % (VOCABULARY - 1) + 1 for i in range(length)]
-
-
-def as_text(ids: Sequence[int]) -> str:
-    """Return a prompt as the text of which the tokenizer makes it."""
-    return " ".join(_word(token) for token in ids)
 
 
 def _word(token: int) -> str:
