@@ -1,0 +1,153 @@
+"""The application with no Triton behind it: who may come in, what is refused, and in what words."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from llmserve_gateway.app import make_app
+from llmserve_gateway.gateway import Settings
+from llmserve_gateway.keys import new_key
+
+NOBODY = "127.0.0.1:9"
+TEXT = {"model": "m", "prompt": "Hi"}
+PATHS = [
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"),
+    ("POST", "/detokenize"), ("GET", "/v1/models"), ("GET", "/v1/models/m"), ("GET", "/metrics"),
+    ("GET", "/metrics/triton"),
+]  # fmt: skip
+
+
+def ask(settings: Settings, method: str, path: str, drain: bool = False, **request: Any) -> Any:
+    async def go() -> Any:
+        app = make_app(settings)
+        app.state.gateway.admission.draining = drain
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_every_path_but_health_asks_for_a_key(tmp_path: Path, method: str, path: str) -> None:
+    key = new_key(tmp_path / "keys", "me")
+    settings = Settings(NOBODY, keys=tmp_path / "keys")
+    for headers in ({}, {"authorization": f"Bearer {key}x"}, {"x-api-key": "sk-"}):
+        answer = ask(settings, method, path, json=TEXT, headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+    for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
+        assert ask(settings, method, path, json={}, headers=headers).status_code != 401
+
+
+def test_health_and_the_page_need_no_key(tmp_path: Path) -> None:
+    new_key(tmp_path / "keys", "me")
+    settings = Settings(NOBODY, keys=tmp_path / "keys")
+    statuses = {path: ask(settings, "GET", path).status_code for path in ("/", "/livez", "/readyz")}
+    assert statuses == {"/": 200, "/livez": 200, "/readyz": 503}
+
+
+def test_keys_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    first = new_key(file, "first")
+    app = make_app(Settings(NOBODY, keys=file))
+    gateway = app.state.gateway
+    second = new_key(file, "second", models=["a"])
+    assert gateway.who({"authorization": f"Bearer {second}"}).name == "second"
+    file.write_text('{"keys": []}', encoding="utf-8")
+    with pytest.raises(Exception, match="a valid API key"):
+        gateway.who({"authorization": f"Bearer {first}"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("GET", "/v1/chat/completions", 405, "POST"),
+        ("DELETE", "/v1/models", 405, "GET, HEAD"),
+        ("GET", "/v1/nothing", 404, None),
+        ("POST", "/v1/nothing", 404, None),
+    ],
+)
+def test_what_is_not_there(method: str, path: str, status: int, allow: str | None) -> None:
+    answer = ask(Settings(NOBODY), method, path)
+    assert (answer.status_code, answer.headers.get("allow")) == (status, allow)
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_no_backend_and_shutting_down_are_503() -> None:
+    gone = ask(Settings(NOBODY), "POST", "/v1/completions", json=TEXT)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (503, "backend_unavailable")
+    assert gone.headers["retry-after"]
+    drained = ask(Settings(NOBODY), "POST", "/v1/completions", drain=True, json=TEXT)
+    assert (drained.status_code, drained.json()["error"]["code"]) == (503, "draining")
+    ready = ask(Settings(NOBODY), "GET", "/readyz", drain=True)
+    assert (ready.status_code, ready.json()["why"]) == (503, "shutting down")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_body_is_bounded_whether_its_length_is_told_or_not(path: str) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(81):
+            yield b" " * 65536
+
+    for content in (b" " * (5 << 20), pieces()):
+        answer = ask(Settings(NOBODY), "POST", path, content=content)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    for deep in (b"[" * 200_000, b'{"a":' * 65 + b"1" + b"}" * 65):
+        assert ask(Settings(NOBODY), "POST", path, content=deep).status_code == 400
+
+
+def test_other_peoples_pages_may_ask_only_if_they_are_named() -> None:
+    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    named = Settings(NOBODY, cors_origins=("https://a.example",))
+    preflight = ask(named, "OPTIONS", "/v1/completions", headers=headers)
+    assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+    headers["origin"] = "https://b.example"
+    for settings in (named, Settings(NOBODY)):
+        refused = ask(settings, "OPTIONS", "/v1/completions", headers=headers)
+        assert "access-control-allow-origin" not in refused.headers
+
+
+@contextmanager
+def listening(*words: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "llmserve_cli", "gateway", "--port", "0", "--url", NOBODY]
+    process = subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        address = process.stderr.readline()
+        yield int(address.rpartition(":")[2].removesuffix("/v1\n")), process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_tls_and_who_sends_no_headers(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-keyout", key,
+         "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with listening("--tls-cert", str(cert), "--tls-key", str(key)) as (port, _):
+        trusting = ssl.create_default_context(cafile=str(cert))
+        assert httpx.get(f"https://localhost:{port}/livez", verify=trusting).status_code == 200
+    with listening() as (port, _), socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /livez HTTP/1.1\r\nhos")
+        connection.settimeout(15)
+        began = time.monotonic()
+        while connection.recv(65536):
+            pass
+        assert 8 < time.monotonic() - began < 14
