@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module, metadata
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
@@ -118,22 +117,6 @@ class Registry:
 
     def recipe(self, name: str) -> Recipe:
         return self.get(Recipe, name)
-
-    def suited(self, device: str) -> tuple[Recipe, str]:
-        """Return the recipe for who names none, and why; ``auto`` is this machine's device."""
-        kind = device.partition(":")[0].replace("balanced", "cuda")
-        if kind not in ("cpu", "cuda"):
-            kind = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
-        fit = sorted(
-            (recipe for recipe in self.all(Recipe) if kind in recipe.suits),
-            key=lambda recipe: (-recipe.suits[kind], recipe.name),
-        )
-        if not fit:
-            raise PluginError(
-                f"no plugin that is installed suits {kind}", mend="name one with --plugin"
-            )
-        others = "".join(f", before {recipe.name}" for recipe in fit[1:])
-        return fit[0], f"first of what is installed for {kind}{others}"
 
     def all(self, kind: type[C]) -> list[C]:
         """Return every component of a role, in the order of discovery."""

@@ -110,6 +110,7 @@ def build(
     """
     with while_importing():
         from llmserve.builder.build import BuildSpec, build_spec
+        from llmserve.builder.plan import suited_recipe
         from llmserve.options import parse_assignments
         from llmserve.registry import Registry
         from llmserve_cli.status import Status
@@ -126,7 +127,7 @@ def build(
             options[key] = value
     registry = Registry.load()
     if not spec_fields["plugin"]:
-        recipe, why = registry.suited(str(options.get("device", "auto")))
+        recipe, why = suited_recipe(registry, str(options.get("device", "auto")))
         spec_fields["plugin"] = recipe.name
         click.echo(f"plugin: {recipe.name}, {why}", err=True)
     spec = BuildSpec(**spec_fields, options=options)

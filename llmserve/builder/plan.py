@@ -229,6 +229,23 @@ def _own(component: Component) -> frozenset[str]:
     return frozenset(tensor.name for tensor in component.inputs) - CONTRACT
 
 
+def suited_recipe(registry: Registry, device: str) -> tuple[Recipe, str]:
+    """Return the recipe for who names none, and why; ``auto`` is this machine's device."""
+    kind = device.partition(":")[0].replace("balanced", "cuda")
+    if kind not in ("cpu", "cuda"):
+        kind = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    fit = sorted(
+        (recipe for recipe in registry.all(Recipe) if kind in recipe.suits),
+        key=lambda recipe: (-recipe.suits[kind], recipe.name),
+    )
+    if not fit:
+        raise PluginError(
+            f"no plugin that is installed suits {kind}", mend="name one with --plugin"
+        )
+    others = "".join(f", before {recipe.name}" for recipe in fit[1:])
+    return fit[0], f"first of what is installed for {kind}{others}"
+
+
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
     """Choose the components, resolve every option and refuse what cannot work together."""
     recipe = registry.recipe(spec.plugin)

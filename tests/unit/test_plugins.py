@@ -15,7 +15,7 @@ import pytest
 
 from llmserve import hookimpl
 from llmserve.api import API
-from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.builder.plan import BuildSpec, make_plan, suited_recipe
 from llmserve.errors import PluginError
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
@@ -185,7 +185,7 @@ def test_who_names_no_recipe_gets_the_one_that_suits_the_device(device: str, exp
     ranks["mole"] = {"cpu": 1, "cuda": 1}
     recipes = [Recipe(name=n, summary="", generator="", suits=suits) for n, suits in ranks.items()]
     found = registry(acme=module(llmserve_register_recipes=lambda: recipes))
-    recipe, why = found.suited(device)
+    recipe, why = suited_recipe(found, device)
     assert recipe.name == expected
     if device == "cpu":
         assert why == "first of what is installed for cpu, before mole, before tortoise"
@@ -193,7 +193,7 @@ def test_who_names_no_recipe_gets_the_one_that_suits_the_device(device: str, exp
 
 def test_where_nothing_suits_a_plugin_has_to_be_named() -> None:
     with pytest.raises(PluginError, match="suits cpu: name one with --plugin"):
-        registry().suited("cpu")
+        suited_recipe(registry(), "cpu")
 
 
 # What is installed.
