@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,43 +25,17 @@ if TYPE_CHECKING:
 _CONCURRENCY = 8
 
 
-def _completing(
-    names: Callable[[click.Context], Iterable[str]],
-) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Complete a parameter with names that are looked up when the shell asks."""
-    return lambda ctx, _, begun: sorted(name for name in names(ctx) if name.startswith(begun))
-
-
-@_completing
-def _complete_model(ctx: click.Context) -> Iterable[str]:
+def _complete_model(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
     folder = Path(ctx.params.get("repository") or "model_repository")
-    return (path.parent.name for path in folder.glob("*/config.pbtxt"))
+    return sorted(path.parent.name for path in folder.glob(f"{begun}*/config.pbtxt"))
 
 
-@_completing
-def _complete_recipe(_: click.Context) -> Iterable[str]:
+def _complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     from llmserve.registry import Registry
     from llmserve.roles import Recipe
 
-    return (recipe.name for recipe in Registry.load().all(Recipe))
-
-
-@_completing
-def _complete_pair(_: click.Context) -> Iterable[str]:
-    from llmserve.registry import Registry
-    from llmserve_bench.targets import find_pairs
-
-    return ["list", *find_pairs(Registry.load())]
-
-
-@_completing
-def _complete_vary(ctx: click.Context) -> Iterable[str]:
-    from llmserve.registry import Registry
-    from llmserve_bench.measure import LOADS
-    from llmserve_bench.targets import Variant
-
-    known = Variant("", ctx.params.get("plugin") or "").known(Registry.load()) or set()
-    return (f"{name}=" for name in {*LOADS, *known})
+    names = (recipe.name for recipe in Registry.load().all(Recipe))
+    return sorted(name for name in names if name.startswith(begun))
 
 
 @click.command()
@@ -125,9 +98,7 @@ def bench(setup: Setup) -> Result:
 
 @click.command()
 @click.argument("subjects", nargs=-1, shell_complete=_complete_model)
-@click.option(
-    "--pair", shell_complete=_complete_pair, help="A ready-made pair; --pair list names them."
-)
+@click.option("--pair", help="A ready-made pair; --pair list names them.")
 @click.option("--model", help="What to build variants of: a folder, an id on the hub, or 'demo'.")
 @url_option
 @build_option
@@ -210,14 +181,10 @@ def compare(setup: Setup) -> Result:
 )
 @click.option(
     "--vary", multiple=True, required=True, metavar="KEY=VALUE,VALUE",
-    shell_complete=_complete_vary,
     help="A build option, batching, concurrency or rate; repeat for several.",
 )  # fmt: skip
 @build_option
-@click.option(
-    "--rounds", type=click.IntRange(1), default=3, show_default=True,
-    help="Turns for those that can still win.",
-)  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns.")
 @click.option(
     "--concurrency", type=click.IntRange(1), help="Requests under way, where it is not varied."
 )
@@ -225,9 +192,8 @@ def compare(setup: Setup) -> Result:
 def sweep(setup: Setup) -> Result:
     """Find the fastest way to serve a model.
 
-    Builds, serves and measures every variant in rounds. Variants that cannot win any more are
-    stopped, the others are ranked by throughput among those within --limit-latency and
-    --limit-ttft. Ctrl-C shows the ranking until then.
+    Builds, serves and measures every variant in rounds, and ranks them by throughput among those
+    within --limit-latency and --limit-ttft. Ctrl-C shows the ranking until then.
 
     \b
     llmserve sweep demo --plugin hf --vary max_batch_size=4,8,16 --vary queue_delay_us=0,2000

@@ -63,11 +63,9 @@ _ALL = (
     Figure("within_limits", "Requests within limits", "share", True),
     Figure("input_tokens", "Input tokens per request"),
     Figure("output_tokens", "Output tokens per request"),
-    Figure("in_flight", "Mean requests in flight"),
     Figure("seconds", "Duration", "seconds"),
     Figure("requests", "Requests", "count"),
     Figure("failed", "Failed requests", "count"),
-    Figure("unfinished", "Unfinished at the end", "count"),
 )
 FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _ALL}
 COMPARED = (
@@ -124,14 +122,11 @@ def figures_of(run: Run, load: Load) -> dict[str, float]:
     good, seconds = run.good, run.seconds or 1e-9
     read = [record.input_tokens for record in good if record.input_tokens is not None]
     written = [record.output_tokens for record in good if record.output_tokens is not None]
-    in_flight = sum(run.unfinished) + sum(record.done - record.sent for record in run.records)
     found: dict[str, float] = {
         "requests_per_second": len(good) / seconds,
-        "in_flight": in_flight / seconds,
         "seconds": run.seconds,
         "requests": len(run.records),
         "failed": len(run.records) - len(good),
-        "unfinished": len(run.unfinished),
         **distribution("latency", [record.latency for record in good]),
     }
     if read:
@@ -164,7 +159,7 @@ def server_figures(run: Run) -> list[tuple[Figure, float]]:
     if run.server is None:
         return []
     # By our own count: an iterative model counts a request at each of its steps.
-    sent = max(1, len(run.records) + len(run.unfinished))
+    sent = max(1, len(run.records))
     whole, *parts = run.server.models
     found: list[tuple[Figure, float]] = []
     if parts:
@@ -194,9 +189,8 @@ def rounds_of(case: Case) -> dict[Figure, list[float]]:
         known = [(figure, values[name]) for name, figure in FIGURES.items() if name in values]
         for figure, value in (*known, *server_figures(run)):
             found.setdefault(figure, []).append(value)
-    for name in ("failed", "unfinished"):
-        if not any(found.get(FIGURES[name], ())):
-            found.pop(FIGURES[name], None)
+    if not any(found.get(FIGURES["failed"], ())):
+        found.pop(FIGURES["failed"], None)
     return found
 
 

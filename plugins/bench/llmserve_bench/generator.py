@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -73,16 +72,10 @@ class Job:
 
 @dataclass
 class Report:
-    """What a process noted.
-
-    ``cut`` says when the requests were sent that were under way when the load ended, ``gone``
-    since when there was no server, where that ended it, and ``lags`` how late things were done.
-    """
+    """What a process noted; ``lags`` are how late it came to what was due."""
 
     records: list[Record] = field(default_factory=list)
     seconds: float = 0.0
-    cut: list[float] = field(default_factory=list)
-    gone: float | None = None
     given_up: str | None = None
     cpu: float = 0.0
     lags: list[float] = field(default_factory=list)
@@ -193,7 +186,6 @@ class _Worker:
         self._report = Report()
         self._start = 0.0
         self._next = 0
-        self._under_way: dict[int, float] = {}
         self._gone: float | None = None
         self._error: Exception | None = None
         self._sending: asyncio.Future[None] | None = None
@@ -238,15 +230,12 @@ class _Worker:
         await asyncio.wait([sending], timeout=limit)
         report.cpu = time.process_time() - before
         report.seconds = time.monotonic() - self._start
-        report.cut = [sent - self._start for sent in self._under_way.values()]
         loop.remove_reader(self._pipe.fileno())
         for task in (ticking, sending):
             task.cancel()
         await asyncio.wait([ticking, sending])
         if self._error is not None:
             raise self._error
-        if report.given_up is not None and self._gone is not None:
-            report.gone = self._gone - self._start
 
     async def _send_all(self, sender: Sender) -> None:
         level = self._job.load.concurrency
@@ -283,7 +272,7 @@ class _Worker:
         return replace(request, index=request.index + turn * self._job.total)
 
     async def _send(self, sender: Sender, request: Request, due: float) -> None:
-        sent = self._under_way[request.index] = time.monotonic()
+        sent = time.monotonic()
         if not self._job.load.concurrency:
             self._report.lags.append(sent - due)
         parts: Parts = []
@@ -298,7 +287,6 @@ class _Worker:
             self._stop()
             return
         now = time.monotonic()
-        del self._under_way[request.index]
         self._watch_server(failure, now)
         done = parts[-1][0] if parts and failure is None else now
         self._report.records.append(self._record(request.index, (due, sent, done), parts, failure))
@@ -350,14 +338,11 @@ class _Worker:
 def tokens_of(counts: Sequence[int | None], *, cumulative: bool) -> tuple[int, ...] | None:
     """Say how many tokens each piece brought; None where the model does not count.
 
-    Our models count the whole answer so far. Others may count each piece by itself, which shows
-    where a count does not grow before the last piece. Where only the end has a count, as with
-    OpenAI's usage, the first piece is taken for one token.
+    Our models count the whole answer so far, others each piece by itself. Where only the end has
+    a count, as with OpenAI's usage, the first piece is taken for one token.
 
-    >>> tokens_of([1, 4, 8], cumulative=True), tokens_of([4, 4, 2], cumulative=False)
-    ((1, 3, 4), (4, 4, 2))
-    >>> tokens_of([None, None, 8], cumulative=False)
-    (1, 0, 7)
+    >>> tokens_of([1, 4, 8], cumulative=True), tokens_of([None, None, 8], cumulative=False)
+    ((1, 3, 4), (1, 0, 7))
     """
     known = [count for count in counts if count is not None]
     if not known:
@@ -365,7 +350,7 @@ def tokens_of(counts: Sequence[int | None], *, cumulative: bool) -> tuple[int, .
     if len(known) < len(counts):
         last = counts[-1]
         return None if last is None or len(known) > 1 else (1, *[0] * (len(counts) - 2), last - 1)
-    if cumulative or (all(b > a for a, b in pairwise(known[:-1])) and known[-1] >= max(known)):
+    if cumulative:
         return tuple(b - a for a, b in zip([0, *known], known, strict=False))
     return tuple(known)
 

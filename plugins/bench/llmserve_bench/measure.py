@@ -6,8 +6,7 @@ import os
 import platform
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import product
@@ -17,20 +16,17 @@ from llmserve import __version__
 from llmserve.client import ModelInfo
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.registry import Registry
-from llmserve_bench.figures import number, rank
 from llmserve_bench.generator import Job, LoadGenerator, OnProgress, Report, cost_of
 from llmserve_bench.prompts import Prompts, TokenCounter
 from llmserve_bench.results import Case, Load, Record, Result, Run, Subject
 from llmserve_bench.schedule import make_schedule
-from llmserve_bench.targets import OnStep, Target, Variant, VariantServer, check_variants
+from llmserve_bench.targets import OnStep, Target, Variant, building, check_variants, serving
 from llmserve_bench.tools import TOOLS
 from llmserve_bench.triton import Observer
 
 Varied = Mapping[str, Sequence[str]]
 LOADS = ("concurrency", "rate")
 """What a sweep may vary without another build."""
-_SLACK = 0.35
-"""By how much less than the best a variant may do in a round and still go on."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Plan:
             generator.warm_up()
             before = observer.settled(cold, len(warmup))
             start, reports = generator.run(on_progress)
-            records, seconds, unfinished = window(reports, load)
+            records, seconds = window(reports, load)
             after = observer.settled(before, sum(len(report.records) for report in reports))
             server = observer.figures(before, after, start, start + seconds)
         return Run(
@@ -76,7 +72,6 @@ class Plan:
             records=tuple(records),
             server=server,
             generator=cost_of(reports),
-            unfinished=unfinished,
             interrupted=any(report.interrupted for report in reports),
             ended_early=next((one.given_up for one in reports if one.given_up is not None), None),
         )
@@ -120,9 +115,7 @@ def compare(
     plan = replace(plan, counter=counter, stream=plan.fit(loads[0], infos, counter).stream)
     by_name = {target.subject.name: target for target in targets}
     cases = [Case(target.subject, load) for load in loads for target in targets]
-    cases, interrupted = measure_rounds(
-        cases, lambda case: nullcontext(by_name[case.subject.name]), plan, rounds
-    )
+    cases, interrupted = measure_rounds(cases, by_name, plan, rounds)
     failure = next((f"{one.name}, {one.why}" for one in cases if one.state == "failed"), None)
     if not any(case.runs for case in cases):
         raise LLMServeError(failure or "interrupted before a run was complete")
@@ -134,61 +127,61 @@ def sweep(
     cases: Sequence[Case], variants: Mapping[str, Variant], model: str, plan: Plan,
     registry: Registry, *, rounds: int,
 ) -> Result:  # fmt: skip
-    """Build and serve every variant, and rank the cases that they are measured in.
+    """Build, serve and measure one variant after the other.
 
     A variant that cannot be built or served has failed, and the others go on.
     """
-    started = now()
+    started, found, interrupted = now(), [], False
     check_variants(variants.values(), model, registry)
-    with VariantServer(variants, model, registry, plan.on_step) as server:
-        measured, interrupted = measure_rounds(cases, server.serve, plan, rounds, stop=True)
-    measured = [one if one.runs or one.why else replace(one, state="not run") for one in measured]
+    for label, variant in variants.items():
+        own = [case for case in cases if case.subject.name == label]
+        try:
+            if not interrupted:
+                with (
+                    building([variant], model, registry, plan.on_step) as folder,
+                    serving([variant], model, folder, plan.on_step) as (target,),
+                ):
+                    own, interrupted = measure_rounds(own, {label: target}, plan, rounds)
+        except LLMServeError as error:
+            own = [replace(case, state="failed", why=str(error)) for case in own]
+        except KeyboardInterrupt:
+            interrupted = True
+        found += [one if one.runs or one.why else replace(one, state="not run") for one in own]
     title = f"{next(iter(variants.values())).plugin} of {model}"
-    return Result("sweep", title, started, rounds, machine(), tuple(measured), interrupted)
+    return Result("sweep", title, started, rounds, machine(), tuple(found), interrupted)
 
 
 def measure_rounds(
-    cases: Sequence[Case], serve: Callable[[Case], AbstractContextManager[Target]], plan: Plan,
-    rounds: int, *, stop: bool = False,
-) -> tuple[list[Case], bool]:  # fmt: skip
+    cases: Sequence[Case], targets: Mapping[str, Target], plan: Plan, rounds: int
+) -> tuple[list[Case], bool]:
     """Measure every case once in each round; say whether Ctrl-C ended it.
 
-    In a round all get the same prompts, lengths and arrival times. Those of one server, or of one
-    load where all are served, come one after the other, so that what drifts on the machine meets
-    all alike; their order is drawn anew.
+    In a round all get the same prompts, lengths and arrival times. Those of one load come one
+    after the other in an order that is drawn anew, so that what drifts on the machine meets all
+    alike.
     """
-    found, interrupted = list(cases), False
+    found = list(cases)
+    loads = list(dict.fromkeys(case.load.label for case in cases))
     try:
         for turn in range(rounds):
             draw = random.Random(f"order {found[0].load.seed} {turn}")  # noqa: S311
             order = draw.sample(range(len(found)), len(found))
-            if stop:
-                names = list(dict.fromkeys(case.subject.name for case in found))
-                order.sort(key=lambda at: names.index(found[at].subject.name))
-            else:
-                labels = list(dict.fromkeys(case.load.label for case in found))
-                order.sort(key=lambda at: labels.index(found[at].load.label))
-            for at in order:
-                if found[at].state == "done":
-                    step = f"round {turn + 1} of {rounds}: {found[at].name}, {found[at].load.label}"
-                    found[at] = _measure_case(found[at], serve, plan, turn, step)
-            if stop and turn + 1 < rounds:
-                found = stop_losers(found)
+            for at in sorted(order, key=lambda at: loads.index(found[at].load.label)):
+                case, target = found[at], targets[found[at].subject.name]
+                if case.state == "done":
+                    step = f"round {turn + 1} of {rounds}: {case.name}, {case.load.label}"
+                    plan.on_step(step)
+                    found[at] = _measure_case(case, target, plan, turn, step)
     except KeyboardInterrupt:
-        interrupted = True
-    return found, interrupted
+        return found, True
+    return found, False
 
 
-def _measure_case(
-    case: Case, serve: Callable[[Case], AbstractContextManager[Target]], plan: Plan, turn: int,
-    step: str,
-) -> Case:  # fmt: skip
+def _measure_case(case: Case, target: Target, plan: Plan, turn: int, step: str) -> Case:
     try:
-        with serve(case) as target:
-            plan.on_step(step)
-            info, counter = target.info(), plan.counter or target.counter()
-            load = plan.fit(case.load, [info], counter)
-            run = plan.run(target, info, replace(load, seed=load.seed + turn), counter)
+        info, counter = target.info(), plan.counter or target.counter()
+        load = plan.fit(case.load, [info], counter)
+        run = plan.run(target, info, replace(load, seed=load.seed + turn), counter)
     except LLMServeError as error:
         return replace(case, state="failed", why=f"{step}: {error}")
     if run.interrupted:
@@ -201,18 +194,6 @@ def _measure_case(
         why = f"every request failed: {run.records[0].message if run.records else ''}"
         case = replace(case, state="failed", why=why)
     return case
-
-
-def stop_losers(cases: Sequence[Case]) -> list[Case]:
-    """Stop what is far slower than the best within the limits, and cannot win any more."""
-    ranks = [rank(case) if case.state == "done" else None for case in cases]
-    best = max((one.throughput for one in ranks if one and one.within), default=0.0)
-    found = list(cases)
-    for at, one in enumerate(ranks):
-        if one and one.throughput < best * (1 - _SLACK):
-            why = f"{number(one.throughput)} a second, the best {number(best)}"
-            found[at] = replace(found[at], state="stopped", why=why)
-    return found
 
 
 def make_cases(
@@ -267,36 +248,32 @@ def combinations(varied: Varied) -> list[dict[str, str]]:
     return [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
 
 
-def window(reports: Sequence[Report], load: Load) -> tuple[list[Record], float, tuple[float, ...]]:
-    """Give the requests that count, the seconds of the run, and how long others were under way.
+def window(reports: Sequence[Report], load: Load) -> tuple[list[Record], float]:
+    """Give the requests that count, and the seconds of the run.
 
     A duration ends a closed loop to the moment; otherwise the last answer does. Where the server
     was gone for good, that moment does: requests that were sent after it are no part of the load.
     """
     records = sorted((r for report in reports for r in report.records), key=lambda r: r.index)
-    gone = min((report.gone for report in reports if report.gone is not None), default=None)
     until = max(report.seconds for report in reports)
-    if gone is not None:
-        records = [record for record in records if record.sent <= gone]
-        return records, max((record.done for record in records), default=gone), ()
+    if any(report.given_up for report in reports):
+        last = max((record.done for record in records if record.error is None), default=until)
+        return [record for record in records if record.sent <= last], last
     if load.duration is not None and load.concurrency is not None:
         seconds = min(load.duration, until)
     elif any(report.interrupted for report in reports):
         seconds = until
     else:
         seconds = max((record.done for record in records), default=until)
-    late = [record.sent for record in records if record.done > seconds]
-    cut = [sent for report in reports for sent in report.cut]
-    unfinished = tuple(max(0.0, seconds - sent) for sent in (*late, *cut))
-    return [record for record in records if record.done <= seconds], seconds, unfinished
+    return [record for record in records if record.done <= seconds], seconds
 
 
-def machine(proc: Path = Path("/proc")) -> dict[str, str]:
+def machine() -> dict[str, str]:
     """Describe this machine; what the system does not tell is left out."""
-    gpus = sorted(proc.glob("driver/nvidia/gpus/*/information"))
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     found = {
         "cores": str(os.cpu_count()),
-        "cpu": _named("model name", proc / "cpuinfo"),
+        "cpu": _named("model name", Path("/proc/cpuinfo")),
         "gpu": " and ".join(_named("Model", path) for path in gpus),
         "python": platform.python_version(),
         "llmserve": __version__,

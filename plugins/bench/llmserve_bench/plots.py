@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from llmserve_bench.figures import FIGURES, Figure, figures_of, ranking, ratios_of
+from llmserve_bench.figures import FIGURES, Figure, figures_of, ranking
 from llmserve_bench.results import Case, Record, Result
 from llmserve_bench.tables import throughput_figure
 
@@ -26,7 +26,6 @@ _STYLE = {
     "grid.alpha": 0.25,
 }
 _MOST_CASES = 6
-_MOST_RANKED = 20
 _LONGEST_NAME = 36
 
 
@@ -45,32 +44,27 @@ class Plot:
 
 
 def plots_of(result: Result) -> list[Plot]:
-    """Give the plots that fit a result."""
-    measured = [case for case in result.cases if any(run.good for run in case.runs)]
-    if not measured:
+    """Give the plots that fit a result: figures over the loads, and distributions."""
+    cases = [case for case in result.cases if any(run.good for run in case.runs)]
+    if not cases:
         return []
-    heaviest = measured[-1].load.label
-    cases = [case for case in measured if case.load.label == heaviest][:_MOST_CASES]
-    if result.kind == "sweep":
-        cases = [one.case for one in ranking(result.cases)[:2]] or cases
-        found = [_ranking(result)]
-    else:
+    found = []
+    if len(result.loads) > 1 and result.kind != "sweep":
         figures = (throughput_figure(result), FIGURES["latency_p50"], FIGURES["latency_p99"])
-        found = [_ratios(result, heaviest)]
-        found += [_over_loads(measured, figure, result.loads) for figure in figures]
-    found.append(_distribution(cases, "latency", lambda record: record.latency))
-    if any(len(record.pieces) > 1 for case in cases for run in case.runs for record in run.good):
-        first_token = _distribution(cases, "time to first token", lambda r: r.first_token)
-        found.append(first_token)
-    return [plot for plot in found if plot is not None]
+        found = [_over_loads(cases, figure, result.loads) for figure in figures]
+    if result.kind == "sweep":
+        cases = [one.case for one in ranking(result.cases)]
+    heaviest = [case for case in cases if case.load.label == cases[-1].load.label][:_MOST_CASES]
+    found.append(_distribution(heaviest, "latency", lambda record: record.latency))
+    if any(len(record.pieces) > 1 for case in heaviest for run in case.runs for record in run.good):
+        found.append(_distribution(heaviest, "time to first token", lambda r: r.first_token))
+    return found
 
 
-def draw(
-    title: str, caption: str, paint: Callable[[Any], None], size: tuple[float, float] = (5.4, 3.4)
-) -> Plot:
+def draw(title: str, caption: str, paint: Callable[[Any], None]) -> Plot:
     """Paint on the axes of a new picture."""
     with mpl.rc_context(_STYLE):
-        canvas = Canvas(figsize=size, layout="constrained")
+        canvas = Canvas(figsize=(5.4, 3.4), layout="constrained")
         paint(canvas.subplots())
         text = io.StringIO()
         # Tight, so that no label is cut off at the edge.
@@ -90,15 +84,13 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
-def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot | None:
+def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot:
     """Draw a figure over the loads, a line for each subject with the range of its rounds."""
     lines: dict[str, dict[int, list[float]]] = {}
     for case in cases:
         values = [figures_of(run, case.load).get(figure.name) for run in case.runs]
         if known := [value for value in values if value is not None]:
             lines.setdefault(case.name, {})[loads.index(case.load.label)] = known
-    if len(loads) < 2:
-        return None
 
     def paint(axes: Any) -> None:
         factor = 1.0
@@ -120,44 +112,6 @@ def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot
 
     caption = "The line is the mean of the rounds, the band their range."
     return draw(f"{figure.label.replace('/s', ' per second')} by load", caption, paint)
-
-
-def _ratios(result: Result, load: str) -> Plot | None:
-    ratios = [one for one in ratios_of(result) if one.load == load and one.low > 0]
-    several = len({ratio.name for ratio in ratios}) > 1
-    rows = [
-        (f"{one.figure.label}{f', {one.name}' if several else ''}", one.ratio, (one.low, one.high))
-        for one in ratios
-    ]
-    caption = f"Under {load}, with the 95 % interval over rounds."
-    return _ranges(f"In multiples of {result.cases[0].name}", caption, rows, log=True)
-
-
-def _ranking(result: Result) -> Plot | None:
-    rows = [(one.case.name, one.throughput, one.rounds) for one in ranking(result.cases)]
-    caption = f"{throughput_figure(result).label}: the mean of the rounds, and their range."
-    return _ranges("Ranking", caption, rows[:_MOST_RANKED])
-
-
-def _ranges(
-    title: str, caption: str, rows: Sequence[tuple[str, float, Sequence[float]]], log: bool = False
-) -> Plot | None:
-    """Draw a row for each name, with its middle and the range of the values."""
-    if not rows:
-        return None
-
-    def paint(axes: Any) -> None:
-        for at, (_, middle, values) in enumerate(rows):
-            reach = [[middle - min(values)], [max(values) - middle]]
-            axes.errorbar([middle], [at], xerr=reach, fmt="o", capsize=3, color="tab:blue")
-        if log:
-            axes.axvline(1.0, color="black", linewidth=1)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:g} x")
-        axes.set_yticks(range(len(rows)), [_short(name) for name, *_ in rows])
-        axes.invert_yaxis()
-
-    return draw(_short(title), caption, paint, (5.4, 1.2 + 0.36 * len(rows)))
 
 
 def _distribution(cases: Sequence[Case], label: str, of: Callable[[Record], float]) -> Plot:

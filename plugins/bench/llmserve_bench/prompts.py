@@ -12,18 +12,17 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationError
+
 from llmserve.errors import UsageError
 from llmserve.repository.manifest import Manifest, parts_of
 
-_PROMPT = ("input", "prompt", "text_input", "text")
-_ANSWER = ("output", "completion", "response")
-_LENGTH = ("output_tokens", "max_tokens")
 _LIST = re.compile(r"\s*\[\s*[\"{]")
 _OBJECT = re.compile(r"\s*\{\s*[\"}]")
 _LONGEST = 1_000_000
@@ -82,13 +81,21 @@ def _load_counter(runtime: str, settings: object, folder: Path, source: str) -> 
     return TokenCounter(lambda text: len(tokenizer.encode(text)), source)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(BaseModel, frozen=True, strict=True, populate_by_name=True):
     """A prompt, and the answer or its length where the data set has one."""
 
-    prompt: str
-    answer: str | None = None
-    output_tokens: int | None = None
+    prompt: str = Field(validation_alias=AliasChoices("input", "prompt", "text_input", "text"))
+    instruction: str = ""
+    answer: str | None = Field(
+        default=None, validation_alias=AliasChoices("output", "completion", "response")
+    )
+    output_tokens: PositiveInt | None = Field(
+        default=None, validation_alias=AliasChoices("output_tokens", "max_tokens")
+    )
+
+    @property
+    def text(self) -> str:
+        return f"{self.prompt} {self.instruction}" if self.instruction else self.prompt
 
 
 @dataclass(frozen=True)
@@ -134,10 +141,10 @@ class Prompts:
         """Read the prompts, or make up so many of them."""
         if self.dataset is None:
             lengths = [self.input_tokens.draw(draw) for _ in range(min(count, _MOST_SYNTHETIC))]
-            return [Sample(make_prompt(counter, length, draw)) for length in lengths]
+            return [Sample(prompt=make_prompt(counter, length, draw)) for length in lengths]
         most = self.max_input_tokens
         samples = read_dataset(self.dataset)
-        fitting = [one for one in samples if most is None or counter.count(one.prompt) <= most]
+        fitting = [one for one in samples if most is None or counter.count(one.text) <= most]
         if not fitting:
             problem = f"{self.dataset} holds no prompt of at most {most} tokens"
             raise UsageError(problem, mend="raise --max-input-tokens")
@@ -195,7 +202,7 @@ def read_dataset(path: Path) -> list[Sample]:
     if _OBJECT.match(lines[0][1]):
         places = ((f"{path}, line {at}", line) for at, line in lines)
         return [_sample(_json(line, place), place) for place, line in places]
-    return [Sample(line.rstrip("\r")) for _, line in lines]
+    return [Sample(prompt=line.rstrip("\r")) for _, line in lines]
 
 
 def _json(text: str, place: str) -> Any:
@@ -207,29 +214,10 @@ def _json(text: str, place: str) -> Any:
 
 
 def _sample(entry: Any, place: str) -> Sample:
-    if isinstance(entry, str):
-        return Sample(entry)
-    if not isinstance(entry, dict):
-        raise UsageError(f"{place} is not an object", mend="give objects with input and output")
-    prompt = _first(entry, _PROMPT, str, place)
-    if prompt is None:
-        problem = f"{place} has no prompt: its keys are {', '.join(entry) or 'none'}"
-        raise UsageError(problem, mend=f"name it {' or '.join(_PROMPT)}")
-    if instruction := _first(entry, ("instruction",), str, place):
-        prompt = f"{prompt} {instruction}"
-    length = _first(entry, _LENGTH, int, place)
-    if length is not None and length < 1:
-        raise UsageError(f"{place}: {length} is no length", mend="give a number above 0")
-    return Sample(prompt, _first(entry, _ANSWER, str, place), length)
-
-
-def _first(entry: Mapping[str, Any], names: tuple[str, ...], kind: type, place: str) -> Any:
-    """Give the value of the first of these names, which has to be of this type exactly."""
-    for name in names:
-        value = entry.get(name)
-        if value is not None and type(value) is not kind:
-            what = "text" if kind is str else "a whole number"
-            raise UsageError(f"{place}: {name} is not {what}")
-        if value is not None:
-            return value
-    return None
+    try:
+        return Sample.model_validate({"prompt": entry} if isinstance(entry, str) else entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = f"{first['loc'][0]}: " if first["loc"] else ""
+        mend = "give objects with input (or prompt, text_input, text) and output"
+        raise UsageError(f"{place}: {name}{first['msg']}", mend=mend) from None

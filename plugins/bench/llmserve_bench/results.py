@@ -126,7 +126,7 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class Gauge:
-    """A value on ``/metrics`` that rises and falls, over the times it was read during the run."""
+    """A value on ``/metrics`` that rises and falls, over the run."""
 
     mean: float
     peak: float
@@ -170,11 +170,7 @@ class ToolFigures:
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement of ``seconds``.
-
-    ``unfinished`` says of each request that was still under way at the end for how long it had
-    been. ``ended_early`` is why the run ended before its time, such as a server that died.
-    """
+    """One measurement; ``ended_early`` is why it ended before its time, as of a dead server."""
 
     started: str
     seconds: float
@@ -182,7 +178,6 @@ class Run:
     server: ServerFigures | None
     generator: GeneratorCost
     tools: tuple[ToolFigures, ...] = ()
-    unfinished: tuple[float, ...] = ()
     interrupted: bool = False
     ended_early: str | None = None
 
@@ -196,7 +191,7 @@ class Case:
     """One model under one load, with a run for each round.
 
     ``varied`` are the settings that tell it from the other variants of a sweep. ``state`` is
-    ``done``, ``stopped`` (it could not win any more) or ``failed``; ``why`` says why.
+    ``done``, ``failed`` or ``not run``; ``why`` says why.
     """
 
     subject: Subject

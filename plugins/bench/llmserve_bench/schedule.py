@@ -65,7 +65,7 @@ def make_schedule(
         options: dict[str, Any] = {} if length is None else {"max_tokens": length}
         if length is not None and ignore_eos:
             options["ignore_eos"] = True
-        return Request(at, sample.prompt, {**options, **load.options}, due)
+        return Request(at, sample.text, {**options, **load.options}, due)
 
     total = len(samples) if count is None else count
     requests = [request(at, times[at] if times else None) for at in range(total)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from llmserve.registry import Registry
 from llmserve.repository.manifest import parts_of
 from llmserve.server import ServerSettings, start
 from llmserve_bench.prompts import TokenCounter, find_counter
-from llmserve_bench.results import Case, Subject
+from llmserve_bench.results import Subject
 from llmserve_bench.senders import Api
 
 COMPONENTS = {"tokenizer", "generator", "batching", "formatter"} & {
@@ -195,49 +195,3 @@ def serving(
             )
             for variant in variants
         ]
-
-
-class VariantServer:
-    """Builds variants when they are first needed, and serves one at a time."""
-
-    def __init__(
-        self, variants: Mapping[str, Variant], model: str, registry: Registry, on_step: OnStep
-    ) -> None:
-        self._variants, self._model = variants, model
-        self._registry, self._on_step = registry, on_step
-        self._builds, self._server = ExitStack(), ExitStack()
-        self._folders: dict[str, Path] = {}
-        self._served: tuple[str, Target] | None = None
-
-    def __enter__(self) -> VariantServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop()
-        self._builds.close()
-
-    @contextmanager
-    def serve(self, case: Case) -> Iterator[Target]:
-        """Serve the build of a case; the server goes on until another build is needed."""
-        label = case.subject.name
-        try:
-            if self._served is None or self._served[0] != label:
-                self._served = label, self._start(self._variants[label])
-            yield self._served[1]
-        except BaseException:
-            self._stop()
-            raise
-
-    def _start(self, variant: Variant) -> Target:
-        self._stop()
-        if variant.label not in self._folders:
-            making = building([variant], self._model, self._registry, self._on_step)
-            self._folders[variant.label] = self._builds.enter_context(making)
-        folder = self._folders[variant.label]
-        starting = serving([variant], self._model, folder, self._on_step)
-        (target,) = self._server.enter_context(starting)
-        return target
-
-    def _stop(self) -> None:
-        self._served = None
-        self._server.close()

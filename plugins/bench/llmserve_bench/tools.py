@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -26,7 +25,6 @@ from llmserve_bench.schedule import Request
 from llmserve_bench.targets import Target
 
 _TIMEOUT = 1800.0
-_MISSING = re.compile(r"error while loading shared libraries: (\S+):")
 
 
 @dataclass(frozen=True)
@@ -104,15 +102,10 @@ class Tool:
             raise LLMServeError(problem, mend="give fewer --requests") from None
         if done.returncode == 0:
             return done.stdout
-        if missing := _MISSING.search(done.stdout):
-            problem = f"{self.name} cannot be run: {missing[1]} is missing"
-            raise LLMServeError(problem, mend=self.mend)
-        if "START flag" in done.stdout:
-            problem = "perf_analyzer makes sequences of its requests to a model that is iterative"
-            raise UsageError(problem, mend="use --tool aiperf, which sends them as any client does")
         last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-3:]
         problem = f"{self.name} failed (exit code {done.returncode}): {' / '.join(last)}"
-        raise LLMServeError(problem)
+        missing = "shared libraries" in done.stdout
+        raise LLMServeError(problem, mend=self.mend if missing else "")
 
 
 def _environment() -> dict[str, str]:

@@ -32,7 +32,6 @@ _SETTLE_SECONDS = 0.5
 _TIMES = ("success", "queue", "compute_input", "compute_infer", "compute_output")
 _SHARES = ("nv_gpu_utilization", "nv_cpu_utilization")
 _SAMPLE_EVERY = 0.5
-_FEWEST_SAMPLES = 3
 _MACHINE_AGE = 2.0
 """Triton reads the machine every two seconds: until then its gauges are from before the run."""
 # A proxy that is set for the web cannot reach this machine's own loopback.
@@ -50,11 +49,8 @@ class Metrics:
 
 def fetch(url: str) -> str | None:
     """Get a page of metrics; None where there is none."""
-    address = url if "//" in url else f"http://{url}"
-    if "/" not in address.partition("//")[2].rstrip("/"):
-        address = f"{address.rstrip('/')}/metrics"
     try:
-        with _open(address, timeout=_CALL_SECONDS) as answer:
+        with _open(url, timeout=_CALL_SECONDS) as answer:
             return str(answer.read().decode(errors="replace"))
     except (OSError, HTTPException, ValueError):
         return None
@@ -159,9 +155,7 @@ class Observer:
                 if began + (_MACHINE_AGE if name in MACHINE_GAUGES else 0.0) <= at <= ended:
                     values.setdefault(name, []).append(value)
         return {
-            name: Gauge(fmean(seen), max(seen))
-            for name, seen in values.items()
-            if len(seen) >= _FEWEST_SAMPLES and max(seen) > 0
+            name: Gauge(fmean(seen), max(seen)) for name, seen in values.items() if max(seen) > 0
         }
 
     def _metrics(self) -> Metrics:

@@ -129,7 +129,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name=f"gpt2-{form}",
-            summary=f"Decoder-only models as {kind}, a kept cache, Triton's sequence batcher",
+            summary=f"A graph in {kind}, with a kept cache",
             tokenizer="transformers",
             generator=f"graph-{form}",
             batching="sequence-direct",

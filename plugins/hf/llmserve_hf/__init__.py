@@ -43,7 +43,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="hf",
-            summary="Any Hugging Face causal language model, dynamically batched",
+            summary="Any causal language model, batched",
             tokenizer="transformers",
             generator="transformers",
             batching="dynamic",

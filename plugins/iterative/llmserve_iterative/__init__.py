@@ -107,7 +107,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="iterative",
-            summary="Any decoder-only transformers model, batched in flight, streaming",
+            summary="Decoder-only models, batched in flight",
             generator="stepwise",
             batching="iterative",
             suits={"cpu": 10, "cuda": 10},

@@ -111,7 +111,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="openvino",
-            summary="Language models on a CPU with OpenVINO GenAI, batched in flight, streaming",
+            summary="Models on a CPU, by OpenVINO GenAI",
             tokenizer="transformers",
             generator="openvino",
             batching="continuous",

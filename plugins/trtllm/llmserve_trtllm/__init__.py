@@ -77,7 +77,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="trtllm",
-            summary="TensorRT-LLM: preprocessing, engine and postprocessing under an ensemble",
+            summary="TensorRT-LLM's engines or its LLM API",
             tokenizer="transformers",
             generator="tensorrt_llm",
             batching="inflight",

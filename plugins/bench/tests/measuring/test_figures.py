@@ -18,9 +18,8 @@ from llmserve_bench.figures import (
     rounds_of,
 )
 from llmserve_bench.generator import Report
-from llmserve_bench.measure import stop_losers, window
+from llmserve_bench.measure import window
 from llmserve_bench.results import Case, Load, Record
-from llmserve_bench.tables import tables_of
 
 from .examples import make_case, make_comparison, make_run
 
@@ -70,14 +69,6 @@ def test_goodput_is_what_held_the_limits() -> None:
     assert figures_of(run, Load(limit_ttft=1e-9))["goodput"] == 0
 
 
-def test_counts_are_whole_and_what_did_not_happen_is_left_out() -> None:
-    (table,) = tables_of(make_comparison((16,), rounds=2, requests=60))[1:]
-    rows = {row[0]: row[1] for row in table.rows}
-    assert rows["Requests"] == "60"
-    assert "Failed requests" not in rows
-    assert not any("OP tokens" in name for name in rows)
-
-
 def test_triton_s_times_are_means_over_our_requests() -> None:
     case = make_case("static", requests=50)
     model = case.runs[0].server.models[0] if case.runs[0].server else None
@@ -111,27 +102,12 @@ def test_the_ranking_puts_those_within_the_limit_first_and_marks_overlaps() -> N
     assert not apart[1].overlaps
 
 
-def test_what_cannot_win_is_stopped_and_says_why() -> None:
-    def cases(limit: float | None = None) -> list[Case]:
-        return [make_case("iterative", limit=limit), make_case("static", slots=2, limit=limit)]
-
-    found = stop_losers(cases())
-    assert [case.state for case in found] == ["done", "stopped"]
-    assert "the best" in found[1].why
-    # Where nothing is within the limit, nothing can be judged by it.
-    assert [case.state for case in stop_losers(cases(limit=1e-6))] == ["done", "done"]
-
-
-@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1), st.floats(0.5, 12))
-def test_only_what_was_done_in_a_duration_counts(
-    spans: list[tuple[float, float]], duration: float
-) -> None:
-    records = [Record(at, a, a, a + b) for at, (a, b) in enumerate(spans)]
-    report = Report(records=list(records), seconds=max(duration, 20.0))
-    counted, seconds, unfinished = window([report], Load(concurrency=1, duration=duration))
-    assert seconds == duration
-    assert all(record.done <= duration for record in counted)
-    assert len(counted) + len(unfinished) == len(records)
+def test_only_what_was_done_in_a_duration_counts() -> None:
+    records = [Record(at, 0.0, 0.0, done) for at, done in enumerate((1.0, 2.0, 3.0))]
+    counted, seconds = window([Report(records, 9.0)], Load(concurrency=1, duration=2.5))
+    assert (counted, seconds) == (records[:2], 2.5)
+    # Without a duration the last answer ends it.
+    assert window([Report(records, 9.0)], Load(concurrency=1, requests=3)) == (records, 3.0)
 
 
 def test_a_case_without_any_answer_has_no_place() -> None:

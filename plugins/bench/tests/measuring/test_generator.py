@@ -54,7 +54,6 @@ def test_whole_answers_take_as_long_as_the_server_took() -> None:
     assert 0.4 <= found["latency_p50"] < 0.8
     assert found["requests_per_second"] == pytest.approx(16 / run.seconds)
     assert found["output_tokens_per_second"] == pytest.approx(160 / run.seconds)
-    assert 3 < found["in_flight"] <= 4.1
     assert "ttft_mean" not in found
 
 
@@ -97,7 +96,6 @@ def test_a_closed_loop_keeps_to_its_duration_and_repeats_its_prompts() -> None:
         run = measured(server, "whole", Load(concurrency=2, duration=3.0))
     assert run.seconds == 3.0
     assert len(run.records) > 2
-    assert len(run.unfinished) <= 2
     assert max(record.done for record in run.records) <= 3.0
     indices = [record.index for record in run.records]
     assert len(set(indices)) == len(indices)

@@ -13,7 +13,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="mixed",
-            summary="Batched in flight by llmserve-iterative, tokenized by llmserve-tokens",
+            summary="The engine of iterative, another tokenizer",
             tokenizer="tokenizers",
             generator="stepwise",
             batching="iterative",

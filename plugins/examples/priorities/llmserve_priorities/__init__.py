@@ -67,7 +67,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
     return [
         Batching(
             name="priorities",
-            summary="Dynamic batches; a request's priority decides who waits, and how long",
+            summary="Dynamic batches, the urgent requests first",
             # Who waits is for Triton to decide; what runs is what always runs whole batches.
             runtime="llmserve.runtime.batch:BatchDriver",
             prepare=_prepare,

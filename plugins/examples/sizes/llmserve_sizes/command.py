@@ -12,7 +12,7 @@ import click
 @click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, sizes in bytes.")
 def sizes(repository: Path, as_json: bool) -> None:
-    """Say how large the models of a repository are, and what they need.
+    """Say how large the models of a repository are.
 
     \b
     llmserve sizes model_repository

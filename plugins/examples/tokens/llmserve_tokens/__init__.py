@@ -14,7 +14,7 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
     return [
         Tokenizer(
             name="tokenizers",
-            summary="The model's tokenizer.json, read by the tokenizers library alone",
+            summary="tokenizer.json, read by tokenizers alone",
             runtime="llmserve_tokens.runtime:FileTokenizer",
             prepare=_prepare,
             # Declared here, because only a tokenizer that can write a conversation takes one.
