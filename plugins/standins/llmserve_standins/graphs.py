@@ -20,11 +20,6 @@ from llmserve_standins.notice import Notice
 
 Array = npt.NDArray[Any]
 START, END = 1, 2
-_TYPES: dict[str, Any] = {
-    "TYPE_BOOL": np.bool_, "TYPE_UINT8": np.uint8, "TYPE_INT8": np.int8, "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32, "TYPE_INT64": np.int64, "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32, "TYPE_FP64": np.float64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class _State:
         initial = (block.get("initial_state") or [{}])[0]
         # As Triton does: an open dimension is 1 where nothing else is said.
         sizes = [max(int(size), 1) for size in initial.get("dims") or block["dims"]]
-        self.first: Array = np.zeros([1, *sizes], _dtype(block["data_type"]))
+        self.first: Array = np.zeros([1, *sizes], numpy_type(block["data_type"]))
         if file := initial.get("data_file"):
             raw = np.fromfile(home / "initial_state" / file, self.first.dtype)
             self.first = raw[: self.first.size].reshape(self.first.shape)
@@ -98,7 +93,7 @@ class GraphModel:
         self._has_sequences = bool(sequences)
         self._idle = int(sequences.get("max_sequence_idle_microseconds") or 0) / 1_000_000
         self._states = [_State(block, place.home) for block in sequences.get("state") or []]
-        self._outputs = {out["name"]: _dtype(out["data_type"]) for out in config["output"]}
+        self._outputs = {out["name"]: numpy_type(out["data_type"]) for out in config["output"]}
         self.kept: dict[int, tuple[float, dict[str, Array]]] = {}
         """When each sequence was last seen, and the state it is in."""
         original = f"Triton's backend {config.get('backend') or config.get('platform')}"
@@ -167,7 +162,31 @@ class GraphModel:
         ])  # fmt: skip
 
 
-def _dtype(name: str) -> Any:
-    if name not in _TYPES:
-        raise RuntimeError(f"llmserve's stand-in serves no {name}: use NVIDIA's container")
-    return _TYPES[name]
+class ServedGraph(GraphModel):
+    """A graph as Triton's Python backend serves it; a backend says how one is loaded."""
+
+    def __init__(self) -> None:
+        """Triton calls this first, and ``initialize`` with what there is to know."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        import triton_python_backend_utils as pb_utils
+
+        place = Place.read(args)
+        super().__init__(self.load(place), place, pb_utils)
+
+    def load(self, place: Place) -> Graph:
+        raise NotImplementedError
+
+
+def numpy_type(name: str) -> npt.DTypeLike:
+    """Give numpy's type for one of a configuration.
+
+    >>> numpy_type("TYPE_FP16"), numpy_type("TYPE_INT64")
+    (dtype('float16'), dtype('int64'))
+    """
+    try:
+        return np.dtype(name.removeprefix("TYPE_").lower().replace("fp", "float"))
+    except TypeError:
+        raise RuntimeError(
+            f"llmserve's stand-in serves no {name}: use NVIDIA's container"
+        ) from None

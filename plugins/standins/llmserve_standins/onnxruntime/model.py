@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from llmserve_standins.graphs import Graph, GraphModel, Place
+from llmserve_standins.graphs import Graph, Place, ServedGraph
 
 
 def load(place: Place) -> Graph:
@@ -30,12 +29,6 @@ def load(place: Place) -> Graph:
     )
 
 
-class TritonPythonModel(GraphModel):
-    def __init__(self) -> None:
-        """Triton calls this first, and ``initialize`` with what there is to know."""
-
-    def initialize(self, args: Mapping[str, str]) -> None:
-        import triton_python_backend_utils as pb_utils
-
-        place = Place.read(args)
-        super().__init__(load(place), place, pb_utils)
+class TritonPythonModel(ServedGraph):
+    def load(self, place: Place) -> Graph:
+        return load(place)

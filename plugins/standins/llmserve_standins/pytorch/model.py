@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve_standins.graphs import Array, Graph, GraphModel, Place
+from llmserve_standins.graphs import Array, Graph, Place, ServedGraph
 
 
 def load(place: Place) -> Graph:
@@ -65,12 +65,6 @@ def _by_index(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-class TritonPythonModel(GraphModel):
-    def __init__(self) -> None:
-        """Triton calls this first, and ``initialize`` with what there is to know."""
-
-    def initialize(self, args: Mapping[str, str]) -> None:
-        import triton_python_backend_utils as pb_utils
-
-        place = Place.read(args)
-        super().__init__(load(place), place, pb_utils)
+class TritonPythonModel(ServedGraph):
+    def load(self, place: Place) -> Graph:
+        return load(place)

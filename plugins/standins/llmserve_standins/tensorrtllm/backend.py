@@ -7,10 +7,9 @@ two steps, as with ``inflight_fused_batching``. With ``V1``, and under the LLM A
 
 from __future__ import annotations
 
-import json
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,6 @@ from llmserve_standins.notice import Notice
 from llmserve_standins.tensorrtllm.request import PendingRequest
 from llmserve_standins.tensorrtllm.sequences import TokenSequence, read_sequences
 from llmserve_standins.tensorrtllm.settings import Settings
-
-
-class TritonPythonModel:
-    """An engine's model, as Triton's Python backend loads it."""
-
-    def initialize(self, args: Mapping[str, str]) -> None:
-        import triton_python_backend_utils as pb_utils
-
-        settings = Settings.read(args["model_name"], json.loads(args["model_config"]))
-        self._stand_in = StandIn(settings, pb_utils)
-
-    def execute(self, requests: Sequence[Any]) -> None:
-        self._stand_in.execute(requests)
-
-    def finalize(self) -> None:
-        if (stand_in := getattr(self, "_stand_in", None)) is not None:
-            stand_in.finalize()
 
 
 class StandIn:
@@ -52,22 +34,22 @@ class StandIn:
         self._running: list[PendingRequest] = []
         self._waiting: list[PendingRequest] = []
         self._closing = False
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="steps", daemon=True)
         self._thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Take requests; the answers leave through their senders."""
         taken = [request for raw in requests if (request := self._take(raw)) is not None]
-        with self._news:
+        with self._changed:
             self._waiting += taken
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def finalize(self) -> None:
         """Stop, once nothing is under way any more."""
-        with self._news:
+        with self._changed:
             self._closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
         self._thread.join()
         self._notice.close()
 
@@ -96,33 +78,33 @@ class StandIn:
             return
         if not name.isdigit():
             raise RequestError(f"Invalid requestId, must be uint64_t. Got {name}")
-        with self._news:
-            if any(one.request_id == name for one in (*self._running, *self._waiting)):
-                raise RequestError(f"requestId {name} is already in progress, request is ignored.")
+        if self._with_id(name):
+            raise RequestError(f"requestId {name} is already in progress, request is ignored.")
 
     def _stop(self, stopping: PendingRequest) -> None:
         """A request that says stop ends the one that has its id."""
         if not stopping.request_id:
             stopping.fail("Trying to stop a request but request ID is not provided", internal=True)
             return
-        with self._news:
-            for request in (*self._running, *self._waiting):
-                if request.request_id == stopping.request_id:
-                    request.cancel()
+        for request in self._with_id(stopping.request_id):
+            request.cancel()
         stopping.close()
+
+    def _with_id(self, name: str) -> list[PendingRequest]:
+        with self._changed:
+            return [one for one in (*self._running, *self._waiting) if one.request_id == name]
 
     def _work(self) -> None:
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._waiting or self._running or self._closing)
-                if self._closing and not self._running and not self._waiting:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._running or self._closing)
+                if not self._running and not self._waiting:
                     return
                 self._running += self._joining()
             for request in self._running:
                 self._step(request)
-            with self._news:
+            with self._changed:
                 self._running = [request for request in self._running if not request.closed]
-                self._news.notify_all()
 
     def _joining(self) -> list[PendingRequest]:
         """Take those that begin now: while there is room, or the next batch when none runs."""
@@ -143,7 +125,7 @@ class StandIn:
             for row in request.rows:
                 if not row.done:
                     row.push(row.sampler.choose(next_logits(self._model, row)))
-            request.send_news()
+            request.send_new()
         except Exception as error:
             self._fail(request, error)
 

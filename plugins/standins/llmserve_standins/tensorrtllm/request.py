@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from llmserve_standins.graphs import numpy_type
 from llmserve_standins.tensorrtllm.sequences import TokenSequence
 from llmserve_standins.tensorrtllm.settings import Settings
 
-_TYPES = {
-    "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "FP16": np.float16,
-    "UINT8": np.uint8,
-}  # fmt: skip
 _SCORES = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits")
-_RECENT = 0.02
+_CHECK_EVERY = 0.02
 
 
 class PendingRequest:
@@ -24,16 +21,13 @@ class PendingRequest:
 
     def __init__(self, raw: Any, given: Mapping[str, Any], settings: Settings, pb: Any) -> None:
         self.request_id: str = raw.request_id()
-        self.wanted: frozenset[str] = frozenset(raw.requested_output_names())
-        self._raw = raw
-        self._sender = raw.get_response_sender()
-        self._given = given
-        self._settings = settings
-        self._pb = pb
-        self._asked = 0.0
-        self._gone = False
         self.closed = False
         self.rows: list[TokenSequence] = []
+        self._raw, self._given, self._settings, self._pb = raw, given, settings, pb
+        self._sender = raw.get_response_sender()
+        self._outputs = frozenset(raw.requested_output_names()) or settings.outputs.keys()
+        self._checked = 0.0
+        self._cancelled = False
         self.streams = self._flag("streaming")
         # A stream has new tokens only.
         self._echo = not self.streams and not self._flag(
@@ -43,17 +37,17 @@ class PendingRequest:
     def is_cancelled(self) -> bool:
         """Whether the client is gone, as far as is known."""
         now = time.monotonic()
-        if not self.closed and now - self._asked >= _RECENT:
-            self._asked = now
-            self._gone = self._gone or bool(self._raw.is_cancelled())
-        return self._gone
+        if not self.closed and now - self._checked >= _CHECK_EVERY:
+            self._checked = now
+            self._cancelled = self._cancelled or bool(self._raw.is_cancelled())
+        return self._cancelled
 
     def cancel(self) -> None:
         """End it at the next token."""
-        self._gone = True
+        self._cancelled = True
 
-    def send_news(self) -> None:
-        """Send what is new, if anything is to be sent now."""
+    def send_new(self) -> None:
+        """Send the new tokens, if any are to be sent now."""
         done = all(row.done for row in self.rows)
         if self.closed or not (done or self.streams):
             return
@@ -85,35 +79,31 @@ class PendingRequest:
             self._raw = self._sender = None
 
     def _tensors(self, pieces: Sequence[Sequence[int]]) -> list[Any]:
+        rows, settings = self.rows, self._settings
         width = max((len(ids) for ids in pieces), default=0)
-        if self._settings.is_first:
+        if settings.is_first:
             # The oldest answers are as long as they could have become.
-            width = max(len(r.prompt_ids) + r.max_tokens for r in self.rows)
+            width = max(len(row.prompt_ids) + row.max_tokens for row in rows)
         ids = np.zeros((len(pieces), 1, width), np.int32)
-        for index, (row, piece) in enumerate(zip(self.rows, pieces, strict=True)):
+        for index, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
             ids[index] = min(row.eos_ids, default=0)
             ids[index, 0, : len(piece)] = piece
-        known: dict[str, Any] = {
-            "output_ids": ids,
-            "sequence_length": np.array([[len(piece)] for piece in pieces], np.int32),
-        }
-        if len(pieces) > 1 or self._settings.fills_in_scores:
+        lengths = np.array([[len(piece)] for piece in pieces], np.int32)
+        known: dict[str, Any] = {"output_ids": ids, "sequence_length": lengths}
+        if len(pieces) > 1 or settings.fills_in_scores:
             known["batch_index"] = np.arange(len(pieces), dtype=np.int32)[:, None]
         if self._flag("return_num_input_tokens"):
-            known["num_input_tokens"] = np.array([[len(r.prompt_ids)] for r in self.rows], np.int32)
+            known["num_input_tokens"] = np.array([[len(row.prompt_ids)] for row in rows], np.int32)
         if self._flag("return_num_output_tokens"):
-            known["num_output_tokens"] = np.array([[len(piece)] for piece in pieces], np.int32)
-        if self._settings.fills_in_scores:
-            known |= {name: self._zeros(name) for name in _SCORES}
-        return [
-            self._pb.Tensor(name, known[name])
-            for name in self._settings.outputs
-            if name in known and (not self.wanted or name in self.wanted)
-        ]
+            known["num_output_tokens"] = lengths
+        if settings.fills_in_scores:
+            known |= {name: self._zeros(name) for name in _SCORES if name in settings.outputs}
+        wanted = (name for name in settings.outputs if name in self._outputs and name in known)
+        return [self._pb.Tensor(name, known[name]) for name in wanted]
 
     def _zeros(self, name: str) -> Any:
-        kind, dims = self._settings.outputs.get(name, ("FP32", ()))
-        return np.zeros((len(self.rows), *(max(size, 1) for size in dims)), _TYPES[kind])
+        kind, dims = self._settings.outputs[name]
+        return np.zeros((len(self.rows), *(max(size, 1) for size in dims)), numpy_type(kind))
 
     def _flag(self, name: str, default: bool = False) -> bool:
         return bool(self._given[name].any()) if name in self._given else default

@@ -10,16 +10,6 @@ from llmserve.runtime.generation import STOP, Generation
 from llmserve.runtime.params import Params
 from llmserve.runtime.sampling import Sampler
 
-KNOWN = frozenset({
-    "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list",
-    "bad_words_list", "temperature", "runtime_top_k", "runtime_top_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "min_length", "min_tokens", "random_seed", "seed",
-    "streaming", "stop", "exclude_input_in_output", "return_num_input_tokens",
-    "return_num_output_tokens", "len_penalty", "beam_width", "num_return_sequences",
-    "return_log_probs", "return_context_logits", "return_generation_logits",
-    "return_perf_metrics", "return_kv_cache_reuse_stats",
-})  # fmt: skip
-"""The tensors that are read."""
 # What may be there as long as it asks for nothing.
 _MUST_BE = {
     "beam_width": 1,
@@ -30,6 +20,13 @@ _MUST_BE = {
     "return_perf_metrics": False,
     "return_kv_cache_reuse_stats": False,
 }
+KNOWN = frozenset({
+    "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list",
+    "bad_words_list", "temperature", "runtime_top_k", "runtime_top_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "min_length", "min_tokens", "random_seed", "seed",
+    "streaming", "stop", "exclude_input_in_output", "return_num_input_tokens",
+    "return_num_output_tokens", "len_penalty", *_MUST_BE,
+})  # fmt: skip
 _NO_END = 2**32 - 1
 
 
@@ -40,19 +37,10 @@ class IdTokenizer:
     ([5, 6], [])
     """
 
-    eos_ids: frozenset[int] = frozenset()
-
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids that a word was written as; its second form, after a space, has none."""
         del special
         return [] if text.startswith(" ") else [int(number) for number in text.split()]
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        raise NotImplementedError
-
-    def decode(self, ids: Sequence[int]) -> str:
-        del ids
-        return ""
 
 
 class TokenSequence(Generation):
@@ -62,49 +50,34 @@ class TokenSequence(Generation):
     """
 
     def __init__(
-        self,
-        prompt_ids: Sequence[int],
-        params: Params,
-        stop_ids: Sequence[Sequence[int]],
-        *,
-        max_tokens: int,
-        end_id: int | None,
-        is_cancelled: Callable[[], bool],
-    ) -> None:
+        self, prompt_ids: Sequence[int], params: Params, stop_ids: Sequence[Sequence[int]], *,
+        max_tokens: int, end_id: int | None, is_cancelled: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        ends = frozenset() if end_id is None else frozenset({end_id})
         super().__init__(
-            prompt_ids,
-            params,
-            max_tokens=max_tokens,
-            eos_ids=frozenset() if end_id is None else frozenset({end_id}),
-            decode=lambda _: "",
+            prompt_ids, params, max_tokens=max_tokens, eos_ids=ends, decode=lambda _: "",
             is_cancelled=is_cancelled,
-        )
+        )  # fmt: skip
         self.cache: Any = None
         """The model's keys and values of what it has read."""
-        self.sampler = Sampler(self, IdTokenizer())
+        tokenizer: Any = IdTokenizer()
+        self.sampler = Sampler(self, tokenizer)
         self._stops = [list(ids) for ids in stop_ids if ids]
         self._sent = 0
 
     def push(self, token_id: int, logits: Any = None) -> None:
-        del logits
-        super().push(token_id)
+        super().push(token_id, logits)
         if self.done or len(self.token_ids) < self.params.min_tokens:
             return
         if any(self.token_ids[-len(ids) :] == ids for ids in self._stops):
             self._finish(STOP)
 
-    @property
-    def answer(self) -> list[int]:
-        """The tokens that are sent: all but the one that ends the answer."""
-        ended = self.finish_reason == STOP and self.token_ids[-1:] and not self.params.ignore_eos
-        return (
-            self.token_ids[:-1] if ended and self.token_ids[-1] in self.eos_ids else self.token_ids
-        )
-
     def take_ids(self) -> list[int]:
-        """Return the tokens that came since the last time."""
-        new = self.answer[self._sent :]
-        self._sent = len(self.answer)
+        """Return the tokens that came since the last time, but for the one that ends an answer."""
+        ended = self.finish_reason == STOP and self.token_ids[-1] in self.eos_ids
+        answer = self.token_ids[:-1] if ended else self.token_ids
+        new = answer[self._sent :]
+        self._sent = len(answer)
         return new
 
 
@@ -120,8 +93,8 @@ def read_sequences(
             raise RequestError(
                 f"the stand-in for TensorRT-LLM takes no {name} but {str(allowed).lower()}"
             )
-    rows = given["input_ids"].shape[0]
-    return [_sequence(given, row, context_length, is_cancelled) for row in range(rows)]
+    rows = range(given["input_ids"].shape[0])
+    return [_sequence(given, row, context_length, is_cancelled) for row in rows]
 
 
 def _sequence(
@@ -131,16 +104,19 @@ def _sequence(
         return given[name].reshape(-1)[row].item() if name in given else default
 
     def words(name: str) -> list[list[int]]:
-        return _words(given[name][row]) if name in given else []
+        """Read one row of words: all ids, and below them where each word ends."""
+        if name not in given:
+            return []
+        ids, ends = given[name][row][0], [int(end) for end in given[name][row][1] if end > 0]
+        return [ids[a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]
 
     ids = given["input_ids"][row, : one("input_lengths")].tolist()
-    wanted = one("request_output_len")
-    if wanted < 1 or (context_length is not None and len(ids) + wanted > context_length):
+    length = one("request_output_len")
+    if length < 1 or (context_length is not None and len(ids) + length > context_length):
         raise RequestError(
-            f"request_output_len {wanted} and the prompt's {len(ids)} tokens are over the engine's "
+            f"request_output_len {length} and the prompt's {len(ids)} tokens are over the engine's "
             f"{context_length}"
         )
-    end = one("end_id")
     top_k, top_p = one("runtime_top_k", 0), one("runtime_top_p", 0.0)
     params = Params(
         # With neither of them TensorRT-LLM takes the likeliest token.
@@ -154,17 +130,8 @@ def _sequence(
         seed=one("seed", one("random_seed", 0)),
         bad_words=tuple(" ".join(map(str, word)) for word in words("bad_words_list")),
     )
+    end = one("end_id", -1)
     return TokenSequence(
-        ids,
-        params,
-        words("stop_words_list"),
-        max_tokens=wanted,
-        end_id=None if end is None or end < 0 or end == _NO_END else end,
-        is_cancelled=is_cancelled,
-    )
-
-
-def _words(tensor: Any) -> list[list[int]]:
-    """Read one row of words: all ids, and below them where each word ends."""
-    ends = [int(end) for end in tensor[1] if end > 0]
-    return [tensor[0, a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]
+        ids, params, words("stop_words_list"), max_tokens=length,
+        end_id=None if end < 0 or end == _NO_END else end, is_cancelled=is_cancelled,
+    )  # fmt: skip

@@ -25,7 +25,6 @@ class Settings:
     decoupled: bool
     max_batch_size: int
     excludes_input: bool
-    inputs: frozenset[str]
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     """The types and dimensions of what is answered."""
 
@@ -42,11 +41,9 @@ class Settings:
     @classmethod
     def read(cls, name: str, config: Mapping[str, Any]) -> Settings:
         """Read Triton's JSON of a ``config.pbtxt``; what the real backend refuses is refused."""
-        given = {
-            key: str(value.get("string_value", ""))
-            for key, value in (config.get("parameters") or {}).items()
-        }
-        inputs = frozenset(tensor["name"] for tensor in config.get("input") or ())
+        parameters = config.get("parameters") or {}
+        given = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
+        inputs = {tensor["name"] for tensor in config.get("input") or ()}
         later = _REQUIRED_FROM_0_19 if "guided_decoding_guide" in inputs else ()
         for key in (*_REQUIRED, *later):
             if key not in given:
@@ -69,12 +66,8 @@ class Settings:
             decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled")),
             max_batch_size=max(1, int(config.get("max_batch_size", 1))),
             excludes_input=given.get("exclude_input_in_output", "").lower() == "true",
-            inputs=inputs,
             outputs={
-                output["name"]: (
-                    output["data_type"].removeprefix("TYPE_"),
-                    tuple(int(size) for size in output["dims"]),
-                )
-                for output in config["output"]
+                out["name"]: (out["data_type"], tuple(map(int, out["dims"])))
+                for out in config["output"]
             },
         )
