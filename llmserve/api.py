@@ -30,7 +30,7 @@ MODULES = (
     "llmserve.server",
     "llmserve.testing",
 )
-"""The public modules. In these, every name in ``__all__`` is."""
+"""The public modules: every name in ``__all__`` is, or, without that, every one made there."""
 
 GROUP = "llmserve"
 """The group of entry points in which plugins are looked for."""
@@ -45,7 +45,7 @@ def number_in(group: str) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-def problem_with(group: str, entry_point: str, distribution: str) -> str | None:
+def entry_point_problem(group: str, entry_point: str, distribution: str) -> str | None:
     """Say why an entry point cannot be loaded, if it cannot."""
     number = number_in(group)
     if number is not None and number != API:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import pluggy
 
 from llmserve import hookspecs
-from llmserve.api import API, CURRENT, GROUP, number_in, problem_with
+from llmserve.api import API, CURRENT, GROUP, entry_point_problem, number_in
 from llmserve.errors import PluginError, reason
 from llmserve.names import near, normal
 from llmserve.roles import ROLES, Backend, Component, Frontend, Recipe
@@ -95,7 +95,7 @@ def _installed() -> Iterator[Plugin]:
             seen.add(key)
             points.sort(key=lambda point: (point.group == CURRENT, point.group == GROUP))
             for name, point in {point.name: point for point in points}.items():
-                problem = problem_with(point.group, point.value, found.name)
+                problem = entry_point_problem(point.group, point.value, found.name)
                 api, folder = number_in(point.group), str(found.locate_file(""))
                 yield Plugin(
                     name, found.name, found.version, problem, None, point.value, api, folder
