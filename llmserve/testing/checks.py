@@ -31,6 +31,7 @@ PROMPTS = (
 )
 GENERATION = ("generator", "batching")
 TEXT = ("tokenizer", "formatter")
+EVERY = (*TEXT, *GENERATION)
 _LONGEST = 300
 _SECONDS_WITHOUT_END = 5.0
 # A value that any model which takes the option could serve.
@@ -53,7 +54,7 @@ class Failures:
         self._options = options
 
     def fail(
-        self, expected: object, got: object, *, promise: str, roles: Sequence[str]
+        self, expected: object, got: object, *, promise: str, roles: Sequence[str] = GENERATION
     ) -> NoReturn:
         lines = [
             f"{self._subject()} breaks a promise: {promise}",
@@ -64,7 +65,9 @@ class Failures:
         # Without a traceback: no line of the suite's own code says more than this does.
         pytest.fail("\n".join(lines), pytrace=False)
 
-    def expect(self, expected: A, got: A, *, promise: str, roles: Sequence[str]) -> None:
+    def expect(
+        self, expected: A, got: A, *, promise: str, roles: Sequence[str] = GENERATION
+    ) -> None:
         if got != expected:
             self.fail(expected, got, promise=promise, roles=roles)
 
@@ -75,7 +78,7 @@ class Failures:
         got: Sequence[A],
         *,
         promise: str,
-        roles: Sequence[str],
+        roles: Sequence[str] = GENERATION,
     ) -> None:
         """Fail at the first prompt whose answer is another."""
         self.expect(len(expected), len(got), promise=f"{promise}: one each", roles=roles)
@@ -214,7 +217,7 @@ class RecipeChecks:
         answer = self._generate(triton, name, self.prompts[0], max_tokens=4)
         if not answer.output_tokens:
             promise = "a refusal ends nothing"
-            self._failures.fail("an answer", answer, promise=promise, roles=GENERATION)
+            self._failures.fail("an answer", answer, promise=promise)
 
     def _prompt_of(self, tokens: int, triton: LiveTriton, name: str) -> str:
         """Return a prompt of so many tokens, or a few less."""

@@ -12,7 +12,7 @@ import pytest
 from llmserve.errors import LLMServeError, ModelNotReadyError
 from llmserve.repository import config as modelconfig
 from llmserve.repository.manifest import hashes
-from llmserve.testing.checks import GENERATION, PROMPTS, TEXT, RecipeChecks, all_at_once
+from llmserve.testing.checks import EVERY, PROMPTS, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
 
@@ -47,14 +47,14 @@ class RecipeConformance(RecipeChecks):
         first, second = hashes(one.folder), hashes(two.folder)
         changed = sorted(name for name in first | second if first.get(name) != second.get(name))
         promise = "two builds of the same write the same files"
-        self._failures.expect([], changed, promise=promise, roles=(*TEXT, *GENERATION))
+        self._failures.expect([], changed, promise=promise, roles=EVERY)
         old, new = ((each.folder / "llmserve.json").read_text().splitlines() for each in (one, two))
         self._failures.expect_each(
             [f"line {number}" for number in range(1, len(old) + 1)],
             old,
             new,
             promise="two builds of the same write the same llmserve.json",
-            roles=(*TEXT, *GENERATION),
+            roles=EVERY,
         )
 
     def test_configuration_speaks_the_contract(self, tmp_path: Path) -> None:
@@ -68,16 +68,14 @@ class RecipeConformance(RecipeChecks):
             if tensor not in names:
                 self._failures.fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
         exchange = config.parameters["llmserve.exchange"].string_value
-        self._failures.expect(result.manifest.exchange, exchange, promise=promise, roles=GENERATION)
+        self._failures.expect(result.manifest.exchange, exchange, promise=promise)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
         alone = [self._answer(triton, name, prompt) for prompt in self.prompts]
         for _ in range(2):
             together = all_at_once(lambda p: self._answer(triton, name, p), self.prompts)
             promise = "an answer beside others is the answer alone"
-            self._failures.expect_each(
-                self.prompts, alone, together, promise=promise, roles=GENERATION
-            )
+            self._failures.expect_each(self.prompts, alone, together, promise=promise)
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         prompts = list(self.prompts[:4])
@@ -85,9 +83,7 @@ class RecipeConformance(RecipeChecks):
         answers = self._generate(triton, name, prompts, max_tokens=16)
         got = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
         promise = "each prompt of a request is answered as it is alone"
-        self._failures.expect_each(
-            prompts, alone, got, promise=promise, roles=(*GENERATION, "formatter")
-        )
+        self._failures.expect_each(prompts, alone, got, promise=promise, roles=EVERY)
 
     def test_requests_keep_their_own_lengths(self, triton: LiveTriton, name: str) -> None:
         self._needs_options(triton, name, "ignore_eos")
@@ -101,7 +97,6 @@ class RecipeConformance(RecipeChecks):
             [(length, "length") for length in lengths],
             [(answer.output_tokens, answer.finish_reason) for answer in answers],
             promise="with ignore_eos an answer has the max_tokens that its request asks for",
-            roles=GENERATION,
         )
 
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
@@ -110,7 +105,7 @@ class RecipeConformance(RecipeChecks):
         alone = [self._generate(triton, name, p, **options).text for p in self.prompts]
         texts = all_at_once(lambda p: self._generate(triton, name, p, **options).text, self.prompts)
         promise = "the same seed gives the same text, whatever runs beside it"
-        self._failures.expect_each(self.prompts, alone, texts, promise=promise, roles=GENERATION)
+        self._failures.expect_each(self.prompts, alone, texts, promise=promise)
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With the prompt echoed, every answer begins with its own prompt and holds no other."""
@@ -138,7 +133,7 @@ class RecipeConformance(RecipeChecks):
             ]
         got = [job.result() for job in good]
         promise = "a request that is refused does not disturb its neighbours"
-        self._failures.expect_each(self.prompts, expected, got, promise=promise, roles=GENERATION)
+        self._failures.expect_each(self.prompts, expected, got, promise=promise)
         for job in bad:
             job.result()
 
@@ -160,9 +155,9 @@ class RecipeConformance(RecipeChecks):
             beside = [pool.submit(self._stream, triton, name, p, options) for p in self.prompts[:3]]
         got = [job.result()[0] for job in beside]
         promise = "a prompt that fills the context does not disturb its neighbours"
-        self._failures.expect_each(self.prompts[:3], alone, got, promise=promise, roles=GENERATION)
+        self._failures.expect_each(self.prompts[:3], alone, got, promise=promise)
         promise = "a prompt that leaves room for four tokens gets four"
-        self._failures.expect(4, crowded.result().output_tokens, promise=promise, roles=GENERATION)
+        self._failures.expect(4, crowded.result().output_tokens, promise=promise)
 
     @pytest.mark.parametrize("max_tokens", [0, -1, 2**31 - 1, 2**40])
     def test_impossible_lengths_are_refused(
