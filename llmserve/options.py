@@ -62,18 +62,10 @@ class Option:
 
     def _check_range(self, value: float) -> None:
         # Written so that nan, which compares false with everything, is refused too.
-        low = self.minimum is None or value >= self.minimum
-        high = self.maximum is None or value <= self.maximum
-        if not (low and high):
-            ends = [
-                text
-                for text, end in (
-                    (f"at least {self.minimum}" if self.minimum is not None else "", low),
-                    (f"at most {self.maximum}" if self.maximum is not None else "", high),
-                )
-                if text and not end
-            ]
-            raise OptionError(f"{self.name} must be {' and '.join(ends)}, not {value}")
+        if self.minimum is not None and not value >= self.minimum:
+            raise OptionError(f"{self.name} must be at least {self.minimum}, not {value}")
+        if self.maximum is not None and not value <= self.maximum:
+            raise OptionError(f"{self.name} must be at most {self.maximum}, not {value}")
 
     def _wrong(self, value: object) -> OptionError:
         return OptionError(f"{self.name} takes {_WORDS[type(self.default)]}, not {value!r}")

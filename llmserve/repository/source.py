@@ -196,6 +196,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelSourceError(
-            f"{path} cannot be read: {error}", mend="fetch or save it again"
-        ) from None
+        raise damaged(path, str(error)) from None
+
+
+def damaged(path: Path, why: str) -> ModelSourceError:
+    return ModelSourceError(f"{path} cannot be read: {why}", mend="fetch or save it again")

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import ModelSourceError
-from llmserve.repository.source import PICKLED, WEIGHTS, ModelSource, read_json, read_object
+from llmserve.repository.source import (
+    PICKLED,
+    WEIGHTS,
+    ModelSource,
+    damaged,
+    read_json,
+    read_object,
+)
 
 _TEMPLATES = {"chat_template.jinja", "chat_template.json"}
 _TOKENIZER = _TEMPLATES | {
@@ -116,13 +123,9 @@ def _check_safetensors(path: Path) -> None:
         if size < wanted:
             raise ValueError(f"it has {size} bytes of {wanted}")
     except (KeyError, TypeError, IndexError, AttributeError):
-        raise _damaged(path, "its header describes no tensors") from None
+        raise damaged(path, "its header describes no tensors") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-
-
-def _damaged(path: Path, why: str) -> ModelSourceError:
-    return ModelSourceError(f"{path} cannot be read: {why}", mend="fetch or save it again")
+        raise damaged(path, str(error)) from None
 
 
 _NAMERS = frozenset({"config.json", "tokenizer_config.json"})
