@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmserve.testing import ByteTokenizer
 
-from .scheduler import Clock, Scheduler
+from .scheduler import Clock, Progress, Scheduler
 
 
 def test_the_first_piece_does_not_wait_for_the_end_of_the_burst() -> None:
@@ -154,3 +156,89 @@ def test_any_order_of_arrivals_batches_and_cancellations(
         if length and not request.cancelled and text not in "!?":
             expected = (text.encode() * length)[:length]
             assert request.text == ByteTokenizer().decode(list(expected))
+
+
+def test_who_is_passed_by_in_the_queue_frees_its_place() -> None:
+    """Triton drops a request whose client leaves while it waits, and tells nobody."""
+    triton = Scheduler()
+    lost, other = triton.send("ab", max_tokens=900), triton.send("cd", max_tokens=900)
+    triton.run([lost, other])
+    triton.queue.remove(lost)
+    triton.run([other])
+    assert triton.engine.live == 2, "it may have been just behind"
+    triton.run([other])
+    assert triton.engine.live == 1
+
+
+def test_who_is_not_seen_while_nothing_comes_frees_its_place() -> None:
+    triton, threads = Scheduler(), threading.active_count()
+    triton.run([lost := triton.send("ab", max_tokens=900)])
+    triton.queue.remove(lost)
+    deadline = time.monotonic() + 10
+    while triton.engine.live:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert triton.driver._metrics.families["running_sequences"].metric.value == 0
+    triton.driver.finalize()
+    assert threading.active_count() <= threads
+
+
+def test_who_was_given_up_and_comes_all_the_same_goes_on() -> None:
+    triton = Scheduler()
+    late, other = triton.send("abc", max_tokens=7), triton.send("cd", max_tokens=900)
+    triton.run([late, other])
+    triton.run([other])
+    triton.run([other])
+    assert triton.engine.live == 1
+    triton.run([late, other])
+    other.cancelled = True
+    triton.run_all()
+    assert late.text == "abcabca"
+    assert triton.nothing_is_left()
+
+
+def test_a_request_that_triton_would_lose_is_kept_to_its_end() -> None:
+    """Given back after the idle time, it would never be answered."""
+    triton = Scheduler(idle_seconds=0.05)
+    triton.engine.pause = 0.02
+    request = triton.send("ab", max_tokens=12, stream=True)
+    triton.run([request])
+    assert not request.closed
+    time.sleep(0.05)
+    triton.run([request])
+    assert request.closed
+    assert request.text == "ab" * 6
+
+
+@pytest.mark.parametrize("requests", [1, 32])
+def test_turns_grow_in_calm_and_are_short_when_somebody_comes(requests: int) -> None:
+    clock = Clock()
+    triton = Scheduler(burst_ms=8, clock=clock)
+    # A step takes a millisecond, and its tokens tell how long a turn was.
+    step = triton.engine.step
+
+    def slow_step() -> Progress:
+        clock.pass_by(0.001)
+        return step()
+
+    triton.engine.step = slow_step  # type: ignore[method-assign]
+    for _ in range(requests):
+        triton.send("ab", max_tokens=900)
+    turns: list[int] = []
+    before = 0
+    for _ in range(8):
+        triton.run(list(triton.queue))
+        made = _tokens(triton)
+        turns.append(made - before)
+        before = made
+    assert turns == sorted(turns)
+    # What many cost keeps nobody waiting for one.
+    assert turns[-1] <= 9 if requests == 1 else turns[-1] >= 90
+    triton.send("ab", max_tokens=900)
+    triton.run(list(triton.queue))
+    assert _tokens(triton) - before <= 41
+    triton.driver.finalize()
+
+
+def _tokens(triton: Scheduler) -> int:
+    return len(triton.engine.under_way[0].token_ids)

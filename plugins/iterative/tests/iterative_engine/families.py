@@ -11,6 +11,7 @@ import transformers
 
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.params import Params
+from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
 
 VOCAB = 97
@@ -91,21 +92,6 @@ def expected(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]
     return [int(token) for token in answer[0, len(prompt) :]]
 
 
-class PlainTokenizer:
-    """A tokenizer whose tokens are letters."""
-
-    eos_ids: frozenset[int] = frozenset()
-
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        return [ord(letter) - 32 for letter in text]
-
-    def encode_chat(self, messages: Any) -> list[int]:
-        return self.encode(str(messages))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(32 + token) for token in ids)
-
-
 def generation(
     prompt: Sequence[int], max_tokens: int, *, eos: frozenset[int] = frozenset(), **params: Any
 ) -> Generation:
@@ -115,7 +101,7 @@ def generation(
         Params(**params),
         max_tokens=max_tokens,
         eos_ids=eos,
-        decode=PlainTokenizer().decode,
+        decode=ByteTokenizer().decode,
     )
 
 

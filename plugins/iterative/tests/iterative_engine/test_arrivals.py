@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.runtime.generation import Generation
+from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
 
-from .families import VOCAB, PlainTokenizer, expected, finish, generation, make_model
+from .families import VOCAB, expected, finish, generation, make_model
 
 chance = random.Random(3)
 # A handful of prompts, some with a common beginning so that prefixes are shared; what
@@ -51,7 +52,7 @@ def test_any_mix(
 ) -> None:
     engine = Engine(
         make_model(family),
-        PlainTokenizer(),
+        ByteTokenizer(),
         max_sequences=max_sequences,
         cache_tokens=cache_tokens,
         prefill_chunk=prefill_chunk,

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
+from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
 
-from .families import FAMILIES, VOCAB, PlainTokenizer, finish, generation, make_model, same_as_alone
+from .families import FAMILIES, VOCAB, finish, generation, make_model, same_as_alone
 
 PADDED = {"falcon", "falcon_alibi", "bloom"}
 
@@ -22,7 +23,7 @@ def family(request: pytest.FixtureRequest) -> str:
 def engine(family: str) -> Engine:
     return Engine(
         make_model(family),
-        PlainTokenizer(),
+        ByteTokenizer(),
         max_sequences=6,
         cache_tokens=512,
         prefill_chunk=8,

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
+from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine import attention, graphs, runner
 from llmserve_iterative.engine.engine import Engine
-from llmserve_iterative.engine.scheduler import Chunk, detached_sequence
 
-from .families import VOCAB, PlainTokenizer, finish, generation, make_model, same_as_alone
+from .families import VOCAB, finish, generation, make_model, same_as_alone
 
 CPU = torch.device("cpu")
 
@@ -89,7 +88,7 @@ def test_it_makes_what_generate_makes(
     model = make_model(family)
     made = runner.FlatRunner(attention.FlashPlan, model, 24 * 16, graphs=with_graphs)
     monkeypatch.setattr("llmserve_iterative.engine.engine.make_runner", lambda *_: made)
-    engine = Engine(model, PlainTokenizer(), max_sequences=11, cache_tokens=0, prefill_chunk=24)
+    engine = Engine(model, ByteTokenizer(), max_sequences=11, cache_tokens=0, prefill_chunk=24)
     several = [generation([(7 * n + i) % VOCAB for i in range(3 * n + 1)], 40) for n in range(14)]
     for one in several:
         engine.admit(one)
@@ -98,17 +97,3 @@ def test_it_makes_what_generate_makes(
     assert all(same_as_alone(family, one) for one in several)
     assert (recorded[1] > recorded[0] > 0) == with_graphs
     assert recorded[0] <= 15, "a pass is recorded for few sizes"
-
-
-def test_a_recorded_pass_writes_only_where_its_tokens_belong(recorded: list[int]) -> None:
-    store = attention.Store(6 * 16, torch.float32)
-    chunk = Chunk(detached_sequence([1] * 20, [3, 1]), 19, 20)
-
-    def forward(plan: Any) -> torch.Tensor:
-        new = torch.ones(2, len(plan.tokens.ids), 4)
-        return store.write(0, plan.tokens.rows, new, new)[0]
-
-    passes = graphs.DecodeGraphs(forward, spare_page=5)
-    passes.run(attention.FlashPlan([chunk] * 3, CPU))
-    keys = forward(attention.FlashPlan([chunk], CPU))
-    assert keys[: 5 * 16].count_nonzero() == keys[16 + 3].count_nonzero() == 2 * 4

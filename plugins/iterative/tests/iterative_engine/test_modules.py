@@ -7,7 +7,7 @@ import torch
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
-from llmserve_iterative.engine.attention import FlashPlan, PagePlan, Rule, Store
+from llmserve_iterative.engine.attention import FlashPlan, PagePlan, Rule
 from llmserve_iterative.engine.linear import FewRowsLinear, speed_up
 from llmserve_iterative.engine.scheduler import Chunk, detached_sequence
 
@@ -59,16 +59,6 @@ def test_attention_is_the_sum_that_it_should_be(
                 scores = torch.tanh(scores / softcap) * softcap
             expected = scores.softmax(0) @ own[1][first : at + 1]
             torch.testing.assert_close(seen[row, head], expected, atol=2e-6, rtol=2e-6)
-
-
-def test_what_is_written_stands_where_it_belongs() -> None:
-    tokens = PagePlan(CHUNKS, CPU).tokens
-    new = torch.randn(HEADS, len(tokens.ids), 8) + 9
-    keys, _ = Store(10 * SIZE, torch.float32).write(0, tokens.rows, new, new)
-    places = [(one, at) for one in CHUNKS for at in range(one.start, one.stop)]
-    for row, (one, at) in enumerate(places):
-        assert torch.equal(keys[one.pages[at // SIZE] * SIZE + at % SIZE], new[:, row])
-    assert keys.count_nonzero() == new.numel()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 32, 40])

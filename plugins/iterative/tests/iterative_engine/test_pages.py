@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from llmserve_iterative.engine.pages import START, PagePool
+from llmserve_iterative.engine.pages import PagePool
 
 SIZE = 2
 COUNT = 6
@@ -75,33 +75,3 @@ class Books(RuleBasedStateMachine):
 
 Books.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestBooks = Books.TestCase
-
-
-def test_a_page_is_found_only_behind_the_one_it_was_computed_behind() -> None:
-    """Its tokens alone say nothing: what they look at is before them."""
-    pool = PagePool(3, SIZE)
-    first, second = pool.take(), pool.take()
-    assert first is not None
-    assert second is not None
-    before = pool.publish(first, START, (1, 2))
-    pool.publish(second, before, (3, 4))
-    pool.release([first, second])
-    assert pool.share([3, 4])[0] == []
-    assert pool.share([1, 2, 3, 4, 5])[0] == [first, second]
-
-
-def test_the_page_not_used_for_longest_is_forgotten_first_and_ends_before_beginnings() -> None:
-    pool = PagePool(3, SIZE)
-    for ids in ([1, 1, 2, 2], [3, 3]):
-        before, pages = START, []
-        for start in range(0, len(ids), SIZE):
-            page = pool.take()
-            assert page is not None
-            pages.append(page)
-            before = pool.publish(page, before, tuple(ids[start : start + SIZE]))
-        pool.release(pages)
-    kept, _ = pool.share([3, 3])
-    pool.release(kept)
-    pool.take()
-    assert len(pool.share([1, 1, 2, 2])[0]) == 1
-    assert len(pool.share([3, 3])[0]) == 1

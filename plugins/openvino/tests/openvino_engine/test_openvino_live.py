@@ -32,14 +32,6 @@ def by_torch(triton: LiveTriton) -> str:
     return triton.build("hf")
 
 
-def test_greedy_answers_are_those_of_transformers(
-    triton: LiveTriton, model: str, by_torch: str
-) -> None:
-    for prompt in PROMPTS:
-        expected = triton.client.generate(by_torch, prompt, max_tokens=48)
-        assert triton.client.generate(model, prompt, max_tokens=48) == expected
-
-
 @pytest.mark.parametrize(
     "wish",
     [
@@ -108,19 +100,3 @@ def test_a_client_that_leaves_frees_the_engine(triton: LiveTriton, converted: Pa
     began = time.perf_counter()
     triton.client.generate(model, PROMPT, max_tokens=1)
     assert time.perf_counter() - began < whole / 2
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [("openvino", "iterative"), ("iterative", "continuous")],
-    ids=["our engine, their driver", "their engine, our driver"],
-)
-def test_engines_and_drivers_can_be_exchanged(
-    triton: LiveTriton, converted: Path, by_torch: str, parts: tuple[str, str]
-) -> None:
-    plugin, batching = parts
-    source = str(converted) if plugin == "openvino" else "demo"
-    model = triton.build(plugin, source, batching=batching)
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda p: triton.client.generate(model, p, max_tokens=24), PROMPTS))
-    assert answers == [triton.client.generate(by_torch, p, max_tokens=24) for p in PROMPTS]
