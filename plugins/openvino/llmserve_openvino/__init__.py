@@ -93,6 +93,19 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     maximum=64,
                 ),
                 Option(
+                    "draft_model",
+                    "",
+                    "A smaller model with the same tokens, in a folder or on the hub: it guesses, "
+                    "and this one checks several guesses in a step. Answers are greedy then.",
+                ),
+                Option(
+                    "draft_tokens",
+                    4,
+                    "Most tokens that the draft model guesses in a step.",
+                    minimum=1,
+                    maximum=64,
+                ),
+                Option(
                     "threads",
                     0,
                     "Threads that compute; 0 is one per core.",

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from llmserve_openvino.library import openvino as ov
 from llmserve_openvino.library import openvino_genai as genai
@@ -200,8 +200,21 @@ def window(config: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def write_tokenizer(source: str, target: Path) -> None:
+    """Write a model's tokenizer in OpenVINO's form, which serving with a draft model takes."""
+    from openvino_tokenizers import convert_tokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    parts = convert_tokenizer(tokenizer, with_detokenizer=True)
+    for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
+        ov.save_model(part, str(target / f"openvino_{name}.xml"))
+
+
 def main(source: str, target: Path, settings: dict[str, Any]) -> None:
     """Write the converted model, and beside it what must be known of it."""
+    if settings.get("tokenizer_only"):
+        write_tokenizer(source, target)
+        return
     model = AutoModelForCausalLM.from_pretrained(
         source,
         dtype=torch.float32,

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from llmserve.plugin import (
     PluginError,
     check_causal,
     place_instances,
+    read_object,
 )
 
 _FOLDER = "openvino"
+_DRAFT = "draft"
 _MODEL = "openvino_model.xml"
 # Only these: the tokenizer is a part of its own, whatever form it has.
 _FILES = (_MODEL, "openvino_model.bin")
@@ -27,7 +30,7 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length
 _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _AT_LOAD = (
     "kv_cache", "cache_gb", "max_sequences", "prefix_cache", "dynamic_quantization",
-    "prompt_lookup", "threads",
+    "prompt_lookup", "draft_tokens", "threads",
 )  # fmt: skip
 _CONVERTING = ("weight_format", "int4_group", "int4_ratio", "trust_remote_code")
 
@@ -37,13 +40,14 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     source, options = context.source, context.options
     check_causal(source, trust_remote_code=bool(options["trust_remote_code"]))
     place_instances(context.config, "cpu", 1)
+    if options["draft_model"] and options["prompt_lookup"]:
+        raise OptionError(
+            "draft_model and prompt_lookup are given both", mend="leave one of them out"
+        )
     config = source.config()
     inner = config.get("text_config") or config
     length = next((inner[name] for name in _LENGTHS if isinstance(inner.get(name), int)), None)
-    if (source.path / _MODEL).is_file():
-        place, window = _place(context), None
-    else:
-        place, window = _convert(context)
+    place, window = _place_or_convert(context, _FOLDER)
     if window and (length is None or window < length):
         context.report(f"its context is limited to its sliding window of {window} tokens")
         length = window
@@ -52,6 +56,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     return {
         **place,
         **{name: options[name] for name in _AT_LOAD},
+        "draft": _draft(context) if options["draft_model"] else None,
         "context_length": length,
         "eos_ids": _eos_ids(source.path, config),
         "vocab_size": inner["vocab_size"] if isinstance(inner.get("vocab_size"), int) else 0,
@@ -60,7 +65,35 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     }
 
 
-def _place(context: BuildContext) -> Mapping[str, Any]:
+def _draft(context: BuildContext) -> str:
+    """Put the draft model beside the model, and say where."""
+    options = {**context.options, "revision": ""}
+    draft = replace(context, model=str(options["draft_model"]), options=options)
+    check_causal(draft.source, trust_remote_code=bool(options["trust_remote_code"]))
+    if _vocabulary(draft) != _vocabulary(context):
+        raise OptionError(
+            f"{draft.source.asked} has other tokens than {context.source.asked}",
+            mend="name a draft model with the same tokenizer",
+        )
+    place, _ = _place_or_convert(draft, _DRAFT)
+    # OpenVINO wants a tokenizer of its own beside each, to see that they are the same.
+    for one, folder in ((context, _FOLDER), (draft, _DRAFT)):
+        _run(one, one.folder / folder, {"tokenizer_only": True})
+    return str(place["path"])
+
+
+def _vocabulary(context: BuildContext) -> object:
+    path = context.source.path / "tokenizer.json"
+    return read_object(path)["model"]["vocab"] if path.is_file() else None
+
+
+def _place_or_convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
+    if (context.source.path / _MODEL).is_file():
+        return _place(context, folder), None
+    return _convert(context, folder)
+
+
+def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
     source = context.source
     files = [source.path / name for name in _FILES if (source.path / name).is_file()]
     if len(files) < len(_FILES):
@@ -70,11 +103,12 @@ def _place(context: BuildContext) -> Mapping[str, Any]:
             f"{source.asked} is converted already, with weights as they are",
             mend="leave out weight_format, or name the model that it was made from",
         )
-    # The engine opens files, so what lies in the hub's cache is copied.
-    return context.place(files, _FOLDER, copy=True if source.repo_id else None)
+    # The engine opens files, so what lies in the hub's cache is copied, and what gets a tokenizer.
+    own = source.repo_id or context.options["draft_model"]
+    return context.place(files, folder, copy=True if own else None)
 
 
-def _convert(context: BuildContext) -> tuple[Mapping[str, Any], int | None]:
+def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
     options, source = context.options, context.source
     if options["weight_format"] in ("int8", "int4") and find_spec("nncf") is None:
         raise PluginError(
@@ -82,17 +116,28 @@ def _convert(context: BuildContext) -> tuple[Mapping[str, Any], int | None]:
             mend="pip install 'llmserve-openvino[compress]'",
         )
     context.report(f"converting {source.asked} to OpenVINO")
-    target = context.folder / _FOLDER
-    settings = json.dumps({name: options[name] for name in _CONVERTING})
+    target = context.folder / folder
+    _run(context, target, {name: options[name] for name in _CONVERTING})
+    facts = target / "facts.json"
+    window: int | None = json.loads(facts.read_text(encoding="utf-8"))["window"]
+    facts.unlink()
+    return {"path": folder}, window
+
+
+def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> None:
+    """Convert in a process of its own."""
+    source = context.source
     done = subprocess.run(
-        [sys.executable, "-m", "llmserve_openvino.convert", source.path, target, settings],
+        [
+            *(sys.executable, "-m", "llmserve_openvino.convert"),
+            *(str(source.path), str(target), json.dumps(settings)),
+        ],
         capture_output=True,
         encoding="utf-8",
         errors="replace",
         check=False,
     )
-    facts = target / "facts.json"
-    if done.returncode or not facts.is_file():
+    if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         last = lines[-1][:300] if lines else f"it ended with {done.returncode}"
         raise ModelSourceError(
@@ -100,9 +145,6 @@ def _convert(context: BuildContext) -> tuple[Mapping[str, Any], int | None]:
             mend="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
             "an environment of its own and name that folder",
         )
-    window: int | None = json.loads(facts.read_text(encoding="utf-8"))["window"]
-    facts.unlink()
-    return {"path": _FOLDER}, window
 
 
 def _eos_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:

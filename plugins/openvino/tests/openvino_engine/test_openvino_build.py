@@ -47,6 +47,18 @@ def test_weights_are_kept_as_they_were_asked_for(
     ]
 
 
+def test_a_draft_model_has_to_have_the_same_tokens(converted: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(converted, tmp_path / "other"))
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"].popitem()
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    asked: dict[str, Any] = {"output": tmp_path / "repository", "draft_model": str(other)}
+    with pytest.raises(OptionError, match="has other tokens than"):
+        llmserve.build("openvino", str(converted), **asked)
+    with pytest.raises(OptionError, match="leave one of them out"):
+        llmserve.build("openvino", str(converted), prompt_lookup=3, **asked)
+
+
 def test_half_a_model_is_refused(converted: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(converted, tmp_path / "model"))
     (model / "openvino_model.bin").unlink()

@@ -69,6 +69,37 @@ def test_prompt_lookup_gives_the_same_tokens_in_fewer_steps(
     assert steps[1] < steps[0]
 
 
+def test_a_draft_model_gives_the_same_tokens_in_fewer_steps(
+    converted: Path, tmp_path: Path
+) -> None:
+    prompts = [[7, 8, 9] * 6, list(range(30, 60)), [40, 50, 60]]
+    answers: list[list[list[int]]] = []
+    steps: list[int] = []
+    for options in ({}, {"draft_model": str(converted), "draft_tokens": 3}):
+        made = made_of(converted, tmp_path / str(len(answers)), dtype="float32", **options)
+        asked: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.3}, {"presence_penalty": 1.5}]
+        several = [
+            generation(prompt, 40, ignore_eos=True, **own)
+            for prompt, own in zip(prompts, asked, strict=True)
+        ]
+        leaves = generation([1, 2, 3], 40, ignore_eos=True)
+        for each in (*several, leaves):
+            made.engine.admit(each)
+        count = 0
+        while made.engine.busy:
+            assert not made.engine.step().failed
+            count += 1
+            if count == 2:
+                made.engine.drop(leaves)
+        answers.append([each.token_ids for each in several])
+        steps.append(count)
+    assert answers[0] == answers[1]
+    assert steps[1] * 2 < steps[0]
+    for wish in ({"temperature": 0.8}, {"min_tokens": 4}):
+        with pytest.raises(RequestError, match="it has a draft model"):
+            made.engine.admit(generation([40], 8, **wish))
+
+
 def test_what_prompt_lookup_would_get_wrong_is_refused(converted: Path, tmp_path: Path) -> None:
     made = made_of(converted, tmp_path, prompt_lookup=5)
     with pytest.raises(RequestError, match="min_tokens"):
