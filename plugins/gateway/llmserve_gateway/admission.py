@@ -36,7 +36,6 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a place."""
         return len(self._waiting)
 
     @asynccontextmanager

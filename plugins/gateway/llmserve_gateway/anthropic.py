@@ -74,7 +74,6 @@ class MessageAnswers:
         }
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
-        """Return the body of an answer that is not streamed."""
         answer = answers[0]
         self.usage.note(0, answer.input_tokens, answer.output_tokens)
         message = {
@@ -86,7 +85,6 @@ class MessageAnswers:
         return dump(message)
 
     def opening(self, piece: Piece) -> bytes:
-        """Return the events before the first text."""
         usage = {"input_tokens": piece.input_tokens or 0, "output_tokens": 0}
         return (
             _event("message_start", message={**self._message, "usage": usage})
@@ -95,7 +93,6 @@ class MessageAnswers:
         )
 
     def chunk(self, piece: Piece) -> bytes:
-        """Return the event for a piece of the answer."""
         self.usage.note(0, piece.input_tokens, piece.output_tokens)
         if piece.finish_reason:
             self._reason = _REASONS.get(piece.finish_reason, "end_turn")
@@ -104,7 +101,6 @@ class MessageAnswers:
         return _TEXT + dump({"type": "text_delta", "text": piece.text}) + b"}\n\n"
 
     def closing(self) -> bytes:
-        """Return what ends a stream."""
         delta = {"stop_reason": self._reason, "stop_sequence": None}
         return (
             _event("content_block_stop", index=0)
@@ -114,13 +110,11 @@ class MessageAnswers:
 
 
 def error_body(error: ApiError) -> bytes:
-    """Return an error as Anthropic's clients read it."""
     kind = _TYPES.get(error.status, error.type)
     return dump({"type": "error", "error": {"type": kind, "message": error.message}})
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return the last event of a stream that failed."""
     return b"event: error\ndata: " + error_body(error) + b"\n\n"
 
 

@@ -36,7 +36,6 @@ class Health:
         return self.misses < _MISSES
 
     def miss(self, why: str, *, certain: bool = False) -> None:
-        """Take note that no answer came."""
         self.misses = _MISSES if certain else self.misses + 1
         self.why = why
 
@@ -110,7 +109,6 @@ class Catalog:
     # Whether they answer
 
     def health(self, name: str) -> Health:
-        """Return what is known of a model."""
         return self._health.setdefault(name, Health())
 
     def answered(self, name: str) -> None:

@@ -68,7 +68,6 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> dict[str, Any]:
-        """Return what the client gets."""
         error = {
             "message": self.message,
             "type": self.type,
@@ -78,11 +77,9 @@ class ApiError(Exception):
         return {"error": error}
 
     def json(self) -> bytes:
-        """Return the body as it is sent."""
         return json.dumps(self.body(), ensure_ascii=False).encode(errors="replace")
 
     def event(self) -> bytes:
-        """Return the last event of a stream that failed."""
         return b"data: " + self.json() + b"\n\n"
 
 

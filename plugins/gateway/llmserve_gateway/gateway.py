@@ -51,17 +51,10 @@ class Answers(Protocol):
 
     usage: Usage
 
-    def whole(self, answers: Sequence[Completion]) -> bytes:
-        """Return the body of an answer that is not streamed."""
-
-    def opening(self, piece: Piece) -> bytes:
-        """Return what comes before the first piece."""
-
-    def chunk(self, piece: Piece) -> bytes:
-        """Return the event for a piece."""
-
-    def closing(self) -> bytes:
-        """Return what ends a stream."""
+    def whole(self, answers: Sequence[Completion]) -> bytes: ...
+    def opening(self, piece: Piece) -> bytes: ...
+    def chunk(self, piece: Piece) -> bytes: ...
+    def closing(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,6 @@ class Gateway:
         return self._client
 
     async def close(self) -> None:
-        """Let go of the connection."""
         if self._client is not None:
             await self._client.close()
 

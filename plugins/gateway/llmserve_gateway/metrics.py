@@ -64,7 +64,6 @@ class Metrics:
 
     @contextmanager
     def under_way(self, model: str, usage: Usage) -> Iterator[None]:
-        """Count a request while it runs."""
         running = self._running.labels(model)
         running.inc()
         counted = _Counted(model, usage)
@@ -84,7 +83,6 @@ class Metrics:
         counted.read, counted.written = read, written
 
     def ended(self, visit: Visit) -> None:
-        """Count a request that is over."""
         self._ended.labels(visit.model or "-", visit.outcome).inc()
         if visit.outcome == "refused":
             self._refused.labels(visit.status).inc()

@@ -34,7 +34,6 @@ class ChatAnswers:
         self.usage = Usage(asked.count, asked.choices_each)
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
-        """Return the body of an answer that is not streamed."""
         choices = []
         for index, answer in enumerate(answers):
             written = 0 if self._asked.silent else answer.output_tokens
@@ -54,7 +53,6 @@ class ChatAnswers:
         )
 
     def chunk(self, piece: Piece) -> bytes:
-        """Return the event for a piece of an answer."""
         self.usage.note(piece.index, piece.input_tokens, piece.output_tokens)
         news = self._news(piece)
         logprobs = self._logprobs(piece.index, piece) if self._asked.logprobs else None
@@ -70,7 +68,6 @@ class ChatAnswers:
         )
 
     def closing(self) -> bytes:
-        """Return what ends a stream."""
         if not self._asked.include_usage:
             return DONE
         usage = dump(self.usage.as_json())
@@ -118,7 +115,6 @@ class CompletionAnswers(ChatAnswers):
         self._offsets = [0] * asked.count
 
     def opening(self, piece: Piece) -> bytes:
-        """Nothing comes before the first text."""
         del piece
         return b""
 
@@ -184,7 +180,6 @@ def reason(finish_reason: str) -> str:
 
 
 def dump(content: Any) -> bytes:
-    """Return content as it is sent."""
     # Half a character comes from a request that quotes one, and cannot be sent back.
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="replace")

@@ -87,28 +87,23 @@ class Reply:
         self._streams = False
 
     async def whole(self, body: bytes, status: int = 200, headers: Any = ()) -> None:
-        """Send all of it at once."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [_JSON, length, *headers])
         await self._send({"type": "http.response.body", "body": body})
 
     async def begin(self, events: bytes) -> None:
-        """Begin a stream."""
         await self._start(200, _EVENTS)
         self._streams = self._visit.streamed = True
         if events:
             await self.more(events)
 
     async def more(self, events: bytes) -> None:
-        """Go on with it."""
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
-        """End it."""
         await self._send({"type": "http.response.body", "body": events})
 
     async def fail(self, error: ApiError) -> None:
-        """Tell what went wrong."""
         self._visit.outcome = "refused" if error.status < 500 else "failed"
         with suppress(OSError):
             if self._streams:

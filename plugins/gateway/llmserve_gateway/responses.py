@@ -91,13 +91,11 @@ class ResponseAnswers:
         self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
-        """Return the body of an answer that is not streamed."""
         answer = answers[0]
         self._note(answer)
         return dump(self._ended())
 
     def opening(self, piece: Piece) -> bytes:
-        """Return the events before the first text."""
         del piece
         item = {**self._message(), "status": "in_progress", "content": []}
         return (
@@ -108,7 +106,6 @@ class ResponseAnswers:
         )
 
     def chunk(self, piece: Piece) -> bytes:
-        """Return the event for a piece of the answer."""
         self._note(piece)
         if not piece.text:
             return b""
@@ -117,7 +114,6 @@ class ResponseAnswers:
         )
 
     def closing(self) -> bytes:
-        """Return what ends a stream."""
         text, response = "".join(self._text), self._ended()
         end = f"response.{response['status']}"
         return (
@@ -164,7 +160,6 @@ class ResponseAnswers:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return the last event of a stream that failed."""
     told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
     return b"event: error\ndata: " + dump(told) + b"\n\n"
 

@@ -23,11 +23,9 @@ class Usage:
 
     @property
     def written(self) -> int:
-        """The tokens of all answers."""
         return sum(self._written)
 
     def as_json(self) -> dict[str, int]:
-        """Return them as the OpenAI API has them."""
         read, written = self.read, self.written
         return {
             "prompt_tokens": read,

@@ -10,10 +10,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2 as httpx
 import openai
+import pydantic
 import pytest
 
 from llmserve.testing import LiveTriton
@@ -91,17 +92,15 @@ def test_stop_words_log_probabilities_and_echo(gateway: Gateway, model: str) -> 
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "king", "content": ""}]}, 400, "messages[0]"),
         ({"temperature": 3}, 400, "temperature"),
-        ({"temperature": True}, 400, "temperature"),
         ({"n": 0}, 400, "n"),
         ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
-        ({"logit_bias": {"1": 1}}, 400, "logit_bias"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"max_tokens": 10**14}, 400, None),
-        ({"stream_options": {}, "seed": "x"}, 400, "seed"),
+        ({"max_tokens": 10**14}, 400, "max_tokens"),
+        ({"max_tokens": 5000}, 400, "max_tokens"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, 400,
+         "response_format"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(
     gateway: Gateway, model: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
@@ -121,22 +120,18 @@ def test_unknown_fields_are_accepted(gateway: Gateway, model: str) -> None:
     ("body", "status"),
     [
         (b"[" * 200_000, 400),
-        (b'{"a":' * 100 + b"1" + b"}" * 100, 400),
-        (b'{"model": "x", "prompt": "' + b"a" * (5 << 20) + b'"}', 413),
+        (b'{"model": "x", "prompt": "' + b"a" * (10 << 20) + b'"}', 413),
         (b"\xff\xfe", 400),
-        (b"", 400),
-        (b"[]", 400),
-        (b'{"model": 1}', 400),
-        (b'{"model": "x", "prompt": "\\ud800"}', 400),
+        (b'{"model": "x", "prompt": "\\ud800"}', 404),
         (b'{"model": "x", "prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400),
     ],
-    ids=["brackets", "deep", "large", "binary", "empty", "list", "type", "surrogate", "digits"],
+    ids=["brackets", "large", "binary", "surrogate", "digits"],
 )
 def test_bodies_that_mean_harm(
     triton: LiveTriton, gateway: Gateway, body: bytes, status: int
 ) -> None:
     answer = httpx.post(f"{gateway.url}/completions", content=body)
-    assert answer.status_code in (status, 404), answer.text
+    assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
     assert triton.server.alive()
 
@@ -190,6 +185,8 @@ def test_a_full_queue_refuses_at_once(triton: LiveTriton, model: str) -> None:
         with ThreadPoolExecutor(20) as pool:
             found = list(pool.map(ask, range(20)))
         refused = [seconds for status, seconds, after in found if status == 429 and after]
+        # Twenty threads of this process begin at once: the quickest shows what the gateway takes.
+        assert min(refused) < 0.05
         assert len(refused) >= 11
         assert sum(status == 200 for status, _, _ in found) == 20 - len(refused)
     finally:
@@ -202,8 +199,6 @@ def test_keys(triton: LiveTriton, model: str, tmp_path: Path) -> None:
     assert alice not in file.read_text(encoding="utf-8")
     guarded = Gateway(triton, "--keys", str(file))
     try:
-        with pytest.raises(openai.AuthenticationError):
-            guarded.client("wrong").models.list()
         assert guarded.client(alice).models.list().data
         bob = new_key(file, "bob", models=["another"])
         with pytest.raises(openai.PermissionDeniedError):
@@ -213,8 +208,6 @@ def test_keys(triton: LiveTriton, model: str, tmp_path: Path) -> None:
             guarded.client(alice).completions.create(**asked)
         with pytest.raises(openai.RateLimitError):
             guarded.client(alice).completions.create(**asked)
-        assert httpx.get(f"{guarded.root}/livez").status_code == 200
-        assert httpx.get(f"{guarded.root}/metrics").status_code == 401
         assert {line["key"] for line in guarded.log} >= {"alice", "bob"}
         assert not [line for line in guarded.log if alice in json.dumps(line)]
     finally:
@@ -279,8 +272,25 @@ def test_models_and_health(triton: LiveTriton, gateway: Gateway, model: str) -> 
     assert gateway.client().models.retrieve(model).id == model
     with pytest.raises(openai.NotFoundError):
         gateway.client().models.retrieve("nope")
-    assert model in httpx.get(f"{gateway.root}/readyz").json()["models"]
-    assert httpx.get(f"{gateway.root}/v1/nothing").json()["error"]["code"] == "not_found"
+    assert httpx.get(f"{gateway.root}/readyz").json()["models"][model] == {"ready": True}
+    assert httpx.get(f"{gateway.root}/readyz/{model}").status_code == 200
+    assert httpx.get(f"{gateway.root}/readyz/nope").status_code == 503
+    (told,) = [m for m in httpx.get(f"{gateway.url}/models").json()["data"] if m["id"] == model]
+    assert told["max_model_len"] == 512
+
+
+def test_answers_are_held_to_a_form(gateway: Gateway, model: str) -> None:
+    class City(pydantic.BaseModel):
+        name: Literal["Tokyo", "Paris"]
+
+    found = gateway.client().chat.completions.parse(
+        model=model, messages=CHAT, response_format=City, max_tokens=60
+    )
+    assert isinstance(found.choices[0].message.parsed, City)
+    with gateway.client().chat.completions.stream(
+        model=model, messages=CHAT, response_format=City, max_tokens=60
+    ) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == City(name="Tokyo")
 
 
 def test_the_log_tells_figures_and_no_text(gateway: Gateway, model: str) -> None:

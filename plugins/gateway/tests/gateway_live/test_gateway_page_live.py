@@ -42,7 +42,7 @@ def _refuse_others(url: str, gateway: Gateway, problems: list[str]) -> None:
 
 
 def test_an_answer_comes_token_by_token_with_its_figures(page: Page) -> None:
-    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Send", exact=True).click()
     page.get_by_text("ended by stop").wait_for()
     card = page.locator("#answers li").inner_text()
     assert "The capital of Japan is Tokyo." in card
@@ -62,16 +62,26 @@ def test_a_request_is_shown_as_code(page: Page) -> None:
 
 def test_a_refusal_is_told_beside_its_request(page: Page) -> None:
     page.locator("#tokens").fill("100000")
-    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Send", exact=True).click()
     page.get_by_role("alert").wait_for()
     assert "over the model's context" in page.locator("#answers li").inner_text()
+
+
+def test_several_run_side_by_side(page: Page) -> None:
+    page.get_by_role("button", name="× 6 at once").click()
+    page.wait_for_function("document.querySelectorAll('#answers li').length == 6")
+    page.wait_for_function("document.querySelectorAll('#answers li.running').length == 0")
+    assert (
+        page.locator("#answers .text").all_inner_texts() == ["The capital of Japan is Tokyo."] * 6
+    )
+    assert page.locator("#now-tokens").inner_text() == str(6 * 13)
 
 
 def test_a_request_can_be_stopped(page: Page) -> None:
     page.locator("#kind").select_option("completion")
     page.locator("#prompt").fill("Once upon a time")
     page.locator("#tokens").fill("400")
-    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Send", exact=True).click()
     page.locator("#answers .text:not(:empty)").wait_for()
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_text("· stopped").wait_for()
