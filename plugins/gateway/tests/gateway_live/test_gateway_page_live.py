@@ -68,7 +68,7 @@ def test_a_refusal_is_told_beside_its_request(page: Page) -> None:
 
 
 def test_several_run_side_by_side(page: Page) -> None:
-    page.get_by_role("button", name="× 6 at once").click()
+    page.locator("#many").click()
     page.wait_for_function("document.querySelectorAll('#answers li').length == 6")
     page.wait_for_function("document.querySelectorAll('#answers li.running').length == 0")
     assert (
