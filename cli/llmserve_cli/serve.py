@@ -117,6 +117,8 @@ def serve(
             server = start(logged, on_progress=lambda p: status.say(str(p)))
         with server, frontends.started(server, models, keep_logs=log_file is not None) as running:
             click.echo(_summary(server, running), err=True)
+            for note in server.notes:
+                click.echo(f"llmserve: note: {note}", err=True)
             Supervisor(
                 logged, server, running, lambda line: click.echo(f"llmserve: {line}", err=True)
             ).run()

@@ -54,8 +54,9 @@ def _dtype(asked: str, device: str, where: str, options: Mapping[str, Any]) -> t
         return torch.bfloat16 if half and _computes_in("bfloat16") else torch.float32
     if device == "cpu" and asked in _NATIVE and not _computes_in(asked):
         LOG.warning(
-            "%s was asked for, and this processor has no instructions for it: expect about a "
-            "tenth of the speed of float32. Build with --dtype auto or --dtype float32.",
+            "llmserve: note: %s was asked for, and this processor has no instructions for it: "
+            "expect about a tenth of the speed of float32. Build with --dtype auto or "
+            "--dtype float32.",
             asked,
         )
     dtype: torch.dtype = getattr(torch, asked)

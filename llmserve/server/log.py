@@ -20,6 +20,8 @@ _EVENT = re.compile(
 )
 _FATAL = re.compile(r"(?:error: creating server|/tritonserver): (?P<reason>.+)$")
 _PORT_LOST = re.compile(r"failed to start (?P<port>HTTP|GRPC|Metrics) service: .*already in use")
+# What a model's process has to tell whoever serves it.
+_NOTE = re.compile(r"llmserve: note: (?P<note>.+)$")
 _PROBLEM = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(?P<reason>.+?)"?$')
 _CATEGORY = re.compile(
     r"^(?:load failed for model '.+?': version \d+ is at UNAVAILABLE state: )?"
@@ -69,6 +71,8 @@ class ServerLog:
         """Which of ``http``, ``grpc`` and ``metrics`` could not be listened on."""
         self.stuck: str | None = None
         """Why it will neither be ready nor end."""
+        self.notes: list[str] = []
+        """What models said at load that whoever serves them should know."""
         self._fatal: str | None = None
         self._problem: str | None = None
         self._last: str | None = None
@@ -105,6 +109,8 @@ class ServerLog:
             self.loads[name] += state == "ready"
             if state == "failed":
                 self.failures[name] = in_plain_words(event["reason"])
+        elif note := _NOTE.search(line):
+            self.notes.append(note["note"])
         elif stuck := _STUCK.search(line):
             self.stuck = in_plain_words(stuck["reason"])
         elif lost := _PORT_LOST.search(line):

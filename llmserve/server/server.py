@@ -224,10 +224,13 @@ class Server:
         ports: Ports,
         log_file: Path,
         models: Path,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.pid = process.pid
         self.runtime = runtime
         self.log_file = log_file
+        self.notes = notes
+        """What models said at load that whoever serves them should know."""
         self.http_url = f"http://{address}:{ports.http}"
         self.grpc_url = f"{address}:{ports.grpc}"
         self.metrics_url = f"http://{address}:{ports.metrics}/metrics"

@@ -166,6 +166,7 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Ser
         process = GuardedProcess(launch, name, scratch, log_file, grace=settings.grace)
         start = _Start(settings, instance, process, api, log)
         start.wait_until_ready(on_progress or (lambda _: None))
+        log.read()
         return Server(
             process,
             api,
@@ -175,6 +176,7 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Ser
             ports=ports,
             log_file=log_file,
             models=scratch / "models",
+            notes=tuple(dict.fromkeys(log.notes)),
         )
     except BaseException as error:
         # A server's error sends its reader to the log; nobody else would look for it.

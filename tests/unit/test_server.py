@@ -313,6 +313,7 @@ def test_what_a_log_tells(tmp_path: Path) -> None:
     assert read(FAILED).failures == {"bad": "ValueError: two lines: 'x'"}
     assert read(TAKEN).port_lost == "grpc"
     assert read(STUCK).stuck == "Python model file not found in '/m/x/1/model.py'"
+    assert read("llmserve: note: expect a tenth\n").notes == ["expect a tenth"]
     assert read(NONSENSE).why_it_ended() == "unrecognized option '--nonsense'"
 
 

@@ -220,8 +220,8 @@ def _precision(asked: str, *, half: bool) -> str:
         return "bf16" if half and _CAPABILITIES["bf16"] in has else "f32"
     if asked in _CAPABILITIES and _CAPABILITIES[asked] not in has:
         LOG.warning(
-            "%s was asked for, and this processor has no instructions for it: expect float32's "
-            "speed at best. Build with --dtype auto or --dtype float32.",
+            "llmserve: note: %s was asked for, and this processor has no instructions for it: "
+            "expect float32's speed at best. Build with --dtype auto or --dtype float32.",
             asked,
         )
     return asked
