@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
@@ -26,12 +28,13 @@ class Job:
         self._sent = False
         self.generations: list[Generation] = []
 
-    def admit(self, raw: Any) -> None:
+    def admit(self, raw: Any, *, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
         """Read the request; what is wrong with it is raised as :class:`RequestError`.
 
-        One that asks about its prompt only is answered and :attr:`done` at once.
+        ``renamed`` leads from a model's own names of tensors to those of the contract. One that
+        asks about its prompt only is answered and :attr:`done` at once.
         """
-        self._prompts = read_prompts(raw, self._parts)
+        self._prompts = read_prompts(raw, self._parts, renamed=renamed)
         self.restart()
         stream = self._prompts[0].params.stream
         wanted = bool(self._parts.defaults.get("stream")) if stream is None else stream
