@@ -25,7 +25,7 @@ KNOWN = frozenset({
     "bad_words_list", "temperature", "runtime_top_k", "runtime_top_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "min_length", "min_tokens", "random_seed", "seed",
     "streaming", "stop", "exclude_input_in_output", "return_num_input_tokens",
-    "return_num_output_tokens", "len_penalty", *_MUST_BE,
+    "return_num_output_tokens", "len_penalty", "decoder_input_ids", *_MUST_BE,
 })  # fmt: skip
 _NO_END = 2**32 - 1
 
