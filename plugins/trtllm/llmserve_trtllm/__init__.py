@@ -14,7 +14,6 @@ from llmserve.plugin import (
     Pair,
     Problem,
     Recipe,
-    contract,
     hookimpl,
 )
 
@@ -25,19 +24,21 @@ if TYPE_CHECKING:
 # where: --build engine=DIR.
 _LLMAPI = {"layout": "llmapi", "stand_in": "true"}
 _ENGINE = ("layout", "engine", "build_engine")
-_INPUTS = (contract.MAX_TOKENS, contract.STREAM, contract.STOP_WORDS)
+_LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
+_BATCH_SIZE = Option(
+    "max_batch_size", 8, "Most requests that the engine takes at a time.", (), 1, INT32_MAX
+)
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    """Register the engine: a model of its own in an ensemble."""
     from llmserve_trtllm.options import OPTIONS, SAMPLING
 
     return [
         Generator(
             name="tensorrt_llm",
             summary="A TensorRT-LLM engine, or its LLM API, as a model of an ensemble",
-            runtime="llmserve_trtllm.runtime.limits:EngineLimits",
+            runtime=_LIMITS,
             modes=frozenset({"inflight", "batch"}),
             inputs=SAMPLING,
             options=OPTIONS,
@@ -49,39 +50,27 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """Register in-flight batching; static batching is everybody's."""
+    """In-flight batching; static batching is everybody's."""
     return [
         Batching(
             name="inflight",
             summary="TensorRT-LLM's own: new requests join while others are under way",
-            runtime="llmserve_trtllm.runtime.limits:EngineLimits",
+            runtime=_LIMITS,
             requires=(),
             mode="inflight",
-            inputs=_INPUTS,
-            options=(
-                Option(
-                    "max_batch_size",
-                    8,
-                    "Most requests that the engine takes at a time.",
-                    minimum=1,
-                    maximum=INT32_MAX,
-                ),
-            ),
+            options=(_BATCH_SIZE,),
         )
     ]
 
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``build --plugin trtllm`` selects."""
     return [
         Recipe(
             name="trtllm",
             summary="TensorRT-LLM's engines or its LLM API",
-            tokenizer="transformers",
             generator="tensorrt_llm",
             batching="inflight",
-            formatter="text",
             pairs=(
                 Pair(
                     "trtllm-static-inflight",

@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from llmserve.plugin import Assembly, BuildContext, Container, IncompatibleError
-from llmserve.repository.source import DEMO
-from llmserve.repository.source_files import weight_files
-from llmserve_trtllm import launch, models
+from llmserve.plugin import DEMO, Assembly, BuildContext, Container, IncompatibleError, weight_files
+from llmserve.repository.source_files import model_vocabulary, vocabulary_size
+from llmserve_trtllm import engine, models, target, versions
 from llmserve_trtllm.build_engine import build_or_explain
-from llmserve_trtllm.engine import (
-    Engine,
-    check_engine,
-    check_vocabulary,
-    ends_of,
-    largest_id,
-    read_engine,
-    vocabulary_of,
-)
+from llmserve_trtllm.launch import write_launch_script
 from llmserve_trtllm.options import refuse_unused
-from llmserve_trtllm.target import (
-    INFLIGHT,
-    Target,
-    check_batching,
-    llmapi_policy,
-    scheduler_of,
-)
-from llmserve_trtllm.versions import (
-    FIRST_CONFIGURABLE,
-    check_engine_layout,
-    check_llmapi_layout,
-    choose_version,
-    container_of,
-)
+from llmserve_trtllm.target import Target
 
-ENSEMBLE = "ensemble"
+_STAGES = "llmserve_trtllm.runtime.stages"
+_ORCHESTRATOR = "llmserve_trtllm.runtime.orchestrator:Orchestrator"
+_LLMAPI = "llmserve_trtllm.runtime.llmapi:LlmApi"
 _BROUGHT = (
     "accelerate", "huggingface-hub", "numpy", "safetensors", "sentencepiece", "tensorrt-llm",
     "tokenizers", "torch", "transformers",
@@ -47,162 +26,139 @@ _BROUGHT = (
 
 def assemble(assembly: Assembly) -> None:
     """Make the models of the layout that was asked for."""
-    target = make_target(assembly)
-    refuse_unused(assembly.options, target.version)
-    if target.is_llmapi:
-        check_llmapi_layout(target.version)
-        assemble_llmapi(assembly, target)
+    goal = make_target(assembly)
+    refuse_unused(assembly.options, goal.version)
+    versions.check_layout(goal.version, assembly.options["layout"])
+    if goal.is_llmapi:
+        _assemble_llmapi(assembly, goal)
     else:
-        check_engine_layout(target.version)
-        assemble_engine(assembly, target)
+        _assemble_engine(assembly, goal)
 
 
 def make_target(assembly: Assembly) -> Target:
     """Decide for which version and in which way."""
     options = assembly.options
-    version = choose_version(str(options["trtllm_version"]), str(options["container"]))
-    batching = check_batching(assembly.chosen["batching"])
-    scheduler = scheduler_of(str(options["scheduler"]), assembly.context.report)
-    asked = options["decoupled"]
-    streams = asked is True or (
-        asked == "" and batching == INFLIGHT and version >= FIRST_CONFIGURABLE
-    )
-    target = Target(version, options, batching, scheduler, streams)
-    if target.is_first and target.streams:
+    version = versions.choose_version(options["trtllm_version"], options["container"])
+    batching = target.check_batching(assembly.chosen["batching"])
+    scheduler = target.scheduler_of(options["scheduler"], assembly.context.report)
+    streams = options["decoupled"]
+    if streams == "":
+        streams = batching == target.INFLIGHT and version >= versions.FIRST_CONFIGURABLE
+    goal = Target(version, options, batching, scheduler, streams)
+    if goal.is_first and goal.streams:
         raise IncompatibleError(
             f"what TensorRT-LLM {version} sends of a stream is not in the table",
             mend="leave out --set decoupled=true, or build for a later version",
         )
-    return target
+    return goal
 
 
-def assemble_engine(assembly: Assembly, target: Target) -> None:
-    """Make the ensemble around an engine."""
+def _assemble_engine(assembly: Assembly, goal: Target) -> None:
     options, context = assembly.options, assembly.context
-    folder = build_or_explain(context, target)
-    engine = read_engine(folder)
-    check_engine(engine, target.version, batching=target.batching, options=options)
-    check_vocabulary(engine, vocabulary_of(context.source), largest_id(context.source))
-    part = _add(assembly, "tensorrt_llm")
+    folder = build_or_explain(context, goal)
+    found = engine.read_engine(folder)
+    engine.check_engine(found, goal.version, batching=goal.batching, options=options)
+    words = vocabulary_size(context.source.path) or 0
+    engine.check_vocabulary(found, words, model_vocabulary(context.source) or 0)
+    sizes = ("max_seq_len", "max_input_len", "max_beam_width", "vocab_size")
+    limits = {name: getattr(found, name) for name in sizes}
+    if not options["engine_at"]:
+        # An engine that the server sees elsewhere is not mounted where it lies here.
+        limits["path"] = str(folder)
+    part = _engine_part(assembly)
     part.config.backend = "tensorrtllm"
     # Triton wants a version folder, and the engine lies elsewhere.
     (part.folder / ".keep").touch()
-    assembly.prepare("batching", part)
-    part.config.ClearField("dynamic_batching")
-    limits = _engine_limits(engine, context, folder)
-    assembly.prepare("generator", part)["settings"].update(limits)
-    at = str(options["engine_at"]) or str(folder)
-    models.configure_engine(part.config, target, at, _stand_in_of(context))
-    _finish(assembly, target, part, limits)
-    launch.write_engine_script(context, part.name, engine.world_size, target)
+    at = options["engine_at"] or str(folder)
+    models.configure_engine(part.config, goal, at, _stand_in_of(context))
+    _finish(assembly, goal, part, limits)
+    write_launch_script(context, goal, part.name, found.world_size)
 
 
-def assemble_llmapi(assembly: Assembly, target: Target) -> None:
-    """Make the ensemble around NVIDIA's LLM API."""
+def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
     options, context = assembly.options, assembly.context
-    scheduler = llmapi_policy(target.batching, target.scheduler)
+    scheduler = target.llmapi_policy(goal.batching, goal.scheduler)
+    config = context.source.config()
+    own = config.get("max_position_embeddings") or config.get("n_positions") or 0
+    asked = options["max_seq_len"]
+    length = min(asked, own) if asked and own else asked or own or 2048
+    limits = {
+        "max_seq_len": length,
+        "max_input_len": min(options["max_input_len"] or length, length - 1),
+        "max_beam_width": 1,
+        "vocab_size": model_vocabulary(context.source) or 0,
+    }
+    part = _engine_part(assembly)
+    models.configure_llmapi(part.config, goal)
+    files = weight_files(part.source, pickle=options["pickle"])
+    settings = {**part.place(files, "model"), **models.llmapi_settings(goal, scheduler)}
+    assembly.stage(part, _LLMAPI, settings=settings)
+    _finish(assembly, goal, part, limits)
+    gpus = options["tensor_parallel"] * options["pipeline_parallel"]
+    write_launch_script(context, goal, part.name, gpus)
+
+
+def _engine_part(assembly: Assembly) -> BuildContext:
     part = _add(assembly, "tensorrt_llm")
     assembly.prepare("batching", part)
+    # The engine makes batches by itself, of requests as they come.
     part.config.ClearField("dynamic_batching")
-    models.configure_llmapi(part.config, target)
-    limits = _llmapi_limits(context, options)
-    files = weight_files(part.source, pickle=bool(options["pickle"]))
-    settings = {**part.place(files, "model"), **models.settings_of_llmapi(target, scheduler)}
-    _stage(assembly, part, models.LLMAPI, ("generator",), settings, limits)
-    _finish(assembly, target, part, limits)
-    launch.write_llmapi_script(context, target)
+    return part
 
 
 def _finish(
-    assembly: Assembly, target: Target, engine: BuildContext, limits: Mapping[str, Any]
+    assembly: Assembly, goal: Target, part: BuildContext, limits: Mapping[str, Any]
 ) -> None:
     """Add what reads and what writes, and wire all of it into the ensemble."""
-    assembly.context.container = Container(container_of(target.version), _BROUGHT)
-    options, formatted = assembly.options, assembly.outputs
+    context, options = assembly.context, assembly.options
+    context.container = Container(versions.container_of(goal.version), _BROUGHT)
+    ends, pad = engine.ends_of(context.source)
+    limits = {**limits, "eos_ids": ends, "pad_id": pad}
+    _tell_limits(assembly, part, limits)
     first, last = (_add(assembly, name) for name in ("preprocessing", "postprocessing"))
-    settings = models.configure_preprocessing(first.config, target)
-    _stage(assembly, first, models.PREPROCESSING, ("tokenizer", "generator"), settings, limits)
-    settings = models.configure_postprocessing(last.config, target, formatted)
-    _stage(assembly, last, models.POSTPROCESSING, ("tokenizer", "formatter"), settings)
+    settings = models.configure_preprocessing(first.config, goal)
+    _tell_limits(assembly, first, limits)
+    assembly.stage(first, f"{_STAGES}:Preprocessing", roles=("tokenizer",), settings=settings)
+    settings = models.configure_postprocessing(last.config, goal, assembly.outputs)
+    roles = ("tokenizer", "formatter")
+    assembly.stage(last, f"{_STAGES}:Postprocessing", roles=roles, settings=settings)
     # A component may have said how clients talk to the model that it is in.
-    engine.exchange = "stream" if target.streams else "unary"
-    if target.streams:
-        assembly.context.exchange = "stream"
-    if target.streams and options["stream_through"] == "bls":
-        models.wire_through(assembly, target, _add_orchestrator(assembly, target, engine, limits))
+    part.exchange = "stream" if goal.streams else "unary"
+    if goal.streams:
+        context.exchange = "stream"
+    if goal.streams and options["stream_through"] == "bls":
+        models.wire_through(assembly, goal, _add_orchestrator(assembly, goal, part, limits))
         return
-    models.wire(assembly, target, (first, engine, last))
+    models.wire(assembly, goal, (first, part, last))
     if options["bls"]:
-        _add_orchestrator(assembly, target, engine, limits)
+        _add_orchestrator(assembly, goal, part, limits)
 
 
 def _add_orchestrator(
-    assembly: Assembly, target: Target, engine: BuildContext, limits: Mapping[str, Any]
+    assembly: Assembly, goal: Target, engine_part: BuildContext, limits: Mapping[str, Any]
 ) -> BuildContext:
     """Add the model that asks the engine by itself."""
-    if target.is_first:
+    if goal.is_first:
         raise IncompatibleError(
-            f"TensorRT-LLM {target.version} has no tensorrt_llm_bls",
+            f"TensorRT-LLM {goal.version} has no tensorrt_llm_bls",
             mend="leave out --set bls=true, or build for a later version",
         )
     part = _add(assembly, "tensorrt_llm_bls")
-    settings = models.configure_orchestrator(part.config, target, engine.name, assembly)
-    roles = ("tokenizer", "generator", "formatter")
-    _stage(assembly, part, models.ORCHESTRATOR, roles, settings, limits)
+    settings = models.configure_orchestrator(part.config, goal, engine_part.name, assembly)
+    _tell_limits(assembly, part, limits)
+    roles = ("tokenizer", "formatter")
+    assembly.stage(part, _ORCHESTRATOR, roles=roles, settings=settings)
     part.exchange = "stream"
     return part
 
 
 def _add(assembly: Assembly, name: str) -> BuildContext:
     """Add a part: under NVIDIA's own name beside an ``ensemble``, else after the build's name."""
-    if assembly.context.name == ENSEMBLE:
-        return assembly.add(name=name)
-    return assembly.add(name)
+    return assembly.add(name=name) if assembly.context.name == "ensemble" else assembly.add(name)
 
 
-def _stage(
-    assembly: Assembly,
-    part: BuildContext,
-    runtime: str,
-    roles: tuple[str, ...],
-    settings: Mapping[str, Any],
-    limits: Mapping[str, Any] | None = None,
-) -> None:
-    """Make a part a Python model; what it knows of the engine are its limits."""
-    if "generator" in roles:
-        assembly.prepare("generator", part)["settings"].update(limits or {})
-    assembly.stage(part, runtime, roles=roles, settings=settings)
-
-
-def _engine_limits(engine: Engine, context: BuildContext, folder: Path) -> dict[str, Any]:
-    ends, pad = ends_of(context.source)
-    # An engine that the server sees elsewhere is not mounted where it lies here.
-    place = {} if context.options["engine_at"] else {"path": str(folder)}
-    return {
-        **place,
-        "max_seq_len": engine.max_seq_len,
-        "max_input_len": engine.max_input_len,
-        "max_beam_width": engine.max_beam_width,
-        "vocab_size": engine.vocab_size,
-        "eos_ids": ends,
-        "pad_id": pad,
-    }
-
-
-def _llmapi_limits(context: BuildContext, options: Mapping[str, Any]) -> dict[str, Any]:
-    ends, pad = ends_of(context.source)
-    config = context.source.config()
-    own = config.get("max_position_embeddings") or config.get("n_positions") or 0
-    asked = int(options["max_seq_len"])
-    length = min(asked, own) if asked and own else asked or own or 2048
-    return {
-        "max_seq_len": length,
-        "max_input_len": min(int(options["max_input_len"]) or length, length - 1),
-        "max_beam_width": 1,
-        "vocab_size": vocabulary_of(context.source),
-        "eos_ids": ends,
-        "pad_id": pad,
-    }
+def _tell_limits(assembly: Assembly, part: BuildContext, limits: Mapping[str, Any]) -> None:
+    assembly.prepare("generator", part)["settings"].update(limits)
 
 
 def _stand_in_of(context: BuildContext) -> str:

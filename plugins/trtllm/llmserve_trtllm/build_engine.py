@@ -8,45 +8,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from llmserve.plugin import BuildContext, ConfigError, IncompatibleError, OptionError
+from llmserve_trtllm.tables import pairs, sections
 from llmserve_trtllm.target import INFLIGHT, Target
 from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of
 
 PYTHON = "python3"
 """Stands for the Python that runs this, where the commands are run here."""
-_FAMILIES = {
-    "baichuan": "baichuan",
-    "bloom": "bloom",
-    "chatglm": "chatglm",
-    "falcon": "falcon",
-    "gemma": "gemma",
-    "gpt2": "gpt",
-    "gpt_bigcode": "gpt",
-    "gpt_neox": "gptneox",
-    "gptj": "gptj",
-    "internlm2": "internlm2",
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "mpt": "mpt",
-    "opt": "opt",
-    "phi": "phi",
-    "phi3": "phi",
-    "qwen2": "qwen",
-}
-"""Which folder of TensorRT-LLM's examples converts which family of models."""
-_FIRST_CORE = Version(0, 19)
-"""From here on those folders lie under ``models/core``."""
-_WEIGHT_ONLY = {"int8": "int8", "int4": "int4"}
-_CALIBRATED = {"fp8", "int4_awq", "int8_sq"}
+_FIRST_WITH_CORE_EXAMPLES = Version(0, 19)
 
 
 def build_or_explain(context: BuildContext, target: Target) -> Path:
     """Return the engine's folder: the one that was given, or one that is built now."""
-    asked = str(context.options["engine"])
-    if not context.options["build_engine"]:
+    asked = target.options["engine"]
+    if not target.options["build_engine"]:
         if not asked:
             raise OptionError(
                 "there is no engine to serve",
@@ -55,8 +33,8 @@ def build_or_explain(context: BuildContext, target: Target) -> Path:
             )
         return Path(asked).expanduser().resolve()
     folder = Path(asked or f"{context.name}-engine").expanduser().resolve()
-    kind = str(context.source.config().get("model_type") or "")
-    commands = build_commands(target, context.source.path, kind, folder)
+    family = context.source.config().get("model_type") or ""
+    commands = build_commands(target, context.source.path, family, folder)
     _check_installed(target.version, commands)
     log = folder.with_name(f"{folder.name}.log")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +43,7 @@ def build_or_explain(context: BuildContext, target: Target) -> Path:
     return folder
 
 
-def printed(commands: Sequence[Sequence[str]]) -> str:
+def as_shell(commands: Sequence[Sequence[str]]) -> str:
     """Return commands as a shell reads them, on one line."""
     return " && ".join(shlex.join(command) for command in commands)
 
@@ -77,13 +55,7 @@ def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> Non
     with log.open("a", encoding="utf-8") as kept:
         kept.write(f"$ {shlex.join(command)}\n")
         try:
-            process = subprocess.Popen(
-                words,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         except OSError as error:
             raise ConfigError(
                 f"{command[0]} cannot be run: {error.strerror}",
@@ -91,10 +63,11 @@ def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> Non
             ) from None
         with process:
             try:
-                for line in process.stdout or ():
+                for raw in process.stdout or ():
+                    line = raw.decode("utf-8", "replace")
                     kept.write(line)
-                    if said := line.strip():
-                        report(f"building the engine: {said[:100]}")
+                    if line.strip():
+                        report(f"building the engine: {line.strip()[:100]}")
             except BaseException:
                 process.kill()
                 raise
@@ -109,11 +82,10 @@ def _check_installed(wanted: Version, commands: Sequence[Sequence[str]]) -> None
     try:
         found = Version.parse(version("tensorrt-llm").partition("+")[0])
     except PackageNotFoundError:
-        image = container_of(wanted)
-        where = f"in {image}" if image else f"where TensorRT-LLM {wanted} is installed"
+        where = container_of(wanted) or f"a place where TensorRT-LLM {wanted} is installed"
         raise ConfigError(
             "TensorRT-LLM is not installed here, so no engine can be built",
-            mend=f"run this {where}: {printed(commands)}",
+            mend=f"run this in {where}: {as_shell(commands)}",
         ) from None
     if not found.same_release(wanted):
         raise IncompatibleError(
@@ -122,134 +94,69 @@ def _check_installed(wanted: Version, commands: Sequence[Sequence[str]]) -> None
         )
 
 
-def _lengths(options: Mapping[str, Any]) -> dict[str, int]:
-    """How long a prompt may be, and a prompt with its answer."""
-    prompt = int(options["max_input_len"]) or 1024
-    both = int(options["max_seq_len"]) or 2 * prompt
+def build_commands(target: Target, model: Path, model_type: str, engine: Path) -> list[list[str]]:
+    """Return the commands, in the order in which they are run."""
+    values = _values(target.options)
+    values |= {"model": str(model), "engine": str(engine)}
+    if target.version >= FIRST_LLMAPI:
+        # The LLM API builds, and the examples' scripts are not needed.
+        return [[PYTHON, "-c", " ".join(sections("commands.txt")["llm api"]).format_map(values)]]
+    families = pairs("commands.txt", "families")
+    if model_type not in families:
+        raise IncompatibleError(
+            f"it is not known which of TensorRT-LLM's examples converts {model_type or 'this'}",
+            mend="build the engine yourself and give it with --set engine=DIR",
+        )
+    core = "models/core/" if target.version >= _FIRST_WITH_CORE_EXAMPLES else ""
+    values |= {"family": core + families[model_type], "checkpoint": f"{engine}-checkpoint"}
+    quantization = values["quantization"]
+    is_weight_only = quantization in ("int8", "int4")
+    is_inflight = target.batching == INFLIGHT
+    weight_only = {"weight only": is_weight_only}
+    if target.is_first:
+        if quantization and not is_weight_only:
+            raise IncompatibleError(
+                f"0.5.0 is built here without {quantization}",
+                mend="choose int8 or int4, or build for a later version",
+            )
+        return [_command(values, "first", {"first inflight": is_inflight, **weight_only})]
+    build = _command(values, "build", {"build inflight": is_inflight})
+    if quantization and not is_weight_only:
+        return [_command(values, "quantize"), build]
+    return [
+        _command(values, "convert", {"convert gpt2": model_type == "gpt2", **weight_only}),
+        build,
+    ]
+
+
+def _command(
+    values: Mapping[str, Any], first: str, more: Mapping[str, bool] = MappingProxyType({})
+) -> list[str]:
+    """Return a section of the table as a command, with those others that are wanted."""
+    table = sections("commands.txt")
+    parts = [first, *(part for part, is_wanted in more.items() if is_wanted)]
+    words = (word for part in parts for line in table[part] for word in line.split())
+    return [word.format_map(values) for word in words]
+
+
+def _values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which an engine is built, and what follows from them."""
+    prompt = options["max_input_len"] or 1024
+    both = options["max_seq_len"] or 2 * prompt
     if both <= prompt:
         raise OptionError(
             f"max_input_len {prompt} leaves no room for an answer in max_seq_len {both}",
             mend="lower the first, or raise the second",
         )
-    return {"max_input_len": prompt, "max_seq_len": both}
-
-
-def _dtype(options: Mapping[str, Any]) -> str:
-    asked = str(options["dtype"])
-    return "float16" if asked == "auto" else asked
-
-
-def build_commands(target: Target, model: Path, model_type: str, engine: Path) -> list[list[str]]:
-    """Return the commands, in the order in which they are run."""
-    options = target.options
-    if target.version >= FIRST_LLMAPI:
-        return [[PYTHON, "-c", _script(options, model, engine)]]
-    family = _FAMILIES.get(model_type)
-    if family is None:
-        raise IncompatibleError(
-            f"it is not known which of TensorRT-LLM's examples converts {model_type or 'this'}",
-            mend="build the engine yourself and give it with --set engine=DIR",
-        )
-    examples = str(options["examples"])
-    if target.is_first:
-        return _first(target, model, family, engine, examples)
-    if target.version >= _FIRST_CORE:
-        family = f"models/core/{family}"
-    checkpoint = engine.with_name(f"{engine.name}-checkpoint")
-    return [
-        _convert(options, model, family, checkpoint, examples, model_type),
-        _build(target, checkpoint, engine),
-    ]
-
-
-def _first(
-    target: Target, model: Path, family: str, engine: Path, examples: str
-) -> list[list[str]]:
-    """0.5.0 builds in one go, by a script of each family's own."""
-    options = target.options
-    quantization = str(options["quantization"])
-    if quantization and quantization not in _WEIGHT_ONLY:
-        raise IncompatibleError(
-            f"0.5.0 is built here without {quantization}",
-            mend="choose int8 or int4, or build for a later version",
-        )
-    world = int(options["tensor_parallel"]) * int(options["pipeline_parallel"])
-    dtype, lengths = _dtype(options), _lengths(options)
-    command = [
-        PYTHON, f"{examples}/{family}/build.py", "--model_dir", str(model), "--dtype", dtype,
-        "--use_gpt_attention_plugin", dtype, "--use_gemm_plugin", dtype,
-        "--max_batch_size", str(options["max_batch_size"]),
-        "--max_input_len", str(lengths["max_input_len"]),
-        "--max_output_len", str(lengths["max_seq_len"] - lengths["max_input_len"]),
-        "--max_beam_width", str(options["max_beam_width"] or 1),
-        "--world_size", str(world), "--tp_size", str(options["tensor_parallel"]),
-        "--pp_size", str(options["pipeline_parallel"]), "--output_dir", str(engine),
-    ]  # fmt: skip
-    if target.batching == INFLIGHT:
-        command += ["--remove_input_padding", "--use_inflight_batching", "--paged_kv_cache"]
-    if quantization:
-        command += ["--use_weight_only", "--weight_only_precision", quantization]
-    return [command]
-
-
-def _convert(
-    options: Mapping[str, Any], model: Path, family: str, checkpoint: Path, examples: str, kind: str
-) -> list[str]:
-    quantization = str(options["quantization"])
-    parallel = ["--tp_size", str(options["tensor_parallel"])]
-    parallel += ["--pp_size", str(options["pipeline_parallel"])]
-    ends = ["--model_dir", str(model), "--output_dir", str(checkpoint)]
-    ends += ["--dtype", _dtype(options), *parallel]
-    if quantization in _CALIBRATED:
-        script = f"{examples}/quantization/quantize.py"
-        return [PYTHON, script, *ends, "--qformat", quantization]
-    command = [PYTHON, f"{examples}/{family}/convert_checkpoint.py", *ends]
-    if kind == "gpt2":
-        command += ["--gpt_variant", "gpt2"]
-    if quantization:
-        command += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY[quantization]]
-    return command
-
-
-def _build(target: Target, checkpoint: Path, engine: Path) -> list[str]:
-    options = target.options
-    world = int(options["tensor_parallel"]) * int(options["pipeline_parallel"])
-    dtype, lengths = _dtype(options), _lengths(options)
-    command = [
-        "trtllm-build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(engine),
-        "--gpt_attention_plugin", dtype, "--gemm_plugin", dtype,
-        "--max_batch_size", str(options["max_batch_size"]),
-        "--max_input_len", str(lengths["max_input_len"]),
-        "--max_seq_len", str(lengths["max_seq_len"]),
-        "--max_beam_width", str(options["max_beam_width"] or 1),
-        "--workers", str(world),
-    ]  # fmt: skip
-    if target.batching == INFLIGHT:
-        command += ["--remove_input_padding", "enable", "--paged_kv_cache", "enable"]
-    return command
-
-
-def _script(options: Mapping[str, Any], model: Path, engine: Path) -> str:
-    """From 1.0 on the LLM API builds, and the examples' scripts are not needed."""
-    quantization = str(options["quantization"])
-    quant = ""
-    if quantization:
-        names = {"fp8": "FP8", "int4_awq": "W4A16_AWQ", "int8": "W8A16", "int4": "W4A16",
-                 "int8_sq": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"}  # fmt: skip
-        quant = f", quant_config=QuantConfig(quant_algo=QuantAlgo.{names[quantization]})"
-    limits = ", ".join(
-        f"{name}={value}"
-        for name, value in {
-            "max_batch_size": options["max_batch_size"],
-            "max_beam_width": options["max_beam_width"] or 1,
-            **_lengths(options),
-        }.items()
-    )
-    return (
-        "from tensorrt_llm._tensorrt_engine import LLM; "
-        "from tensorrt_llm.llmapi import BuildConfig, QuantAlgo, QuantConfig; "
-        f"LLM({str(model)!r}, dtype={_dtype(options)!r}, "
-        f"tensor_parallel_size={options['tensor_parallel']}, "
-        f"pipeline_parallel_size={options['pipeline_parallel']}, "
-        f"build_config=BuildConfig({limits}){quant}).save({str(engine)!r})"
-    )
+    algorithm = pairs("commands.txt", "quantizations").get(options["quantization"])
+    config = f", quant_config=QuantConfig(quant_algo=QuantAlgo.{algorithm})" if algorithm else ""
+    return {
+        **options,
+        "quant_config": config,
+        "dtype": "float16" if options["dtype"] == "auto" else options["dtype"],
+        "max_beam_width": options["max_beam_width"] or 1,
+        "max_input_len": prompt,
+        "max_seq_len": both,
+        "max_output_len": both - prompt,
+        "world_size": options["tensor_parallel"] * options["pipeline_parallel"],
+    }

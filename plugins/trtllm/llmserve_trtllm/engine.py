@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmserve.plugin import ConfigError, IncompatibleError, ModelSource, OptionError
-from llmserve.repository.source import read_object
+from llmserve.plugin import ConfigError, IncompatibleError, ModelSource, OptionError, read_object
 from llmserve_trtllm.target import INFLIGHT
 from llmserve_trtllm.versions import Version
 
 _GPUS = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
-_WITHOUT_VERSION = Version(0, 8)
+_FIRST_WITH_VERSION = Version(0, 8)
 """Engines of versions before this one name no version."""
 _SPECULATIVE = {
     "MEDUSA": "medusa", "4": "medusa",
@@ -24,11 +22,20 @@ _SPECULATIVE = {
     "EAGLE": "eagle", "32": "eagle",
 }  # fmt: skip
 """The decoding_mode that an engine built for speculation needs; old versions write a number."""
+_SIZES = (
+    "tensor_parallel", "pipeline_parallel", "max_batch_size", "max_input_len", "max_seq_len",
+    "max_beam_width", "vocab_size",
+)  # fmt: skip
+_REBUILD = "build the engine again, or name the folder that trtllm-build wrote"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine, as far as its configuration tells; None is what it does not tell."""
+    """An engine, as far as its configuration tells.
+
+    ``version`` is None in those before 0.8. ``decoding_mode`` is the one that the engine was built
+    for, if it was built to speculate.
+    """
 
     folder: Path
     version: Version | None
@@ -42,7 +49,6 @@ class Engine:
     packed_input: bool
     paged_kv_cache: bool
     decoding_mode: str = ""
-    """The one that the engine was built for, if it was built to speculate."""
 
     @property
     def world_size(self) -> int:
@@ -58,115 +64,80 @@ class Engine:
 
 def read_engine(folder: Path) -> Engine:
     """Read an engine's folder; what it lacks or what is wrong in it is said in one line."""
-    if not folder.is_dir():
-        raise ConfigError(
-            f"there is no engine at {folder}",
-            mend="name the folder that trtllm-build wrote, or build one with "
-            "--set build_engine=true",
-        )
     path = folder / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
+        what = f"{folder} is no engine: it has no config.json"
         raise ConfigError(
-            f"{folder} is no engine: it has no config.json", mend="name what trtllm-build wrote"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}", mend="build the engine again"
-        ) from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not the configuration of an engine", mend=_REBUILD)
+            what if folder.is_dir() else f"there is no engine at {folder}",
+            mend="name the folder that trtllm-build wrote, or give --set build_engine=true",
+        )
+    content = read_object(path)
     if "model_type" in content and "build_config" not in content:
         raise ConfigError(
             f"{folder} holds a model and no engine",
             mend="give it with --model, and the folder that trtllm-build wrote with --engine",
         )
     try:
-        engine = (
-            _with_mapping(folder, content) if "build_config" in content else _old(folder, content)
-        )
-    except KeyError as error:
-        what = f"it says no {error.args[0]}"
-    except (TypeError, ValueError, AttributeError):
-        what = "something in it has another form"
-    else:
-        _check_lengths(path, engine)
-        return engine
-    raise ConfigError(f"{path} is not the configuration of an engine: {what}", mend=_REBUILD)
-
-
-_REBUILD = "build the engine again, or name the folder that trtllm-build wrote"
-
-
-def _check_lengths(path: Path, engine: Engine) -> None:
-    for name in ("tensor_parallel", "pipeline_parallel", "max_batch_size", "max_input_len",
-                 "max_seq_len", "max_beam_width", "vocab_size"):  # fmt: skip
-        if getattr(engine, name) < 1:
-            raise ConfigError(
-                f"{path} says {name} {getattr(engine, name)}, which no engine has", mend=_REBUILD
-            )
-    if engine.max_input_len > engine.max_seq_len:
+        engine = _engine_of(folder, content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        lacks = isinstance(error, KeyError)
+        what = f"it says no {error.args[0]}" if lacks else "something in it has another form"
         raise ConfigError(
-            f"{path} says max_input_len {engine.max_input_len}, over its max_seq_len "
-            f"{engine.max_seq_len}",
+            f"{path} is not the configuration of an engine: {what}", mend=_REBUILD
+        ) from None
+    _check_sizes(path, engine)
+    return engine
+
+
+def _engine_of(folder: Path, content: Mapping[str, Any]) -> Engine:
+    """Read either form: that of 0.8 and later, or that of 0.5 to 0.7, which names no version."""
+    is_new = "build_config" in content
+    build = content["build_config" if is_new else "builder_config"]
+    model = content["pretrained_config"] if is_new else build
+    plugins = (build if is_new else content).get("plugin_config") or {}
+    mapping = model.get("mapping") or {
+        "tp_size": build.get("tensor_parallel", 1),
+        "pp_size": build.get("pipeline_parallel", 1),
+    }
+    tensor, pipeline, context = (int(mapping.get(f"{kind}_size", 1)) for kind in ("tp", "pp", "cp"))
+    world = int(mapping.get("world_size", tensor * pipeline * context))
+    if world != tensor * pipeline * context:
+        raise ConfigError(
+            f"the engine in {folder} says world_size {world} and tp_size {tensor} times pp_size "
+            f"{pipeline}, which no engine has",
             mend=_REBUILD,
         )
-
-
-def _with_mapping(folder: Path, content: Mapping[str, Any]) -> Engine:
-    """Read the form of 0.8 and later: what was converted, and how it was built."""
-    model, build = content["pretrained_config"], content["build_config"]
-    mapping = model.get("mapping") or {}
-    plugins = build.get("plugin_config") or {}
-    kind = build.get("kv_cache_type")
     max_input = int(build["max_input_len"])
-    parallel = [int(mapping.get(f"{kind}_size", 1)) for kind in ("tp", "pp", "cp")]
-    world = int(mapping.get("world_size", parallel[0] * parallel[1] * parallel[2]))
-    if world != parallel[0] * parallel[1] * parallel[2]:
-        raise ConfigError(
-            f"the engine in {folder} says world_size {world} and tp_size {parallel[0]} times "
-            f"pp_size {parallel[1]}, which no engine has",
-            mend=_REBUILD,
-        )
+    cache = build.get("kv_cache_type")
+    is_paged = (
+        bool(plugins.get("paged_kv_cache", is_new))
+        if cache is None
+        else str(cache).rsplit(".", 1)[-1].upper() == "PAGED"
+    )
     return Engine(
         folder=folder,
         version=Version.parse(str(content["version"])) if content.get("version") else None,
-        tensor_parallel=parallel[0] * parallel[2],
-        pipeline_parallel=parallel[1],
+        tensor_parallel=tensor * context,
+        pipeline_parallel=pipeline,
         vocab_size=int(model["vocab_size"]),
         max_batch_size=int(build["max_batch_size"]),
         max_input_len=max_input,
         # Before 0.11 the answer's length stood there, and not the sum of both.
         max_seq_len=int(build.get("max_seq_len") or max_input + int(build["max_output_len"])),
         max_beam_width=int(build.get("max_beam_width", 1)),
-        packed_input=bool(plugins.get("remove_input_padding", True)),
-        paged_kv_cache=(
-            str(kind).rsplit(".", 1)[-1].upper() == "PAGED"
-            if kind is not None
-            else bool(plugins.get("paged_kv_cache", True))
-        ),
+        packed_input=bool(plugins.get("remove_input_padding", is_new)),
+        paged_kv_cache=is_paged,
         decoding_mode=_SPECULATIVE.get(str(build.get("speculative_decoding_mode")).upper(), ""),
     )
 
 
-def _old(folder: Path, content: Mapping[str, Any]) -> Engine:
-    """Read the form of 0.5 to 0.7, which names no version."""
-    build, plugins = content["builder_config"], content["plugin_config"]
-    max_input = int(build["max_input_len"])
-    return Engine(
-        folder=folder,
-        version=None,
-        tensor_parallel=int(build.get("tensor_parallel", 1)),
-        pipeline_parallel=int(build.get("pipeline_parallel", 1)),
-        vocab_size=int(build["vocab_size"]),
-        max_batch_size=int(build["max_batch_size"]),
-        max_input_len=max_input,
-        max_seq_len=max_input + int(build["max_output_len"]),
-        max_beam_width=int(build.get("max_beam_width", 1)),
-        packed_input=bool(plugins.get("remove_input_padding", False)),
-        paged_kv_cache=bool(plugins.get("paged_kv_cache", False)),
-    )
+def _check_sizes(path: Path, engine: Engine) -> None:
+    sizes = {name: getattr(engine, name) for name in _SIZES}
+    what = "".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
+    if not what and engine.max_input_len > engine.max_seq_len:
+        what = f"max_input_len {engine.max_input_len} over max_seq_len {engine.max_seq_len}"
+    if what:
+        raise ConfigError(f"{path} says {what}, which no engine has", mend=_REBUILD)
 
 
 def check_engine(
@@ -174,30 +145,25 @@ def check_engine(
 ) -> None:
     """Refuse an engine that the version or the build cannot run, naming both sides."""
     _check_version(engine, version)
-    if batching == INFLIGHT:
-        for has, what, flag in (
-            (engine.packed_input, "packed input", "remove_input_padding"),
-            (engine.paged_kv_cache, "a paged KV cache", "paged_kv_cache"),
-        ):
-            if not has:
-                raise IncompatibleError(
-                    f"in-flight batching needs an engine with {what}, and {engine.folder} was "
-                    f"built without ({flag})",
-                    mend="build the engine again with it, or use --batching static",
-                )
-    if int(options["max_batch_size"]) > engine.max_batch_size:
-        raise IncompatibleError(
-            f"max_batch_size {options['max_batch_size']} is over the engine's "
-            f"{engine.max_batch_size}",
-            mend=f"give --max-batch-size {engine.max_batch_size} or less",
-        )
-    if int(options["max_beam_width"] or 1) > engine.max_beam_width:
-        raise IncompatibleError(
-            f"max_beam_width {options['max_beam_width']} is over the engine's "
-            f"{engine.max_beam_width}",
-            mend="ask for fewer beams, or build the engine for more",
-        )
-    _check_gpus(engine, str(options["gpu_device_ids"]), str(options["multi_gpu"]))
+    needed = (
+        (engine.packed_input, "packed input", "remove_input_padding"),
+        (engine.paged_kv_cache, "a paged KV cache", "paged_kv_cache"),
+    )
+    for has, what, flag in needed:
+        if batching == INFLIGHT and not has:
+            raise IncompatibleError(
+                f"in-flight batching needs an engine with {what}, and {engine.folder} was "
+                f"built without ({flag})",
+                mend="build the engine again with it, or use --batching static",
+            )
+    for name in ("max_batch_size", "max_beam_width"):
+        asked, most = options[name] or 1, getattr(engine, name)
+        if asked > most:
+            raise IncompatibleError(
+                f"{name} {asked} is over the engine's {most}",
+                mend=f"give --{name.replace('_', '-')} {most} or less, or build it for more",
+            )
+    _check_gpus(engine, options["gpu_device_ids"], options["multi_gpu"])
     _check_decoding(engine, options)
     files = engine.rank_files
     if files and len(files) != engine.world_size:
@@ -207,15 +173,26 @@ def check_engine(
         )
 
 
+def _check_version(engine: Engine, version: Version) -> None:
+    mend = f"build the engine again with {version}"
+    if engine.version is None:
+        fits, by = version < _FIRST_WITH_VERSION, f"a TensorRT-LLM before {_FIRST_WITH_VERSION}"
+    else:
+        fits, by = engine.version.same_release(version), f"TensorRT-LLM {engine.version}"
+        mend = f"give --set trtllm_version={engine.version}, or {mend}"
+    if not fits:
+        raise IncompatibleError(
+            f"the engine in {engine.folder} was built by {by}, and this is for {version}", mend=mend
+        )
+
+
 def _check_gpus(engine: Engine, given: str, mode: str) -> None:
     """Refuse GPUs that are written otherwise, or not as many as the engine has processes."""
-    if not given:
-        return
-    if not _GPUS.fullmatch(given):
+    if given and not _GPUS.fullmatch(given):
         raise OptionError(
             f"gpu_device_ids cannot be {given!r}", mend="write numbers, as in 0,1 or 0,1;2,3"
         )
-    for instance in given.split(";"):
+    for instance in given.split(";") if given else ():
         gpus = instance.split(",")
         if len(gpus) != engine.world_size or len(set(gpus)) != len(gpus):
             raise IncompatibleError(
@@ -233,7 +210,7 @@ def _check_gpus(engine: Engine, given: str, mode: str) -> None:
 
 def _check_decoding(engine: Engine, options: Mapping[str, Any]) -> None:
     """Refuse what the backend would pass over, or stop at when it loads."""
-    mode = str(options["decoding_mode"])
+    mode = options["decoding_mode"]
     if engine.decoding_mode and mode != engine.decoding_mode:
         raise IncompatibleError(
             f"the engine in {engine.folder} was built for decoding_mode {engine.decoding_mode}, "
@@ -246,73 +223,31 @@ def _check_decoding(engine: Engine, options: Mapping[str, Any]) -> None:
         raise IncompatibleError(
             f"decoding_mode lookahead needs {', '.join(missing)}", mend="give all of its sizes"
         )
-    guided = [name for name in _GUIDED if options[name]]
+    together = ("guided_decoding_backend", "xgrammar_tokenizer_info_path")
+    guided = [name for name in together if options[name]]
     if len(guided) == 1:
         raise IncompatibleError(
-            f"{guided[0]} has no effect without the other of {' and '.join(_GUIDED)}",
+            f"{guided[0]} has no effect without the other of {' and '.join(together)}",
             mend="give both, or neither",
         )
 
 
-_GUIDED = ("guided_decoding_backend", "xgrammar_tokenizer_info_path")
-
-
-def _check_version(engine: Engine, version: Version) -> None:
-    if engine.version is None:
-        if version >= _WITHOUT_VERSION:
-            raise IncompatibleError(
-                f"the engine in {engine.folder} was built by a TensorRT-LLM before "
-                f"{_WITHOUT_VERSION}, and this is for {version}",
-                mend=f"build the engine again with {version}",
-            )
-    elif not engine.version.same_release(version):
-        raise IncompatibleError(
-            f"the engine in {engine.folder} was built by TensorRT-LLM {engine.version}, and this "
-            f"is for {version}",
-            mend=f"give --set trtllm_version={engine.version}, or build the engine again with "
-            f"{version}",
-        )
-
-
-def check_vocabulary(engine: Engine, vocabulary: int, largest: int) -> None:
+def check_vocabulary(engine: Engine, words: int, vocabulary: int) -> None:
     """Refuse a tokenizer whose ids the engine has no rows for; an engine may be padded.
 
-    ``vocabulary`` is the model's own size, ``largest`` the tokenizer's largest id.
+    ``words`` are the tokenizer's, ``vocabulary`` is the size of the model's; 0 is not known.
     """
-    if largest >= engine.vocab_size:
-        raise IncompatibleError(
-            f"the tokenizer has ids up to {largest}, and the engine in {engine.folder} a "
-            f"vocabulary of {engine.vocab_size}",
-            mend="give --model the model that the engine was built from",
-        )
+    what = ""
+    if words > engine.vocab_size:
+        what = f"the tokenizer has {words} words"
     # Vocabularies are padded to a multiple of what shares them, and never to half as much again.
-    if vocabulary and engine.vocab_size > vocabulary * 1.5:
+    elif vocabulary and engine.vocab_size > vocabulary * 1.5:
+        what = f"the model has a vocabulary of {vocabulary}"
+    if what:
         raise IncompatibleError(
-            f"the model has a vocabulary of {vocabulary}, and the engine in {engine.folder} one of "
-            f"{engine.vocab_size}",
+            f"{what}, and the engine in {engine.folder} has a vocabulary of {engine.vocab_size}",
             mend="give --model the model that the engine was built from",
         )
-
-
-def vocabulary_of(source: ModelSource) -> int:
-    """Return the size of the model's vocabulary, 0 where it does not say."""
-    config = source.config()
-    inner = config.get("text_config")
-    size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else 0)
-    return size if isinstance(size, int) else 0
-
-
-def largest_id(source: ModelSource) -> int:
-    """Return the largest id that the tokenizer makes, -1 where its files do not tell."""
-    path = source.path / "tokenizer.json"
-    if not path.is_file():
-        return -1
-    content = read_object(path)
-    model = content.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    added = [t.get("id") for t in content.get("added_tokens") or [] if isinstance(t, dict)]
-    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab or ()))
-    return max((i for i in (*ids, *added) if isinstance(i, int)), default=-1)
 
 
 def ends_of(source: ModelSource) -> tuple[list[int], int | None]:
@@ -321,10 +256,8 @@ def ends_of(source: ModelSource) -> tuple[list[int], int | None]:
     for name in ("config.json", "generation_config.json"):
         path = source.path / name
         if path.is_file():
-            found |= {k: v for k, v in read_object(path).items() if v is not None}
-    eos = found.get("eos_token_id")
+            found |= {key: value for key, value in read_object(path).items() if value is not None}
+    eos, pad = found.get("eos_token_id"), found.get("pad_token_id")
     ends = eos if isinstance(eos, list) else [eos]
-    pad = found.get("pad_token_id")
-    return [e for e in ends if isinstance(e, int)], pad if isinstance(
-        pad, int
-    ) and pad >= 0 else None
+    has_pad = isinstance(pad, int) and pad >= 0
+    return [end for end in ends if isinstance(end, int)], pad if has_pad else None

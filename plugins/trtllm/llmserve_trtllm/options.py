@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from llmserve.plugin import INT32_MAX, IncompatibleError, Option, Tensor, Value, contract
-from llmserve_trtllm.tables import Range, lines
-from llmserve_trtllm.versions import Version
+from llmserve_trtllm.tables import sections
+from llmserve_trtllm.versions import Range, Version
 
-_HONOURED = {
+_SAMPLING = {
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "random_seed", "min_tokens", "ignore_eos", "end_id", "bad_words",
 }  # fmt: skip
 SAMPLING: tuple[Tensor, ...] = (
-    *(tensor for tensor in contract.SAMPLING if tensor.name in _HONOURED),
+    *(tensor for tensor in contract.SAMPLING if tensor.name in _SAMPLING),
     Tensor("min_length", "TYPE_INT32"),
     Tensor("pad_id", "TYPE_INT32"),
     Tensor("length_penalty", "TYPE_FP32"),
@@ -23,24 +23,43 @@ SAMPLING: tuple[Tensor, ...] = (
 """What the engine does of what a request asks for."""
 
 _KINDS: Mapping[str, type[Value]] = {"int": int, "float": float, "bool": bool, "text": str}
-_ALWAYS: Mapping[str, Value] = {
-    "kv_cache_free_gpu_mem_fraction": 0.9,
-    "exclude_input_in_output": True,
-}
-"""Parameters that are always written, so that every version does the same."""
-_MODES = {"redrafter": "0.16:", "lookahead": "0.16:", "eagle": "0.16:"}
-"""Modes of decoding that not every version knows; the others it has had since 0.12."""
+_INT64_MAX = 2**63 - 1
+_NEWER_MODES = ("redrafter", "lookahead", "eagle")
+_FIRST_NEWER_MODES = Version(0, 16)
 
 
 @dataclass(frozen=True)
-class TypedOption(Option):
+class BuildOption(Option):
     """An option with a type, which may be unset: its default is then the backend's.
 
-    >>> TypedOption("enable_kv_cache_reuse", "", "", kind=bool).check("false")
+    >>> BuildOption("enable_kv_cache_reuse", "", "", kind=bool).check("false")
     False
     """
 
     kind: type[Value] = str
+    versions: tuple[Range, ...] = ()
+    uses: frozenset[str] = frozenset()
+    older_key: tuple[Range, str] | None = None
+
+    @classmethod
+    def read(cls, line: str, most: int) -> BuildOption:
+        """Read a line of ``options.txt``; a number without a limit is ``most`` at most."""
+        columns = [*map(str.strip, line.split("|")), "", ""]
+        name, kind, default, limits, text, where, key = columns[:7]
+        low, is_range, high = limits.partition(":")
+        unset = cls(
+            name,
+            "",
+            text,
+            choices=() if is_range else tuple(limits.split()),
+            minimum=float(low) if is_range else None,
+            maximum=float(high or most) if is_range else None,
+            kind=_KINDS[kind],
+            versions=tuple(Range.parse(word) for word in where.split() if ":" in word),
+            uses=frozenset(word for word in where.split() if ":" not in word),
+            older_key=(Range.parse(key.split()[0]), key.split()[1]) if key else None,
+        )
+        return replace(unset, default=unset.check(default))
 
     def parse(self, text: str) -> Value:
         return self.check(text)
@@ -52,80 +71,43 @@ class TypedOption(Option):
         is_text = isinstance(value, str) and self.kind is not str
         return typed.parse(str(value)) if is_text else typed.check(value)
 
-
-@dataclass(frozen=True)
-class Setting:
-    """An option, and the versions and layouts that have a use for it."""
-
-    option: TypedOption
-    versions: tuple[Range, ...]
-    used_by: frozenset[str]
-    keys: Mapping[Range, str] = field(default_factory=dict)
-    """What some versions call the parameter, if it is one."""
-
-    def key(self, version: Version) -> str:
-        return next((k for some, k in self.keys.items() if version in some), self.option.name)
-
     def exists_in(self, version: Version) -> bool:
         return not self.versions or any(version in some for some in self.versions)
 
-    @classmethod
-    def parse(cls, section: str, line: str) -> Setting:
-        """Read a line of ``options.txt``."""
-        name, kind, third, limits, text, last = [*map(str.strip, line.split("|")), ""][:6]
-        is_parameter = section == "parameters"
-        where = third if is_parameter else last
-        low, colon, high = limits.partition(":")
-        most = 2**63 - 1 if is_parameter else INT32_MAX
-        option = TypedOption(
-            name,
-            "",
-            text,
-            choices=() if colon else tuple(limits.split()),
-            minimum=float(low) if colon else None,
-            maximum=float(high or most) if colon else None,
-            kind=_KINDS[kind],
-        )
-        default = option.check(_ALWAYS.get(name, "" if is_parameter else third))
-        option = TypedOption(**{**vars(option), "default": default})
-        words = where.split()
-        return cls(
-            option,
-            tuple(Range.parse(word) for word in words if ":" in word),
-            frozenset(word for word in words if ":" not in word),
-            {Range.parse(last.split()[0]): last.split()[1]} if is_parameter and last else {},
-        )
+    def key(self, version: Version) -> str:
+        """Return what a version calls the parameter."""
+        return self.older_key[1] if self.older_key and version in self.older_key[0] else self.name
+
+    def unused(self, options: Mapping[str, Value], version: Version) -> str:
+        """Return why the option has no effect in a build, or nothing."""
+        if options["layout"] == "llmapi":
+            if self.uses and "llmapi" not in self.uses:
+                return f"the layout llmapi serves a model as it is and has no {self.name}"
+        elif self.uses == {"llmapi"}:
+            return f"{self.name} is for the layout llmapi: an engine has its stand-in by itself"
+        elif "building" in self.uses and not options["build_engine"]:
+            return f"{self.name} says how an engine is built, and this one is there already"
+        elif not self.exists_in(version):
+            when = " or ".join(map(str, self.versions))
+            return f"TensorRT-LLM {version} has no {self.name}: it is there {when}"
+        return ""
 
 
-def _settings() -> Iterator[tuple[str, Setting]]:
-    section = ""
-    for line in lines("options.txt"):
-        if line.startswith("["):
-            section = line.strip("[]")
-        else:
-            yield section, Setting.parse(section, line)
-
-
-_ALL = tuple(_settings())
-OPTIONS: tuple[Option, ...] = tuple(setting.option for _, setting in _ALL)
-PARAMETERS = tuple(setting for section, setting in _ALL if section == "parameters")
+_TABLE = sections("options.txt")
+PARAMETERS = tuple(BuildOption.read(line, _INT64_MAX) for line in _TABLE["parameters"])
+"""Those that the engine's model takes as parameters."""
+OPTIONS = (*(BuildOption.read(line, INT32_MAX) for line in _TABLE["options"]), *PARAMETERS)
 
 
 def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[str, str]:
-    """Return the parameters that were given, as the backend reads them; refuse what it would not.
+    """Return the parameters that were given, as the backend reads them.
 
-    >>> engine_parameters({p.option.name: p.option.default for p in PARAMETERS}, Version(0, 19))
+    >>> engine_parameters({p.name: p.default for p in PARAMETERS}, Version(0, 19))
     {'kv_cache_free_gpu_mem_fraction': '0.9', 'exclude_input_in_output': 'true'}
     """
-    mode = str(options["decoding_mode"])
-    if version not in Range.parse(_MODES.get(mode, "0.5:")):
-        raise IncompatibleError(
-            f"TensorRT-LLM {version} has no decoding_mode {mode}: it would fall back to another",
-            mend="leave it out, or build for 0.16 or later",
-        )
     found = {}
     for parameter in PARAMETERS:
-        value = options[parameter.option.name]
+        value = options[parameter.name]
         if value != "" and parameter.exists_in(version):
             text = str(value)
             found[parameter.key(version)] = text.lower() if isinstance(value, bool) else text
@@ -133,28 +115,14 @@ def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[st
 
 
 def refuse_unused(options: Mapping[str, Value], version: Version) -> None:
-    """Refuse an option that was given and that the version or the layout has no use for."""
-    for section, setting in _ALL:
-        name = setting.option.name
-        if options[name] == setting.option.default:
-            continue
-        if why := _unused(setting, section == "parameters", options, version):
-            raise IncompatibleError(why, mend=f"leave out --{name.replace('_', '-')}")
-
-
-def _unused(
-    setting: Setting, is_parameter: bool, options: Mapping[str, Value], version: Version
-) -> str:
-    """Say why an option has no effect, or nothing."""
-    name, used_by = setting.option.name, setting.used_by
-    if options["layout"] == "llmapi":
-        if (is_parameter or used_by) and "llmapi" not in used_by:
-            return f"the layout llmapi serves a model as it is and has no {name}"
-    elif used_by == {"llmapi"} and not is_parameter:
-        return f"{name} is for the layout llmapi: an engine has its stand-in by itself"
-    elif "building" in used_by and not options["build_engine"]:
-        return f"{name} says how an engine is built, and this one is there already"
-    elif not setting.exists_in(version):
-        when = " or ".join(map(str, setting.versions))
-        return f"TensorRT-LLM {version} has no {name}: it is there {when}"
-    return ""
+    """Refuse what was given and has no effect in the version or the layout."""
+    for option in OPTIONS:
+        given = options[option.name] != option.default
+        if given and (why := option.unused(options, version)):
+            raise IncompatibleError(why, mend=f"leave out --{option.name.replace('_', '-')}")
+    mode = options["decoding_mode"]
+    if mode in _NEWER_MODES and version < _FIRST_NEWER_MODES:
+        raise IncompatibleError(
+            f"TensorRT-LLM {version} has no decoding_mode {mode}: it would fall back to another",
+            mend="leave it out, or build for 0.16 or later",
+        )

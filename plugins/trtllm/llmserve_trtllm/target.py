@@ -1,57 +1,45 @@
-"""What is built: for which version, with which engine, in which way."""
+"""What is built: for which version, in which way, and with which tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from llmserve.plugin import IncompatibleError, Value
-from llmserve_trtllm.tables import Row, rows
-from llmserve_trtllm.versions import (
-    FIRST_CONFIGURABLE,
-    FIRST_LLMAPI,
-    FIRST_UNBATCHED_V1,
-    Version,
-)
+from llmserve.plugin import IncompatibleError, Tensor
+from llmserve_trtllm import versions
+from llmserve_trtllm.tables import pairs, sections
+from llmserve_trtllm.versions import Range, Version
+
+TENSORS = "tensors.txt"
 
 INFLIGHT = "inflight"
 STATIC = "static"
 MODEL_TYPES = {INFLIGHT: "inflight_fused_batching", STATIC: "V1"}
 NO_EVICT = "guaranteed_no_evict"
 ALIAS = "guaranteed_completion"
-SCHEDULERS = (NO_EVICT, "max_utilization", ALIAS)
+_ENGINE_SECTIONS = ("engine inputs", "engine outputs", "scores", "client bias")
 
-# Other names than the client's, in the models before and behind.
-_PREPROCESSING_NAMES = {
-    "text_input": "QUERY",
-    "max_tokens": "REQUEST_OUTPUT_LEN",
-    "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT",
-}
-_ENGINE_NAMES = {
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "length_penalty": "len_penalty",
-    "stream": "streaming",
-}
-_LLMAPI_NAMES = {
-    "streaming": "stream",
-    "sampling_param_stop": "stop_words",
-    "sampling_param_exclude_input_from_output": "exclude_input_in_output",
-}
 
-REQUEST = Row("REQUEST", "STRING")
-"""Ours: what postprocessing has to know of a request, as JSON."""
+@dataclass(frozen=True)
+class Row(Tensor):
+    """A tensor as a template declares it: ``scalar`` where the backend sees no dimension of it."""
+
+    optional: bool = False
+    scalar: bool = False
+
+    def __post_init__(self) -> None:
+        """Take any type of Triton's, those that Python has none for as well."""
 
 
 def preprocessing_name(client: str) -> str:
     """Return what preprocessing calls a client's tensor."""
-    return _PREPROCESSING_NAMES.get(client, client.upper())
+    return pairs(TENSORS, "names preprocessing").get(client, client.upper())
 
 
 def engine_name(client: str) -> str:
     """Return what the engine calls a client's tensor."""
-    return _ENGINE_NAMES.get(client, client)
+    return pairs(TENSORS, "names engine").get(client, client)
 
 
 def contract_name(client: str) -> str:
@@ -60,28 +48,27 @@ def contract_name(client: str) -> str:
     >>> contract_name("sampling_param_max_tokens"), contract_name("text_input")
     ('max_tokens', 'text_input')
     """
-    return _LLMAPI_NAMES.get(client, client.removeprefix("sampling_param_"))
+    return pairs(TENSORS, "names contract").get(client, client.removeprefix("sampling_param_"))
 
 
 @dataclass(frozen=True)
 class Target:
-    """One build's decisions, which all its models share."""
+    """One build's decisions, which all its models share; it ``streams`` by a decoupled engine."""
 
     version: Version
-    options: Mapping[str, Value]
+    options: Mapping[str, Any]
     batching: str
     scheduler: str
     streams: bool
-    """Whether the engine's model is decoupled."""
 
     @property
     def is_first(self) -> bool:
         """Whether it is 0.5.0, whose tensors have other types and wires."""
-        return self.version < FIRST_CONFIGURABLE
+        return self.version < versions.FIRST_CONFIGURABLE
 
     @property
     def is_llmapi(self) -> bool:
-        return self.options["layout"] == "llmapi"
+        return bool(self.options["layout"] == "llmapi")
 
     @property
     def engine_echoes(self) -> bool:
@@ -94,16 +81,26 @@ class Target:
         """The id that no engine ever makes: what ``end_id`` is where nothing ends an answer."""
         return 2**32 - 1 if self.is_first else -1
 
-    def rows(self, *sections: str) -> list[Row]:
+    def rows(self, *names: str) -> list[Row]:
         """Return sections of ``tensors.txt`` in this version and layout."""
         found = []
-        for section in sections:
-            has = _LLMAPI_HAS.get(section) if self.is_llmapi else None
-            if section == "client llmapi" and not self.is_llmapi:
-                continue
-            made = rows(section, self.version, self.options)
-            found += [row for row in made if has is None or row.name in has]
+        for section in names:
+            llmapi_lacks = self.is_llmapi and section in _ENGINE_SECTIONS
+            for line in sections(TENSORS)[section]:
+                name, kind, dims, flags, versions = line.split()
+                if self.version not in Range.parse(versions):
+                    continue
+                if llmapi_lacks and "l" not in flags:
+                    continue
+                # In small letters it is the option that says the type.
+                data_type = self.options[kind] if kind.islower() else f"TYPE_{kind}"
+                sizes = tuple(map(int, dims.split(",")))
+                found.append(Row(name, data_type, sizes, "o" in flags, "r" in flags, "s" in flags))
         return found
+
+    @property
+    def engine_names(self) -> frozenset[str]:
+        return frozenset(row.name for row in self.engine_inputs)
 
     @property
     def engine_inputs(self) -> list[Row]:
@@ -114,31 +111,20 @@ class Target:
         return self.rows("engine outputs", "scores")
 
     @property
+    def llmapi_names(self) -> list[Row]:
+        """The tensors of NVIDIA's model around the LLM API, which mean what others mean."""
+        return self.rows("client llmapi") if self.is_llmapi else []
+
+    @property
     def direct(self) -> list[Row]:
         """What goes from the client to the engine as it is."""
-        has = {row.name for row in self.engine_inputs}
-        return [row for row in self.rows("client direct") if row.name in has]
+        return [row for row in self.rows("client direct") if row.name in self.engine_names]
 
     @property
     def taken(self) -> list[Row]:
         """What preprocessing takes of a client, under the client's names."""
-        return self.rows(
-            "client text", "client sampling", "client bias", "client llmserve", "client llmapi"
-        )
-
-
-_LLMAPI_HAS: Mapping[str, frozenset[str]] = {
-    "engine inputs": frozenset({
-        "input_ids", "input_lengths", "request_output_len", "end_id", "pad_id", "stop_words_list",
-        "bad_words_list", "temperature", "runtime_top_k", "runtime_top_p", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "min_length", "min_tokens", "random_seed", "seed",
-        "stop", "streaming", "exclude_input_in_output", "len_penalty", "beam_width",
-    }),
-    "engine outputs": frozenset({"output_ids", "sequence_length"}),
-    "scores": frozenset(),
-    "client bias": frozenset(),
-}  # fmt: skip
-"""Of these sections, what the LLM API has a counterpart of."""
+        ours = self.rows("client text", "client sampling", "client bias", "client llmserve")
+        return [*ours, *self.llmapi_names]
 
 
 def check_batching(name: str) -> str:
@@ -164,27 +150,21 @@ def scheduler_of(asked: str, report: Callable[[str], None]) -> str:
 
 def engine_batching(batching: str, scheduler: str, version: Version) -> dict[str, str]:
     """Return the parameters of the engine backend, or refuse what the version cannot do."""
-    if batching == STATIC and version >= FIRST_UNBATCHED_V1:
-        llmapi = " or with --set layout=llmapi for static batches,"
+    if batching == STATIC and version >= versions.FIRST_WITHOUT_V1:
+        has_llmapi = version >= versions.FIRST_LLMAPI
+        llmapi = " or with --set layout=llmapi for static batches," if has_llmapi else ""
         raise IncompatibleError(
-            f"TensorRT-LLM {version} does not run static batches (V1) with an engine: its executor "
-            "refuses them",
-            mend=f"build with --batching inflight,{llmapi if version >= FIRST_LLMAPI else ''} or "
-            "for a version before 0.20",
+            f"the executor of TensorRT-LLM {version} does not run static batches (V1)",
+            mend=f"build with --batching inflight,{llmapi} or for a version before 0.20",
         )
-    return {
-        "gpt_model_type": MODEL_TYPES[check_batching(batching)],
-        "batch_scheduler_policy": scheduler,
-    }
+    return {"gpt_model_type": MODEL_TYPES[batching], "batch_scheduler_policy": scheduler}
 
 
 def llmapi_policy(batching: str, scheduler: str) -> str:
     """Return the LLM API's ``capacity_scheduler_policy``."""
-    if check_batching(batching) == STATIC:
-        if scheduler != NO_EVICT:
-            raise IncompatibleError(
-                f"static batches have no scheduler {scheduler}",
-                mend="leave it out, or build with --batching inflight",
-            )
-        return "STATIC_BATCH"
-    return scheduler.upper()
+    if batching == STATIC and scheduler != NO_EVICT:
+        raise IncompatibleError(
+            f"static batches have no scheduler {scheduler}",
+            mend="leave it out, or build with --batching inflight",
+        )
+    return "STATIC_BATCH" if batching == STATIC else scheduler.upper()

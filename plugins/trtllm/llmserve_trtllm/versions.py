@@ -1,4 +1,4 @@
-"""Which TensorRT-LLM runs where, and what changed when: the version table, as data."""
+"""Versions of TensorRT-LLM: how they are written, what each can run, and which container has it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from llmserve.plugin import IncompatibleError, OptionError
+from llmserve_trtllm.tables import sections
 
 _FORM = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?([.a-z+-].*)?")
 _TAG = re.compile(r"(?:\S+:)?(\d\d\.\d\d)(?:-\S+)?")
@@ -27,7 +28,6 @@ class Version:
 
     @classmethod
     def parse(cls, text: str) -> Version:
-        """Read a version as NVIDIA writes them."""
         found = _FORM.fullmatch(text.strip())
         if found is None:
             raise OptionError(
@@ -38,71 +38,74 @@ class Version:
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"
 
-    @property
-    def short(self) -> str:
-        """The release without its patch number."""
-        return f"{self.major}.{self.minor}"
-
     def same_release(self, other: Version) -> bool:
         """Whether an engine of the other can be run: patches of one release share their format."""
         return (self.major, self.minor) == (other.major, other.minor)
 
 
-def _v(text: str) -> Version:
-    return Version.parse(text)
+@dataclass(frozen=True)
+class Range:
+    """Some versions: from the first on, and before the second if there is one.
+
+    >>> Version(0, 14) in Range.parse("0.12:0.15"), Version(0, 15) in Range.parse("0.12:0.15")
+    (True, False)
+    """
+
+    since: Version
+    until: Version | None
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        since, _, until = text.partition(":")
+        return cls(Version.parse(since), Version.parse(until) if until else None)
+
+    def __contains__(self, version: Version) -> bool:
+        return self.since <= version and (self.until is None or version < self.until)
+
+    def __str__(self) -> str:
+        end = f" and before {self.until.major}.{self.until.minor}" if self.until else ""
+        return f"from {self.since.major}.{self.since.minor} on{end}"
 
 
-# From docs/introduction/compatibility.md of triton-inference-server/server; 23.10 is older than
-# that page. A tag that is not here is not guessed.
-_RELEASES = """
-0.5.0 23.10 | 0.9.0 24.04 24.05 | 0.10.0 24.06 | 0.11.0 24.07 | 0.12.0 24.08 | 0.13.0 24.09
-0.14.0 24.10 | 0.15.0 24.11 | 0.16.0 24.12 | 0.17.0 25.01 25.02 | 0.18.0 25.03 | 0.18.2 25.04
-0.19.0 25.05 | 0.20.0 25.06 25.07 | 0.21.0 25.08 | 1.0.0 25.09 25.10 | 1.0.3 25.11
-1.1.0 25.12 26.01 26.02 | 1.2.0 26.03 | 1.2.1 26.04 26.05 26.06 26.07
-"""
 CONTAINERS = {
-    tag: _v(version)
-    for line in _RELEASES.replace("|", "\n").splitlines()
-    for version, *tags in [line.split() or [""]]
+    tag: Version.parse(version)
+    for version, *tags in map(str.split, sections("containers.txt")["containers"])
     for tag in tags
 }
-"""``tritonserver:TAG-trtllm-python-py3`` and what is in it."""
 
-DEFAULT = _v("1.2.1")
-"""The newest that still runs engines."""
-FIRST = _v("0.5.0")
-FIRST_CONFIGURABLE = _v("0.12.0")
-"""Between 0.5.0, which is the tutorials', and this the templates changed with every release."""
-FIRST_UNBATCHED_V1 = _v("0.20.0")
-"""From here on the executor is known to refuse V1."""
-LAST_ENGINE = _v("1.2.99")
-"""What follows has no engine backend: NVIDIA/TensorRT-LLM#15907 removed it."""
-FIRST_LLMAPI = _v("1.0.0")
-"""The first whose LLM API takes a model as it is, without an engine."""
+FIRST = Version(0, 5)
+# Between 0.5.0, which is the tutorials', and this the templates changed with every release.
+FIRST_CONFIGURABLE = Version(0, 12)
+# From here on the executor is known to refuse static batches.
+FIRST_WITHOUT_V1 = Version(0, 20)
+# The first whose LLM API takes a model as it is, without an engine.
+FIRST_LLMAPI = Version(1, 0)
+# The newest that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
+DEFAULT = Version(1, 2, 1)
+FIRST_WITHOUT_ENGINE = Version(1, 3)
 
 
 def choose_version(version: str, container: str) -> Version:
-    """Return the version to build for, from either of the options; they may not contradict."""
+    """Return the version to build for, from either of the options; they may not contradict.
+
+    A container is a tag such as 24.08, or the image's whole name.
+    """
+    asked = Version.parse(version) if version else None
     if not container:
-        return _v(version) if version else DEFAULT
-    found = container_version(container)
-    if version and not _v(version).same_release(found):
-        raise IncompatibleError(
-            f"trtllm_version {_v(version)} was asked for, and container {container} has {found}",
-            mend="give one of them, or those that belong together",
-        )
-    return found
-
-
-def container_version(container: str) -> Version:
-    """Return what is in a container: a tag such as 24.08, or the image's whole name."""
-    found = _TAG.fullmatch(container.strip())
-    if found is None or found[1] not in CONTAINERS:
+        return asked or DEFAULT
+    tag = _TAG.fullmatch(container.strip())
+    found = CONTAINERS.get(tag[1]) if tag else None
+    if found is None:
         raise OptionError(
             f"it is not known which TensorRT-LLM is in container {container!r}",
             mend=f"give --set trtllm_version=…, or one of {', '.join(sorted(CONTAINERS))}",
         )
-    return CONTAINERS[found[1]]
+    if asked and not asked.same_release(found):
+        raise IncompatibleError(
+            f"trtllm_version {asked} was asked for, and container {container} has {found}",
+            mend="give those that belong together",
+        )
+    return found
 
 
 def container_of(version: Version) -> str | None:
@@ -111,30 +114,21 @@ def container_of(version: Version) -> str | None:
     >>> container_of(Version(0, 12))
     'nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3'
     """
-    tags = [tag for tag, has in sorted(CONTAINERS.items()) if has.same_release(version)]
-    return f"nvcr.io/nvidia/tritonserver:{tags[-1]}-trtllm-python-py3" if tags else None
+    tags = [tag for tag, has in CONTAINERS.items() if has.same_release(version)]
+    return f"nvcr.io/nvidia/tritonserver:{max(tags)}-trtllm-python-py3" if tags else None
 
 
-def check_engine_layout(version: Version) -> None:
-    """Refuse a version whose Triton cannot run engines, or whose templates are not in the table."""
-    if version > LAST_ENGINE:
-        raise IncompatibleError(
-            f"TensorRT-LLM {version} has no engine backend: it was removed after 1.2",
-            mend="build with --set layout=llmapi, or for a version up to 1.2",
-        )
-    known = version.same_release(FIRST) or version >= FIRST_CONFIGURABLE
-    if not known:
-        raise IncompatibleError(
-            f"the tensors of TensorRT-LLM {version} are not in the table",
-            mend=f"build for {FIRST}, or for {FIRST_CONFIGURABLE} and later",
-        )
-
-
-def check_llmapi_layout(version: Version) -> None:
-    """Refuse a version without an LLM API that serves a model as it is."""
-    if version < FIRST_LLMAPI:
-        raise IncompatibleError(
-            f"TensorRT-LLM {version} serves engines only: the LLM API without one came with "
-            f"{FIRST_LLMAPI}",
-            mend="build with --set layout=engine, or for a later version",
-        )
+def check_layout(version: Version, layout: str) -> None:
+    """Refuse a layout that a version cannot run, or whose tensors are not in the table."""
+    what = mend = ""
+    if layout == "llmapi" and version < FIRST_LLMAPI:
+        what = f"serves engines only: the LLM API without one came with {FIRST_LLMAPI}"
+        mend = "build with --set layout=engine, or for a later version"
+    elif layout == "engine" and version >= FIRST_WITHOUT_ENGINE:
+        what = "has no engine backend: it was removed after 1.2"
+        mend = "build with --set layout=llmapi, or for a version up to 1.2"
+    elif layout == "engine" and Version(0, 6) <= version < FIRST_CONFIGURABLE:
+        what = "has tensors that are not in the table"
+        mend = f"build for {FIRST}, or for {FIRST_CONFIGURABLE} and later"
+    if what:
+        raise IncompatibleError(f"TensorRT-LLM {version} {what}", mend=mend)

@@ -17,4 +17,5 @@ class TestEngine(RecipeConformance):
 
 class TestStreaming(RecipeConformance):
     recipe = "trtllm"
-    options: ClassVar[dict[str, Any]] = {"engine": str(ENGINE)}
+    # As the live tests build it, so that both have the same model.
+    options: ClassVar[dict[str, Any]] = {"engine": str(ENGINE), "bls_instance_count": 2}

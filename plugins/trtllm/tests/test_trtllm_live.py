@@ -70,57 +70,39 @@ def test_what_is_asked_for_is_done_as_generate_does(
 def test_the_same_seed_gives_the_same_text(triton: LiveTriton) -> None:
     model = triton.build("trtllm", **WAYS["inflight"])
     asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "top_k": 50}
-    texts = [triton.client.generate(model, PROMPTS[0], seed=s, **asked).text for s in (3, 3, 4)]
-    assert texts[0] == texts[1] != texts[2]
-
-
-def test_a_request_joins_a_stream_in_flight(triton: LiveTriton) -> None:
-    model = triton.build("trtllm", **WAYS["streaming"])
-    ends: list[str] = []
-    began: queue.Queue[None] = queue.Queue()
-
-    def ask(name: str, tokens: int) -> None:
-        for _ in triton.client.stream(model, PROMPTS[0], max_tokens=tokens, ignore_eos=True):
-            began.put(None)
-        ends.append(name)
-
-    with ThreadPoolExecutor(2) as pool:
-        pool.submit(ask, "long", 300)
-        began.get(timeout=60)
-        pool.submit(ask, "short", 5)
-    assert ends == ["short", "long"]
+    answers = [triton.client.generate(model, PROMPTS[0], seed=s, **asked).text for s in (3, 3, 4)]
+    assert answers[0] == answers[1] != answers[2]
 
 
 @pytest.mark.parametrize(
-    ("way", "order"), [("inflight", ["short", "long"]), ("static", ["long", "short"])]
+    ("way", "order"),
+    [
+        ("inflight", ["short", "long"]),
+        ("streaming", ["short", "long"]),
+        ("static", ["long", "short"]),
+    ],
 )
 def test_requests_join_in_flight_and_wait_for_a_static_batch(
     triton: LiveTriton, way: str, order: list[str]
 ) -> None:
     model = triton.build("trtllm", **WAYS[way])
-    # Where all of the machine is busy one of them may be held up; how they are batched shows
-    # whenever neither is.
-    assert any(_ends_of_long_and_short(triton, model) == order for _ in range(3))
 
+    def ends() -> list[str]:
+        found: list[str] = []
 
-def _ends_of_long_and_short(triton: LiveTriton, model: str) -> list[str]:
-    ends: list[str] = []
+        def ask(name: str, tokens: int) -> None:
+            triton.client.generate(model, PROMPTS[0], max_tokens=tokens, ignore_eos=True)
+            found.append(name)
 
-    def ask(name: str, tokens: int) -> None:
-        triton.client.generate(model, PROMPTS[0], max_tokens=tokens, ignore_eos=True)
-        ends.append(name)
+        with ThreadPoolExecutor(2) as pool:
+            pool.submit(ask, "long", 500)
+            # By then the engine has it.
+            time.sleep(0.3)
+            pool.submit(ask, "short", 1)
+        return found
 
-    before = triton.requests(f"{model}_preprocessing")
-    with ThreadPoolExecutor(2) as pool:
-        pool.submit(ask, "long", 500)
-        deadline = time.monotonic() + 60
-        while triton.requests(f"{model}_preprocessing") == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        # What has been read is with the engine at once.
-        time.sleep(0.1)
-        pool.submit(ask, "short", 1)
-    return ends
+    # On a busy machine one of them may be held up; how they are batched shows whenever neither is.
+    assert any(ends() == order for _ in range(5))
 
 
 def test_nvidias_plain_wiring_streams_too(triton: LiveTriton) -> None:
@@ -132,132 +114,153 @@ def test_nvidias_plain_wiring_streams_too(triton: LiveTriton) -> None:
     assert "".join(piece.text for piece in pieces) == whole.text
 
 
-@pytest.mark.parametrize("way", ["inflight", "streaming", "llmapi"])
-def test_nvidias_end_to_end_client_reads_its_answer(triton: LiveTriton, way: str) -> None:
-    """What end_to_end_grpc_client.py of 0.19 sends, and how it reads what comes."""
-    model = triton.build("trtllm", **WAYS[way])
-    inputs = {
-        "text_input": np.array([[PROMPTS[0]]], object),
-        "max_tokens": np.array([[12]], np.int32),
-        "stream": np.array([[way == "streaming"]]),
-        "beam_width": np.array([[1]], np.int32),
-        "temperature": np.array([[1.0]], np.float32),
-    }
-    if way != "llmapi":
-        inputs["num_return_sequences"] = np.array([[1]], np.int32)
-    inputs["exclude_input_in_output"] = np.array([[True]])
-    inputs["top_k"] = np.array([[1]], np.int32)
-    text = ""
-    for result in infer(triton, model, inputs, outputs=("text_output",)):
-        assert result.as_numpy("batch_index") is None
-        text += result.as_numpy("text_output")[0].decode("utf-8")
-    assert text == triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
-
-
-@pytest.mark.parametrize("way", ["inflight", "first"])
-def test_nvidias_clients_of_the_engine_alone_get_its_tokens(triton: LiveTriton, way: str) -> None:
-    """What identity_test.py and inflight_batcher_llm_client.py send to tensorrt_llm."""
-    model = triton.build("trtllm", **WAYS[way])
-    length = np.uint32 if way == "first" else np.int32
-    inputs = {
-        "input_ids": np.array([[28524, 287, 5093]], np.int32) % 1000,
-        "input_lengths": np.array([[3]], np.int32),
-        "request_output_len": np.array([[8]], length),
-        "beam_width": np.array([[1]], length),
-        "temperature": np.array([[1.0]], np.float32),
-        "streaming": np.array([[False]]),
-    }
-    (answer,) = infer(triton, f"{model}_tensorrt_llm", inputs)
-    assert answer.as_numpy("output_ids").shape[:2] == (1, 1)
-    if way == "inflight":
-        assert answer.as_numpy("sequence_length").shape == (1, 1)
-        assert answer.as_numpy("cum_log_probs") is None, "nobody asked for scores"
-
-
-def test_nvidias_clients_stop_a_stream_by_its_id(triton: LiveTriton) -> None:
-    """What inflight_batcher_llm_client.py --stop-after-ms sends: an id, and then stop with it."""
-    model = f"{triton.build('trtllm', **WAYS['streaming'])}_tensorrt_llm"
-    inputs = {
-        "input_ids": np.array([[5, 6, 7]], np.int32),
-        "input_lengths": np.array([[3]], np.int32),
-        "request_output_len": np.array([[400]], np.int32),
-        "streaming": np.array([[True]]),
-    }
-    answers: queue.Queue[Any] = queue.Queue()
-    with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
-        client.start_stream(callback=lambda result, error: answers.put(error or result))
-        client.async_stream_infer(model, tensors(inputs), request_id="my-stream")
-        assert answers.get(timeout=60).as_numpy("output_ids") is not None
-        stop = {name: np.zeros_like(value) for name, value in inputs.items()}
-        stop |= {"stop": np.array([[True]])}
-        client.async_stream_infer(model, tensors(stop), request_id="my-stream")
-        client.stop_stream()
-    pieces = list(answers.queue)
-    assert all(hasattr(piece, "as_numpy") for piece in pieces), pieces
-    assert len(pieces) < 390
-
-
-def tensors(inputs: dict[str, Any]) -> list[Any]:
-    found = []
-    for name, value in inputs.items():
-        tensor = triton_grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
-        tensor.set_data_from_numpy(value)
-        found.append(tensor)
-    return found
-
-
-def infer(
-    triton: LiveTriton, model: str, inputs: dict[str, Any], outputs: tuple[str, ...] = ()
-) -> list[Any]:
-    """Send a request over a stream of its own, as NVIDIA's clients do, and return what comes."""
-    answers: queue.Queue[Any] = queue.Queue()
-    wanted = [triton_grpc.InferRequestedOutput(name) for name in outputs] or None
-    with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
-        client.start_stream(callback=lambda result, error: answers.put(error or result))
-        client.async_stream_infer(model, tensors(inputs), outputs=wanted, request_id="1")
-        client.stop_stream()
-    found = list(answers.queue)
-    assert all(hasattr(answer, "as_numpy") for answer in found), found
-    return found
-
-
-def test_many_streams_do_not_bring_the_model_down(triton: LiveTriton) -> None:
-    """Triton 2.51's Python backend crashed where one process asked for several streams."""
+def test_many_streams_and_clients_that_leave_do_not_bring_the_model_down(
+    triton: LiveTriton,
+) -> None:
+    """Triton 2.51's Python backend crashes where one process asks for two streams at a time."""
     model = triton.build("trtllm", **WAYS["streaming"])
 
     def ask(client: int) -> None:
         for number in range(12):
             prompt = " ".join(["word", str(client)] * (1 + (client + number) % 7))
-            assert list(triton.client.stream(model, prompt, max_tokens=1 + number))
+            pieces = triton.client.stream(model, prompt, max_tokens=4 + number, ignore_eos=True)
+            assert next(pieces).text
+            if number % 3:
+                assert list(pieces)
+            else:
+                pieces.close()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(8)))
 
 
+TRUE, FALSE = np.array([[True]]), np.array([[False]])
+
+
+def whole(value: int, kind: Any = np.int32) -> Any:
+    return np.array([[value]], kind)
+
+
+def text(value: str) -> Any:
+    return np.array([[value]], object)
+
+
+def infer(triton: LiveTriton, model: str, *requests: dict[str, Any], outputs: Any = ()) -> Any:
+    """Send requests over a stream of their own, with one id, as NVIDIA's clients do.
+
+    Returns what comes, by its tensors. The second is sent when the first has begun to answer.
+    """
+    answers: queue.Queue[Any] = queue.Queue()
+    found: list[Any] = []
+    wanted = [triton_grpc.InferRequestedOutput(name) for name in outputs] or None
+    with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
+        client.start_stream(callback=lambda result, error: answers.put(error or result))
+        for inputs in requests:
+            tensors = []
+            for name, value in inputs.items():
+                tensor = triton_grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
+                tensors.append(tensor.set_data_from_numpy(value))
+            client.async_stream_infer(model, tensors, outputs=wanted, request_id="1")
+            found.append(answers.get(timeout=60))
+        client.stop_stream()
+    found += answers.queue
+    assert all(hasattr(answer, "as_numpy") for answer in found), found
+    names = {output.name for answer in found for output in answer.get_response().outputs}
+    return [{name: answer.as_numpy(name) for name in names} for answer in found]
+
+
+@pytest.mark.parametrize("way", ["inflight", "streaming", "llmapi"])
+def test_end_to_end_grpc_client_reads_its_answer(triton: LiveTriton, way: str) -> None:
+    """What NVIDIA's client of 0.19 sends, and how it reads what comes."""
+    model = triton.build("trtllm", **WAYS[way])
+    inputs = {
+        "text_input": text(PROMPTS[0]),
+        "max_tokens": whole(12),
+        "stream": TRUE if way == "streaming" else FALSE,
+        "beam_width": whole(1),
+        "temperature": np.array([[1.0]], np.float32),
+        "exclude_input_in_output": TRUE,
+        "top_k": whole(1),
+    }
+    if way != "llmapi":
+        inputs["num_return_sequences"] = whole(1)
+    answers = infer(triton, model, inputs, outputs=("text_output",))
+    assert not any("batch_index" in answer for answer in answers)
+    found = "".join(answer["text_output"][0].decode("utf-8") for answer in answers)
+    assert found == triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
+
+
+def test_end_to_end_test_gets_the_same_from_the_models_one_by_one(triton: LiveTriton) -> None:
+    """What NVIDIA's test of 0.14 and later sends to each of the three models by itself."""
+    model = triton.build("trtllm", **WAYS["inflight"])
+    words = {"bad_words": text(""), "stop_words": text("")}
+    asked = {"QUERY": text(PROMPTS[0]), "REQUEST_OUTPUT_LEN": whole(12)}
+    asked |= {f"{name.upper()}_DICT": value for name, value in words.items()}
+    (made,) = infer(triton, f"{model}_preprocessing", asked)
+    led = {
+        "input_ids": "INPUT_ID",
+        "decoder_input_ids": "DECODER_INPUT_ID",
+        "input_lengths": "REQUEST_INPUT_LEN",
+        "request_output_len": "REQUEST_OUTPUT_LEN",
+        "end_id": "OUT_END_ID",
+        "pad_id": "OUT_PAD_ID",
+    }
+    inputs = {inside: made[outside] for inside, outside in led.items()}
+    (answer,) = infer(triton, f"{model}_tensorrt_llm", inputs)
+    tokens = {"TOKENS_BATCH": answer["output_ids"], "SEQUENCE_LENGTH": answer["sequence_length"]}
+    (written,) = infer(triton, f"{model}_postprocessing", tokens, outputs=("OUTPUT",))
+    asked = {"text_input": text(PROMPTS[0]), "max_tokens": whole(12), **words}
+    (whole_way,) = infer(triton, model, asked, outputs=("text_output",))
+    assert written["OUTPUT"].tolist() == whole_way["text_output"].tolist() != [b""]
+
+
+@pytest.mark.parametrize(("way", "kind"), [("inflight", np.int32), ("first", np.uint32)])
+def test_clients_of_the_engine_alone_get_its_tokens(
+    triton: LiveTriton, way: str, kind: Any
+) -> None:
+    """What identity_test.py and inflight_batcher_llm_client.py send to tensorrt_llm."""
+    model = triton.build("trtllm", **WAYS[way])
+    inputs = {
+        "input_ids": np.array([[524, 287, 93]], np.int32),
+        "input_lengths": whole(3),
+        "request_output_len": whole(8, kind),
+        "beam_width": whole(1, kind),
+        "temperature": np.array([[1.0]], np.float32),
+        "streaming": FALSE,
+    }
+    (answer,) = infer(triton, f"{model}_tensorrt_llm", inputs)
+    assert answer["output_ids"].shape[:2] == (1, 1)
+    if way == "inflight":
+        assert answer["sequence_length"].shape == (1, 1)
+        assert "cum_log_probs" not in answer, "nobody asked for scores"
+
+
+def test_inflight_batcher_llm_client_stops_a_stream_by_its_id(triton: LiveTriton) -> None:
+    """What it sends with --stop-after-ms: a request, and another of the same id that says stop."""
+    model = f"{triton.build('trtllm', **WAYS['streaming'])}_tensorrt_llm"
+    inputs = {
+        "input_ids": np.array([[5, 6, 7]], np.int32),
+        "input_lengths": whole(3),
+        "request_output_len": whole(500),
+        "streaming": TRUE,
+    }
+    stop = {**{name: np.zeros_like(value) for name, value in inputs.items()}, "stop": TRUE}
+    # On a busy machine a stream may have ended before it is stopped.
+    assert any(len(infer(triton, model, inputs, stop)) < 490 for _ in range(5))
+
+
 def test_the_tutorials_client_runs_unchanged_on_its_version(triton: LiveTriton) -> None:
     """What the client of the TensorRT-LLM tutorial sends: tensors, and lengths without a sign."""
     model = triton.build("trtllm", **WAYS["first"])
-    answers: queue.Queue[Any] = queue.Queue()
-    inputs = []
-    for name, value in (
-        ("text_input", np.array([[PROMPTS[0]]], object)),
-        ("max_tokens", np.array([[12]], np.uint32)),
-        ("bad_words", np.array([[""]], object)),
-        ("stop_words", np.array([[""]], object)),
-    ):
-        kind = "UINT32" if name == "max_tokens" else "BYTES"
-        tensor = triton_grpc.InferInput(name, value.shape, kind)
-        tensor.set_data_from_numpy(value)
-        inputs.append(tensor)
-    with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
-        client.start_stream(callback=lambda result, error: answers.put(error or result))
-        client.async_stream_infer(model, inputs)
-        answer = answers.get(timeout=60)
-        client.stop_stream()
-    text = answer.as_numpy("text_output")
-    assert text.shape == (1,)
+    inputs = {
+        "text_input": text(PROMPTS[0]),
+        "max_tokens": whole(12, np.uint32),
+        "bad_words": text(""),
+        "stop_words": text(""),
+    }
+    (answer,) = infer(triton, model, inputs)
     expected = triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
-    assert text.reshape(-1)[0].decode() == expected
+    assert [one.decode() for one in answer["text_output"]] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -268,6 +271,7 @@ def test_the_tutorials_client_runs_unchanged_on_its_version(triton: LiveTriton) 
         ("inflight", {"temperatur": 0.5}, "did you mean 'temperature'"),
         ("inflight", {"beam_width": 2}, "beam_width must be from 1 to 1"),
         ("first", {"frequency_penalty": 0.5}, "has no frequency_penalty"),
+        ("first", {"prompt": "word " * 400}, "the engine takes 384 of its context of 512"),
         ("streaming", {"top_k": 4096}, "top_k must be at most 1024"),
     ],
 )
@@ -276,13 +280,5 @@ def test_what_cannot_be_served_is_refused_in_one_line(
 ) -> None:
     model = triton.build("trtllm", **WAYS[way])
     with pytest.raises(RequestRejectedError, match=message) as caught:
-        triton.client.generate(model, PROMPTS[0], **asked)
+        triton.client.generate(model, **{"prompt": PROMPTS[0], **asked})
     assert "\n" not in str(caught.value)
-
-
-def test_a_prompt_longer_than_the_engine_takes_is_refused_with_its_number(
-    triton: LiveTriton,
-) -> None:
-    model = triton.build("trtllm", **WAYS["first"])
-    with pytest.raises(RequestRejectedError, match="the engine takes 384 of its context of 512"):
-        triton.client.generate(model, "word " * 400, max_tokens=4)

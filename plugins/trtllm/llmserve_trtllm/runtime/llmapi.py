@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
 
 from llmserve.runtime import Parts, RequestError, Tensors, located, tensors_of
-from llmserve_trtllm.runtime.sampling import words_of
-from llmserve_trtllm.runtime.stand_in import load_stand_in
+from llmserve_trtllm.runtime.engine_request import words_of
+
+_MOST_UNDER_WAY = 1024
+"""Each request has a thread that waits for its answer; the LLM API itself waits for none."""
+_WORDS = ("stop_words_list", "bad_words_list")
 
 
 class LlmApi:
@@ -23,6 +28,7 @@ class LlmApi:
         self._folder = folder
         self._stand_in: Any = None
         self._running: dict[str, list[Any]] = {}
+        self._threads = ThreadPoolExecutor(_MOST_UNDER_WAY)
 
     def start(self, parts: Parts) -> None:
         """Load the model; without TensorRT-LLM only where the build asked for the stand-in."""
@@ -36,7 +42,7 @@ class LlmApi:
                     "TensorRT-LLM is not installed here: serve this in NVIDIA's container, or "
                     "build it with --set stand_in=true to try it with PyTorch"
                 ) from None
-            self._stand_in = load_stand_in(parts.name, self._settings, self._folder)
+            self._stand_in = _load_stand_in(parts.name, self._settings, self._folder)
         else:
             self._llm = self._load(tensorrt_llm)
 
@@ -49,19 +55,20 @@ class LlmApi:
             given = tensors_of(raw)
             answer = _Answer(raw, given, self._pb, streams=self._settings["streams"])
             if "stop" in given and given["stop"].any():
-                for result in self._running.get(raw.request_id(), ()):
+                for result in self._running.get(answer.request_id, ()):
                     result.abort()
-                answer.close()
+                # With nothing, as the engine's backend answers it.
+                answer.respond([], final=True)
                 continue
             try:
                 answer.rows = _rows(given, self._context)
             except RequestError as error:
-                answer.refuse(str(error))
-                continue
-            threading.Thread(target=self._answer, args=(answer,), daemon=True).start()
+                answer.refuse(str(error), self._pb.TritonError.INVALID_ARG)
+            else:
+                self._threads.submit(self._answer, answer)
 
     def finalize(self) -> None:
-        """Let go of the model."""
+        self._threads.shutdown()
         if self._stand_in is not None:
             self._stand_in.finalize()
         elif hasattr(self, "_llm"):
@@ -85,7 +92,8 @@ class LlmApi:
                         answer.send()
             answer.send(final=True)
         except Exception as error:
-            answer.refuse(f"the LLM API failed: {type(error).__name__}: {error}", internal=True)
+            message = f"the LLM API failed: {type(error).__name__}: {error}"
+            answer.refuse(message, self._pb.TritonError.INTERNAL)
         finally:
             self._running.pop(answer.request_id, None)
 
@@ -101,8 +109,8 @@ class LlmApi:
             trust_remote_code=options["trust_remote_code"],
             revision=options.get("revision"),
             dtype=given["dtype"],
-            tensor_parallel_size=given["tensor_parallel_size"],
-            pipeline_parallel_size=given["pipeline_parallel_size"],
+            tensor_parallel_size=given["tensor_parallel"],
+            pipeline_parallel_size=given["pipeline_parallel"],
             max_batch_size=given["max_batch_size"],
             max_seq_len=self._context,
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
@@ -116,8 +124,6 @@ class _Row:
 
     ids: list[int]
     asked: Mapping[str, Any]
-    stop_words: list[list[int]]
-    bad_words: list[list[int]]
     tokens: list[int] = field(default_factory=list)
     sent: int = 0
     ended: bool = False
@@ -129,17 +135,19 @@ class _Row:
                 return
             self.tokens.append(token)
             if len(self.tokens) >= self.asked.get("min_tokens", 0):
-                self.ended = any(self.tokens[-len(w) :] == w for w in self.stop_words)
+                self.ended = any(
+                    self.tokens[-len(word) :] == word for word in self.asked["stop_words_list"]
+                )
 
 
 def _rows(given: Tensors, context: int) -> list[_Row]:
     """Return a row for each prompt of a request."""
     rows = []
     for index, ids in enumerate(given["input_ids"]):
-        asked = {
+        asked: dict[str, Any] = {
             name: values.reshape(-1)[index].item()
             for name, values in given.items()
-            if name not in ("input_ids", "stop_words_list", "bad_words_list")
+            if name not in ("input_ids", *_WORDS)
         }
         prompt = ids[: asked["input_lengths"]].tolist()
         wanted = asked["request_output_len"]
@@ -148,11 +156,9 @@ def _rows(given: Tensors, context: int) -> list[_Row]:
                 f"request_output_len {wanted} and the prompt's {len(prompt)} tokens are over the "
                 f"model's {context}"
             )
-        words = {
-            name: words_of(given[name][index]) if name in given else []
-            for name in ("stop_words_list", "bad_words_list")
-        }
-        rows.append(_Row(prompt, asked, words["stop_words_list"], words["bad_words_list"]))
+        for name in _WORDS:
+            asked[name] = words_of(given[name][index]) if name in given else []
+        rows.append(_Row(prompt, asked))
     return rows
 
 
@@ -169,7 +175,7 @@ def sampling(row: _Row) -> Any:
         max_tokens=asked["request_output_len"],
         end_id=end,
         pad_id=max(asked.get("pad_id", end), 0),
-        bad_token_ids=[word[0] for word in row.bad_words if len(word) == 1] or None,
+        bad_token_ids=[word[0] for word in asked["bad_words_list"] if len(word) == 1] or None,
         temperature=None if greedy else asked.get("temperature"),
         top_k=1 if greedy else top_k or None,
         top_p=None if greedy else top_p or None,
@@ -180,7 +186,7 @@ def sampling(row: _Row) -> Any:
         min_tokens=asked.get("min_tokens") or None,
         detokenize=False,
     )
-    if longer := [word for word in row.bad_words if len(word) > 1]:
+    if longer := [word for word in asked["bad_words_list"] if len(word) > 1]:
         # Words of several tokens have no public field: LLM fills this one in with its tokenizer,
         # and here preprocessing has done so (tensorrt_llm/sampling_params.py, _get_bad_words).
         params.bad = [""] * len(longer)
@@ -202,11 +208,9 @@ class _Answer:
         self._sender = raw.get_response_sender()
 
     def is_cancelled(self) -> bool:
-        """Whether the client is gone."""
         return bool(self._raw.is_cancelled())
 
     def send(self, *, final: bool = False) -> None:
-        """Send what is new."""
         pieces = []
         for row in self.rows:
             pieces.append([*(row.ids if self._echo else ()), *row.tokens[row.sent :]])
@@ -218,21 +222,52 @@ class _Answer:
             row_ids[0, : len(piece)] = piece
         lengths = np.array([[len(piece)] for piece in pieces], np.int32)
         tensors = [self._pb.Tensor("output_ids", ids), self._pb.Tensor("sequence_length", lengths)]
-        self._respond(self._pb.InferenceResponse(output_tensors=tensors), final=final)
+        self.respond(tensors, final=final)
 
-    def close(self) -> None:
-        """Answer a request that only stops another: with nothing, as the engine's backend."""
-        self._respond(self._pb.InferenceResponse(output_tensors=[]), final=True)
+    def refuse(self, message: str, code: Any) -> None:
+        self.respond([], final=True, error=self._pb.TritonError(message, code))
 
-    def refuse(self, message: str, *, internal: bool = False) -> None:
-        """Send an error."""
-        code = self._pb.TritonError.INTERNAL if internal else self._pb.TritonError.INVALID_ARG
-        error = self._pb.TritonError(message, code)
-        self._respond(self._pb.InferenceResponse(output_tensors=[], error=error), final=True)
-
-    def _respond(self, response: Any, *, final: bool) -> None:
+    def respond(self, tensors: list[Any], *, final: bool, **error: Any) -> None:
+        response = self._pb.InferenceResponse(output_tensors=tensors, **error)
         flag = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(response, flags=flag)
         if final:
             # A request that outlives its model brings the process down with it.
             self._raw = self._sender = None
+
+
+def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
+    """Return a ``TritonPythonModel`` of the installed backend ``tensorrtllm``."""
+    from llmserve.errors import PluginError
+    from llmserve.registry import Registry
+    from llmserve.roles import Backend
+
+    try:
+        backend = Registry.load().get(Backend, "tensorrtllm")
+    except PluginError as error:
+        raise RuntimeError(
+            f"there is nothing to stand in for TensorRT-LLM: {error}; "
+            "pip install llmserve-standins brings it"
+        ) from None
+    model = run_path(str(backend.folder / "model.py"))["TritonPythonModel"]()
+    model.initialize({"model_name": name, "model_config": json.dumps(_config(settings, folder))})
+    return model
+
+
+def _config(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the configuration that an engine would have."""
+    source = {key: settings[key] for key in ("id", "revision", "path") if key in settings}
+    if "path" in source:
+        source["path"] = str(folder / source["path"])
+    parameters = {
+        "gpt_model_path": str(folder),
+        "gpt_model_type": "V1" if settings["batching"] == "static" else "inflight_fused_batching",
+        "exclude_input_in_output": "true",
+        "llmserve.stand_in": json.dumps(source),
+    }
+    return {
+        "max_batch_size": settings["max_batch_size"],
+        "model_transaction_policy": {"decoupled": settings["streams"]},
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+        "output": settings["outputs"],
+    }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import llmserve
@@ -12,24 +14,37 @@ from llmserve.plugin import ModelConfig
 from llmserve.repository import config as modelconfig
 from llmserve_trtllm.versions import Version
 
+_JSON = re.compile(r"\{.*\}|true|false")
 ENGINES = Path(__file__).with_name("engines")
 
 
-def engine_of(folder: Path, version: str, **build: Any) -> Path:
-    """Write an engine of a version in the form of its time, with changes in how it was built."""
+def cases(heading: str) -> list[list[Any]]:
+    """Return what ``cases.txt`` has under a heading; what is written as JSON is read."""
+    text = Path(__file__).with_name("cases.txt").read_text(encoding="utf-8")
+    section = text.partition(f"[{heading}]\n")[2].partition("\n\n")[0]
+    columns = ([word.strip() for word in line.split(" | ")] for line in section.splitlines())
+    return [
+        [json.loads(word) if _JSON.fullmatch(word) else word for word in row] for row in columns
+    ]
+
+
+def engine_of(
+    folder: Path, version: str, changes: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
+    """Write an engine of a version in the form of its time, with changes by ``outer.inner``."""
     wanted = Version.parse(version)
-    forms = {
-        Version(0, 5): "0.5",
-        Version(0, 12): "0.12",
-        Version(0, 19): "0.19",
-        Version(1, 2): "1.2",
-    }
-    source = next(name for first, name in reversed(forms.items()) if wanted >= first)
-    shutil.copytree(ENGINES / source, folder, dirs_exist_ok=True)
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    forms = sorted(ENGINES.iterdir(), key=lambda form: Version.parse(form.name))
+    form = [form for form in forms if Version.parse(form.name) <= wanted][-1]
+    content = json.loads((form / "config.json").read_text(encoding="utf-8"))
     if "version" in content:
         content["version"] = str(wanted)
-        content["build_config"] |= build
+    for keys, value in changes.items():
+        *outer, last = keys.split(".")
+        inner = content
+        for key in outer:
+            inner = inner[key]
+        inner[last] = value
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
@@ -44,3 +59,8 @@ def build(output: Path, version: str, **options: Any) -> dict[str, ModelConfig]:
     )
     folders = [path for path in repository.iterdir() if path.is_dir()]
     return {folder.name: modelconfig.read(folder) for folder in folders}
+
+
+def steps(configs: dict[str, ModelConfig]) -> dict[str, Any]:
+    """Return the ensemble's steps by the model that each leads to."""
+    return {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}

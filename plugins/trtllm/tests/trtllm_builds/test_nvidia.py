@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +9,11 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.errors import IncompatibleError
 from llmserve.plugin import ModelConfig
-from llmserve_trtllm.options import PARAMETERS
+from llmserve_trtllm.options import OPTIONS, PARAMETERS, refuse_unused
 from llmserve_trtllm.versions import Version
 
-from .building import build
+from .building import cases, steps
+from .conftest import Built
 from .nvidia import Tensor, releases
 
 RELEASES = {name: release for name, release in releases().items() if name != "llmapi"}
@@ -27,39 +27,16 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
     *((version, {"stream_through": "ensemble"}) for version in LATER),
     *((version, {"batching": "static"}) for version in VERSIONS[:-1]),
 ]
-# Of encoder-decoder and multimodal models, which this plugin does not serve, and how scores went
-# through postprocessing before 0.14: here they go by it.
-NOT_TEXT = {
-    "DECODER_QUERY", "IMAGE", "IMAGE_BYTES", "IMAGE_URL", "IMAGES", "VIDEO_BYTES", "PIXEL_VALUES",
-    "PROMPT_TABLE_EXTRA_ID", "PROMPT_EMBEDDING_TABLE", "OUT_PROMPT_EMBEDDING_TABLE",
-    "DECODER_INPUT_ID", "REQUEST_DECODER_INPUT_LEN", "OUT_PROMPT_TABLE_EXTRA_IDS",
-    "ASPECT_RATIO_IDS", "ASPECT_RATIO_MASK", "CROSS_ATTENTION_MASK", "IMAGE_SIZES",
-    "IS_VIDEO_INPUT", "ATTENTION_MASK", "IMAGE_GRID_THW", "VISION_INPUT_ID",
-    "decoder_text_input", "prompt_table_extra_id", "image_input", "image_bytes_input",
-    "image_url_input", "video_bytes_input", "num_draft_tokens", "use_draft_logits",
-    "CUM_LOG_PROBS", "OUTPUT_LOG_PROBS", "CONTEXT_LOGITS", "GENERATION_LOGITS", "BATCH_INDEX",
-    "OUT_CUM_LOG_PROBS", "OUT_OUTPUT_LOG_PROBS", "OUT_CONTEXT_LOGITS", "OUT_GENERATION_LOGITS",
-    "OUT_BATCH_INDEX",
-}  # fmt: skip
-# Required by the templates, and not by ours: a request that does not say gets a default.
-MADE_OPTIONAL = {
-    "max_tokens", "bad_words", "stop_words",
-    "REQUEST_OUTPUT_LEN", "BAD_WORDS_DICT", "STOP_WORDS_DICT",
-}  # fmt: skip
-# What every model of llmserve takes and gives beside the templates' tensors.
-OURS = {
-    "messages", "ignore_eos", "exclude_input_in_output", "return_num_input_tokens",
-    "return_num_output_tokens", "stream",
-    "finish_reason", "num_input_tokens", "num_output_tokens",
-    # Names of other versions, which clients send all the same.
-    "min_tokens", "min_length", "seed", "random_seed",
-}  # fmt: skip
+NOT_TEXT, MADE_OPTIONAL, OURS = (
+    {word for line in cases(heading) for word in line[0].split()}
+    for heading in ("not text", "made optional", "ours")
+)
 PLACEHOLDERS = {
     "logits_datatype": "FP32",
     "encoder_input_features_data_type": "FP16",
     "prompt_embedding_table_data_type": "FP16",
 }
-# Ours, and what the backend's template has for Triton and for the workers.
+# What the backend's template has for Triton.
 NOT_READ = {"FORCE_CPU_ONLY_INPUT_TENSORS"}
 
 
@@ -98,10 +75,10 @@ def parameters(config: ModelConfig) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("version", "options"), WAYS)
-def test_the_engine_would_load(tmp_path: Path, version: str, options: dict[str, Any]) -> None:
+def test_the_engine_would_load(built: Built, version: str, options: dict[str, Any]) -> None:
     """It has every parameter that is read without a default, and none that nobody reads."""
     release = RELEASES[version]
-    config = build(tmp_path, version, **options)["tensorrt_llm"]
+    config = built(version, **options)["tensorrt_llm"]
     found = parameters(config)
     assert not release.required.keys() - found.keys()
     assert found.keys() - NOT_READ <= release.required.keys() | release.read
@@ -112,28 +89,25 @@ def test_the_engine_would_load(tmp_path: Path, version: str, options: dict[str, 
 
 @pytest.mark.parametrize("version", UNREAD)
 def test_a_release_between_has_what_both_of_its_neighbours_require(
-    tmp_path: Path, version: str
+    built: Built, version: str
 ) -> None:
-    found = parameters(build(tmp_path, version)["tensorrt_llm"])
+    engine = built(version)["tensorrt_llm"]
+    found, names = parameters(engine), {tensor.name for tensor in engine.input}
     for known in ("0.19.0", "1.2.1"):
         assert not RELEASES[known].required.keys() - found.keys()
         assert found.keys() - NOT_READ <= RELEASES[known].required.keys() | RELEASES[known].read
-    names = {tensor.name for tensor in build(tmp_path, version)["tensorrt_llm"].input}
-    assert "seed" in names
+    # It is not known which release renamed the lengths.
+    assert {"seed", "min_tokens", "min_length"} <= names
     assert "random_seed" not in names
-    # It is not known which release renamed this one.
-    assert {"min_tokens", "min_length"} <= names
 
 
 @pytest.mark.parametrize(("version", "options"), WAYS)
 def test_clients_find_the_tensors_of_their_version(
-    tmp_path: Path, version: str, options: dict[str, Any]
+    built: Built, version: str, options: dict[str, Any]
 ) -> None:
     """All that the templates have of text, in the same form; ours come in addition."""
-    configs = build(tmp_path, version, **options)
-    for model in ("ensemble", "preprocessing", "postprocessing", "tensorrt_llm_bls"):
-        if model not in configs:
-            continue
+    configs = built(version, **options)
+    for model in configs.keys() - {"tensorrt_llm"}:
         source = "ensemble" if model == "tensorrt_llm_bls" else model
         for side in ("input", "output"):
             wanted = expected(version, source, side)
@@ -147,48 +121,45 @@ def test_clients_find_the_tensors_of_their_version(
         assert expected(version, "tensorrt_llm_bls", "input").keys() <= inputs.keys()
 
 
-def test_nvidias_names_for_the_llm_api_are_taken_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"decoupled": False}])
+def test_nvidias_names_for_the_llm_api_are_taken_too(built: Built, options: dict[str, Any]) -> None:
     wanted = releases()["llmapi"].side("tensorrt_llm", "input")
-    for options in ({}, {"decoupled": False}):
-        configs = build(tmp_path, "1.2.1", layout="llmapi", **options)
-        found = declared(configs["ensemble"].input)
-        lacking = {name for name, tensor in wanted.items() if found.get(name) != tensor}
-        # One prompt a row here, and one answer to it.
-        assert lacking == {
-            "text_input", "sampling_param_best_of", "sampling_param_return_perf_metrics",
-        }  # fmt: skip
-
-
-def steps(config: ModelConfig) -> dict[str, Any]:
-    return {step.model_name: step for step in config.ensemble_scheduling.step}
+    found = declared(built("1.2.1", layout="llmapi", **options)["ensemble"].input)
+    lacking = {name for name, tensor in wanted.items() if found.get(name) != tensor}
+    # One prompt a row here, and one answer to it.
+    assert lacking == {
+        "text_input", "sampling_param_best_of", "sampling_param_return_perf_metrics",
+    }  # fmt: skip
 
 
 RENAMED = {
     "top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty",
     "stream": "streaming",
 }  # fmt: skip
+UNARY_ONLY = OURS | {"stream", "exclude_input_in_output"}
+WIRES = {
+    "input_ids": "_INPUT_ID", "stop_words_list": "_STOP_WORDS_IDS",
+    "bad_words_list": "_BAD_WORDS_IDS", "embedding_bias": "_EMBEDDING_BIAS",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("version", "options"), WAYS)
 def test_what_a_client_asks_for_reaches_the_engine_under_its_name(
-    tmp_path: Path, version: str, options: dict[str, Any]
+    built: Built, version: str, options: dict[str, Any]
 ) -> None:
     """Straight, or by way of preprocessing, which checks it and reads request parameters too."""
-    wired = steps(build(tmp_path, version, **options)["ensemble"])
+    wired = steps(built(version, **options))
     if list(wired) == ["tensorrt_llm_bls"]:
-        step = wired["tensorrt_llm_bls"]
-        assert all(name == value for name, value in step.input_map.items())
+        inputs = wired["tensorrt_llm_bls"].input_map
+        assert all(name == value for name, value in inputs.items())
         return
     into, engine, out = wired["preprocessing"], wired["tensorrt_llm"], wired["postprocessing"]
     has = expected(version, "tensorrt_llm", "input")
     followed = 0
     for name in expected(version, "ensemble", "input"):
         inside = RENAMED.get(name, name)
-        if inside not in has or inside not in engine.input_map:
-            # Whose answer comes in one piece says nothing of streams or of the prompt.
-            assert (
-                inside not in has or name in ("stream", "exclude_input_in_output") or name in OURS
-            )
+        if inside not in engine.input_map:
+            assert inside not in has or name in UNARY_ONLY
             continue
         wire = engine.input_map[inside]
         if wire != name:
@@ -198,31 +169,30 @@ def test_what_a_client_asks_for_reaches_the_engine_under_its_name(
     assert followed >= 10
     assert into.input_map["QUERY"] == "text_input"
     assert into.input_map["REQUEST_OUTPUT_LEN"] == "max_tokens"
-    assert into.output_map["INPUT_ID"] == engine.input_map["input_ids"] == "_INPUT_ID"
-    assert engine.output_map["output_ids"] == out.input_map["TOKENS_BATCH"] == "_TOKENS_BATCH"
+    assert into.output_map["INPUT_ID"] == "_INPUT_ID"
     assert out.output_map["OUTPUT"] == "text_output"
-    if version == "0.5.0":
-        # Its engine takes no words, and says no lengths.
-        assert not {"stop_words_list", "bad_words_list"} & engine.input_map.keys()
-        return
-    assert engine.input_map["stop_words_list"] == "_STOP_WORDS_IDS"
-    assert engine.input_map["bad_words_list"] == "_BAD_WORDS_IDS"
-    assert engine.input_map["embedding_bias"] == "_EMBEDDING_BIAS"
-    assert out.input_map["SEQUENCE_LENGTH"] == "_SEQUENCE_LENGTH"
+    # The engine of 0.5.0 takes no words, and says no lengths.
+    assert {name: engine.input_map[name] for name in WIRES if name in has} == {
+        name: wire for name, wire in WIRES.items() if name in has
+    }
+    made = expected(version, "tensorrt_llm", "output")
+    for inside, outside in (("output_ids", "TOKENS_BATCH"), ("sequence_length", "SEQUENCE_LENGTH")):
+        assert (inside in made) == (outside in out.input_map)
+        if inside in made:
+            assert engine.output_map[inside] == out.input_map[outside] == f"_{outside}"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_scheduling_blocks_are_those_of_the_template(tmp_path: Path, version: str) -> None:
+def test_scheduling_blocks_are_those_of_the_template(built: Built, version: str) -> None:
     asked = {} if version == "0.5.0" else {"max_queue_delay_microseconds": 50}
-    config = build(tmp_path, version, **asked)["tensorrt_llm"]
+    config = built(version, **asked)["tensorrt_llm"]
     assert config.backend == "tensorrtllm"
     assert [group.kind for group in config.instance_group] == [pb.ModelInstanceGroup.KIND_CPU]
-    if version == "0.5.0":
-        assert not config.HasField("dynamic_batching")
-        return
-    assert config.dynamic_batching.preferred_batch_size == [config.max_batch_size]
-    assert config.dynamic_batching.max_queue_delay_microseconds == 50
-    assert config.dynamic_batching.default_queue_policy.max_queue_size == 0
+    assert config.HasField("dynamic_batching") == (version != "0.5.0")
+    if version != "0.5.0":
+        assert config.dynamic_batching.preferred_batch_size == [config.max_batch_size]
+        assert config.dynamic_batching.max_queue_delay_microseconds == 50
+        assert config.dynamic_batching.default_queue_policy.max_queue_size == 0
 
 
 # With what else they need, and what they may be where any text will not do.
@@ -236,59 +206,35 @@ GIVEN: dict[type, Any] = {bool: False, int: 7, float: 0.5, str: "1"}
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_parameter_that_a_version_reads_can_be_set_to_anything(
-    tmp_path: Path, version: str
+    built: Built, version: str
 ) -> None:
     """An explicit false among them: the backend's own default may be true."""
-    asked = {
-        p.option.name: TOGETHER.get(
-            p.option.name, p.option.choices[0] if p.option.choices else GIVEN[p.option.kind]
-        )
-        for p in PARAMETERS
-        if p.exists_in(Version.parse(version)) and p.option.name != "max_beam_width"
-    }
-    found = parameters(build(tmp_path, version, **asked)["tensorrt_llm"])
-    for parameter in PARAMETERS:
-        if parameter.option.name in asked:
-            value = asked[parameter.option.name]
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            assert found[parameter.key(Version.parse(version))] == text
+    release = Version.parse(version)
+    known = [p for p in PARAMETERS if p.exists_in(release) and p.name != "max_beam_width"]
+    asked = {p.name: TOGETHER.get(p.name, (p.choices or (GIVEN[p.kind],))[0]) for p in known}
+    found = parameters(built(version, **asked)["tensorrt_llm"])
+    for parameter in known:
+        value = asked[parameter.name]
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        assert found[parameter.key(release)] == text
     # What is left is of encoder-decoder models, or has had no effect for long.
     assert RELEASES[version].read - found.keys() <= {
         "cross_kv_cache_fraction", "encoder_model_path", "enable_trt_overlap", "max_beam_width",
         "recv_poll_period_ms",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [("0.5.0", "enable_trt_overlap"), ("0.19.0", "enable_kv_cache_reuse"),
-     ("1.2.1", "enable_kv_cache_reuse"), ("1.2.1", "enable_trt_overlap"),
-     ("0.13.0", "multi_block_mode")],
-)  # fmt: skip
-@pytest.mark.parametrize("value", [False, "false"])
-def test_what_the_backend_does_by_default_can_be_turned_off(
-    tmp_path: Path, version: str, name: str, value: object
-) -> None:
-    found = parameters(build(tmp_path, version, **{name: value})["tensorrt_llm"])
-    key = "multiBlockMode" if version == "0.13.0" else name
-    assert found[key] == "false"
-    assert key not in parameters(build(tmp_path / "unset", version)["tensorrt_llm"])
+    # An engine that is not told leaves it to the version.
+    switches = {p.key(release) for p in known if p.kind is bool and p.default == ""}
+    assert not switches & parameters(built(version)["tensorrt_llm"]).keys()
 
 
 @pytest.mark.parametrize("version", LATER)
-def test_a_decoding_mode_is_one_that_the_version_knows(tmp_path: Path, version: str) -> None:
-    lookahead = {"lookahead_window_size": 4, "lookahead_ngram_size": 3}
-    option = next(p.option for p in PARAMETERS if p.option.name == "decoding_mode")
+def test_a_decoding_mode_is_one_that_the_version_knows(version: str) -> None:
+    (option,) = (p for p in PARAMETERS if p.name == "decoding_mode")
+    options = {option.name: option.default for option in OPTIONS}
     for mode in option.choices:
-        if mode == "lookahead" and version in ("0.19.0", "1.2.1"):
-            more = {**lookahead, "lookahead_verification_set_size": 4}
-        elif mode == "lookahead":
-            # Without sizes it is refused, and before 0.19 there is no way to give them.
-            continue
-        else:
-            more = {}
+        asked = {**options, "decoding_mode": mode}
         if mode in RELEASES[version].modes:
-            build(tmp_path / mode, version, decoding_mode=mode, **more)
+            refuse_unused(asked, Version.parse(version))
         else:
             with pytest.raises(IncompatibleError, match=f"has no decoding_mode {mode}"):
-                build(tmp_path / mode, version, decoding_mode=mode, **more)
+                refuse_unused(asked, Version.parse(version))

@@ -1,0 +1,188 @@
+"""What the engine is asked for a prompt: in its names, types and tensors, and within its limits."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmserve.runtime import Params, Parts, RequestError, Tokenizer
+
+_SECOND_NAMES = {"random_seed": "seed", "min_length": "min_tokens"}
+_NUMPY: dict[str, Any] = {
+    "TYPE_INT32": np.int32,
+    "TYPE_UINT32": np.uint32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_FP32": np.float32,
+    "TYPE_BOOL": np.bool_,
+    "TYPE_STRING": np.object_,
+}
+
+
+class EngineLimits:
+    """The runtime of the generator ``tensorrt_llm`` in the models around the engine."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        del folder
+        self.context_length: int = settings["max_seq_len"]
+        self.max_input_len: int = settings["max_input_len"]
+        self.vocab_size: int = settings["vocab_size"]
+        self.max_beam_width: int = settings["max_beam_width"]
+        self.eos_ids = frozenset(settings["eos_ids"])
+        self.pad_id: int | None = settings["pad_id"]
+
+
+def array(values: Any, data_type: str) -> npt.NDArray[Any]:
+    """Return values as a tensor of one of Triton's types."""
+    return np.array(values, _NUMPY[data_type])
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What the engine is asked for one prompt.
+
+    ``values`` has one for each tensor of sampling that the engine has, by the client's names. The
+    first of ``ends`` is the engine's own; it is told of the others as of ``stop_words``.
+    """
+
+    values: dict[str, Any]
+    ends: list[int]
+    stop_words: list[list[int]]
+    bad_words: list[list[int]]
+
+
+class RequestWriter:
+    """Turns what a client asks for into what the engine is asked.
+
+    Everything is always sent, for Triton batches only requests that have the same inputs, and the
+    engine's own defaults are not those of every version: its seed, for one, is always the same.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], parts: Parts) -> None:
+        self.types: Mapping[str, str] = settings["sampling"]
+        self._no_end: int = settings["no_end"]
+        self._limits: EngineLimits = parts.generator
+        self._tokenizer = parts.tokenizer
+        self._has = {_SECOND_NAMES.get(name, name) for name in self.types}
+
+    def write(self, ids: Sequence[int], params: Params) -> EngineRequest:
+        """Return what the engine is asked; refuse what it cannot do."""
+        self._refuse(ids, params)
+        ends = self._ends(params)
+        end = ends[0] if ends else self._no_end
+        pad = self._limits.pad_id
+        greedy = params.effective_temperature == 0 or params.top_k == 1
+        known = {
+            "end_id": end,
+            "pad_id": int(
+                _number("pad_id", params, max(end, 0) if pad is None else pad, 0, 2**31 - 1)
+            ),
+            # A temperature of 0 divides by nothing in some versions.
+            "temperature": 1.0 if greedy else params.effective_temperature,
+            "top_k": 1 if greedy else max(params.top_k, 0),
+            "top_p": 1.0 if greedy else params.top_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "min_tokens": params.min_tokens,
+            "seed": secrets.randbits(64) if params.seed is None else params.seed,
+            "beam_width": int(_number("beam_width", params, 1, 1, self._limits.max_beam_width)),
+            "length_penalty": _number("length_penalty", params, 0.0, -100, 100),
+        }
+        return EngineRequest(
+            values={name: known[_SECOND_NAMES.get(name, name)] for name in self.types},
+            ends=ends,
+            stop_words=[*word_ids(params.stop_words, self._tokenizer), *([e] for e in ends[1:])],
+            bad_words=word_ids(params.bad_words, self._tokenizer),
+        )
+
+    def bias(self, words: Any, weights: Any, rows: int) -> npt.NDArray[np.float32]:
+        """Return a number for each id of the vocabulary and each row; without words no column."""
+        if words is None and weights is None:
+            return np.zeros((rows, 0), np.float32)
+        if words is None or weights is None or words.shape != weights.shape:
+            raise RequestError("embedding_bias_words and embedding_bias_weights have to be as many")
+        bias = np.zeros((rows, self._limits.vocab_size), np.float32)
+        for row in range(rows):
+            for word, weight in zip(words[row].tolist(), weights[row].tolist(), strict=True):
+                try:
+                    text = word.decode() if isinstance(word, bytes) else str(word)
+                except UnicodeDecodeError:
+                    raise RequestError("embedding_bias_words is not UTF-8") from None
+                for token in set(self._tokenizer.encode(text, special=False)):
+                    bias[row, token] += weight
+        return bias
+
+    def _refuse(self, ids: Sequence[int], params: Params) -> None:
+        most = self._limits.max_input_len
+        if len(ids) > most:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens and the engine takes {most} of its context of "
+                f"{self._limits.context_length}: shorten it, or build it for more"
+            )
+        for name in ("frequency_penalty", "presence_penalty", "min_tokens"):
+            if name not in self._has and getattr(params, name):
+                raise RequestError(f"this engine's version of TensorRT-LLM has no {name}")
+        if params.top_k > 1024:
+            raise RequestError(f"top_k must be at most 1024, not {params.top_k}")
+
+    def _ends(self, params: Params) -> list[int]:
+        """Return the ids that end the answer, those that the engine was built with first."""
+        if params.ignore_eos:
+            return []
+        if params.end_id is not None and params.end_id >= 0:
+            return [params.end_id]
+        own = self._limits.eos_ids
+        return [*sorted(own), *sorted(self._tokenizer.eos_ids - own)]
+
+
+def _number(name: str, params: Params, default: float, low: float, high: float) -> float:
+    """Return a number that the core does not read, or refuse it."""
+    value = params.extra.get(name, default)
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not fits or not low <= value <= high:
+        raise RequestError(f"{name} must be from {low:g} to {high:g}, not {value!r}")
+    if isinstance(default, int) and value != int(value):
+        raise RequestError(f"{name} takes a whole number, not {value!r}")
+    return float(value)
+
+
+def word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the ids of words, each as it looks at the beginning of a text and after a space.
+
+    Without special tokens: a BOS in the middle is what no text has, so such a word never came.
+    """
+    forms = [form for word in words for form in (word, f" {word}")]
+    found = [tuple(tokenizer.encode(form, special=False)) for form in forms]
+    return [list(ids) for ids in dict.fromkeys(found) if ids]
+
+
+def word_tensor(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:
+    """Return words as the backend reads them: all ids of a row, and below them where each ends.
+
+    >>> word_tensor([[[5, 6], [7]], []]).tolist()
+    [[[5, 6, 7], [2, 3, -1]], [[0, 0, 0], [-1, -1, -1]]]
+    """
+    flat = [[token for word in row for token in word] for row in rows]
+    width = max((len(ids) for ids in flat), default=0)
+    tensor = np.zeros((len(rows), 2, width), np.int32)
+    tensor[:, 1] = -1
+    for index, (row, ids) in enumerate(zip(rows, flat, strict=True)):
+        tensor[index, 0, : len(ids)] = ids
+        tensor[index, 1, : len(row)] = np.cumsum([len(word) for word in row])
+    return tensor
+
+
+def words_of(tensor: npt.NDArray[np.int32]) -> list[list[int]]:
+    """Read one row of such a tensor.
+
+    >>> words_of(word_tensor([[[5, 6], [7]]])[0])
+    [[5, 6], [7]]
+    """
+    ends = [int(end) for end in tensor[1] if end > 0]
+    return [tensor[0, a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]

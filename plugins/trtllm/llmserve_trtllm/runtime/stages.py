@@ -1,0 +1,205 @@
+"""The models around the engine: ``preprocessing`` and ``postprocessing``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmserve.runtime import (
+    Answer,
+    Generation,
+    Params,
+    Parts,
+    Prompt,
+    RequestError,
+    Tensors,
+    answer_limit,
+    read_prompts,
+    respond,
+    tensors_of,
+)
+from llmserve_trtllm.runtime.engine_request import RequestWriter, array, word_tensor
+
+_TEXT = "text_output"
+
+
+class Preprocessing:
+    """Turns text and parameters into the engine's tensors; what cannot be served ends here."""
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        del folder
+        self._settings = settings
+
+    def start(self, parts: Parts) -> None:
+        self._parts = parts
+        self._writer = RequestWriter(self._settings, parts)
+
+    def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
+        return respond(requests, self._answer, self._parts)
+
+    def finalize(self) -> None:
+        """Nothing is held."""
+
+    def _answer(self, raw: Any) -> Tensors:
+        prompts = read_prompts(raw, self._parts, renamed=self._settings["names"])
+        limits = [self._limit(prompt) for prompt in prompts]
+        # Who asks only what the prompt is need not wait for the engine to read it.
+        ids = [prompt.ids[:1] if prompt.params.prompt_only else prompt.ids for prompt in prompts]
+        asked = [
+            self._writer.write(row, prompt.params) for row, prompt in zip(ids, prompts, strict=True)
+        ]
+        pads = [request.values.get("pad_id", 0) for request in asked]
+        width = max(map(len, ids))
+        given = tensors_of(raw)
+        values: dict[str, Any] = {
+            "INPUT_ID": [
+                row + [pad] * (width - len(row)) for row, pad in zip(ids, pads, strict=True)
+            ],
+            "REQUEST_INPUT_LEN": [[len(row)] for row in ids],
+            "DECODER_INPUT_ID": [[pad] for pad in pads],
+            "REQUEST_DECODER_INPUT_LEN": [[1] for _ in prompts],
+            "REQUEST_OUTPUT_LEN": [[limit] for limit in limits],
+            "BAD_WORDS_IDS": word_tensor([request.bad_words for request in asked]),
+            "STOP_WORDS_IDS": word_tensor([request.stop_words for request in asked]),
+            "EMBEDDING_BIAS": self._writer.bias(
+                given.get("EMBEDDING_BIAS_WORDS"), given.get("EMBEDDING_BIAS_WEIGHTS"), len(prompts)
+            ),
+            "REQUEST": [
+                [json.dumps(self._about(prompt, limit, request.ends)).encode()]
+                for prompt, limit, request in zip(prompts, limits, asked, strict=True)
+            ],
+            "OUT_STREAM": [[self._streams(prompt)] for prompt in prompts],
+            "OUT_EXCLUDE_INPUT_IN_OUTPUT": [[not self._echoes(prompt)] for prompt in prompts],
+        }
+        for name in self._writer.types:
+            values[f"OUT_{name.upper()}"] = [[request.values[name]] for request in asked]
+        makes: Mapping[str, str] = self._settings["makes"]
+        return {name: array(values[name], data_type) for name, data_type in makes.items()}
+
+    def _limit(self, prompt: Prompt) -> int:
+        """Return how long the answer may be; refuse what no engine needs to see."""
+        if prompt.params.stream and not self._settings["streams"]:
+            raise RequestError(
+                "this model answers in one piece: leave out stream, or build it with "
+                "--set decoupled=true"
+            )
+        if prompt.params.prompt_only:
+            if self._settings["streams"]:
+                raise RequestError("prompt_only needs a model built with --set stream_through=bls")
+            # The engine has to be asked, for the ensemble leads through it.
+            return 1
+        context: int = self._parts.generator.context_length
+        limit = answer_limit(prompt, context, self._parts.defaults["max_tokens"])
+        if prompt.params.min_tokens > limit:
+            raise RequestError(
+                f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
+            )
+        return limit
+
+    def _about(self, prompt: Prompt, limit: int, ends: Sequence[int]) -> dict[str, Any]:
+        """Return what postprocessing has to know of a request."""
+        params = prompt.params
+        about = {
+            "prompt": prompt.text if self._echoes(prompt) else "",
+            "stop": params.stop_words,
+            "min_tokens": params.min_tokens,
+            "input_tokens": len(prompt.ids),
+            "context": prompt.ids[-8:],
+            "max_tokens": limit,
+            "end": ends,
+        }
+        if params.prompt_only:
+            text = self._parts.tokenizer.decode(prompt.ids)
+            context = self._parts.generator.context_length
+            answer = {"ids": prompt.ids, "text": text, "context_length": context}
+            about["answer"] = json.dumps(answer, ensure_ascii=False)
+        return about
+
+    def _echoes(self, prompt: Prompt) -> bool:
+        exclude = prompt.params.exclude_input_in_output
+        return bool(self._parts.defaults.get("echo")) if exclude is None else not exclude
+
+    def _streams(self, prompt: Prompt) -> bool:
+        stream = prompt.params.stream
+        return bool(self._parts.defaults.get("stream")) if stream is None else stream
+
+
+class Postprocessing:
+    """The engine's tokens to an answer.
+
+    Where the model answers in one piece, preprocessing sends what there is to know of the
+    request. Triton lets nothing by a decoupled engine, so a piece of a stream is all that there is:
+    its spaces are kept, and a character whose bytes are in two pieces cannot be put together.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        del folder
+        self._echoes: bool = settings["engine_echoes"]
+
+    def start(self, parts: Parts) -> None:
+        self._parts = parts
+        # Something before the piece, so that its leading space is not taken for a beginning.
+        self._anchor = parts.tokenizer.encode("a", special=False)
+
+    def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
+        return respond(requests, self._answer, self._parts)
+
+    def finalize(self) -> None:
+        """Nothing is held."""
+
+    def _answer(self, raw: Any) -> Tensors:
+        given = tensors_of(raw)
+        tokens = given["TOKENS_BATCH"]
+        lengths = given.get("SEQUENCE_LENGTH")
+        requests = given.get("REQUEST")
+        answers = []
+        for row in range(tokens.shape[0]):
+            about = None if requests is None else json.loads(requests.reshape(-1)[row])
+            beams = []
+            for beam in range(tokens.shape[1]):
+                length = tokens.shape[2] if lengths is None else int(lengths[row][beam])
+                ids = tokens[row, beam, :length].tolist()
+                beams.append(self._piece(ids) if about is None else self._whole(ids, about))
+            answers.append(beams)
+        format_answers = self._parts.formatter.format
+        # A text for each row and beam in one dimension: that is how NVIDIA's clients read it.
+        texts = np.concatenate([format_answers(beams)[_TEXT] for beams in answers])
+        best = format_answers([beams[0] for beams in answers])
+        others = {name.upper(): best[name].reshape(-1, 1) for name in best if name != _TEXT}
+        return {"OUTPUT": texts, **others}
+
+    def _piece(self, ids: list[int]) -> Answer:
+        decode = self._parts.tokenizer.decode
+        text = decode([*self._anchor, *ids])[len(decode(self._anchor)) :]
+        return Answer(text, "", None, 0, len(ids), False)
+
+    def _whole(self, ids: list[int], about: Mapping[str, Any]) -> Answer:
+        if self._echoes:
+            ids = ids[about["input_tokens"] :]
+        # The core's own reading of tokens: it ends at stop words and at the ids that end an answer,
+        # which some versions of the engine send and others do not.
+        generation = Generation(
+            about["context"],
+            Params(stop_words=tuple(about["stop"]), min_tokens=about["min_tokens"]),
+            max_tokens=about["max_tokens"],
+            eos_ids=frozenset(about["end"]),
+            decode=self._parts.tokenizer.decode,
+        )
+        if "answer" in about:
+            generation.tell(about["answer"])
+        for token in ids:
+            generation.push(token)
+        generation.end()
+        return Answer(
+            text=generation.text,
+            prompt=about["prompt"],
+            finish_reason=generation.finish_reason,
+            input_tokens=about["input_tokens"],
+            output_tokens=len(generation.token_ids),
+            echo=bool(about["prompt"]),
+            so_far=generation.text,
+        )
