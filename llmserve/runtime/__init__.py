@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from llmserve.runtime.logprobs import Logprob as Logprob
     from llmserve.runtime.outputs import format_answers as format_answers
     from llmserve.runtime.params import Params as Params
+    from llmserve.runtime.params import read_params as read_params
     from llmserve.runtime.protocols import Answer as Answer
     from llmserve.runtime.protocols import ConstrainingFormatter as ConstrainingFormatter
     from llmserve.runtime.protocols import Driver as Driver
@@ -60,7 +61,7 @@ _HOMES = {
     "location": ("located",),
     "logprobs": ("Logprob",),
     "outputs": ("format_answers",),
-    "params": ("Params",),
+    "params": ("Params", "read_params"),
     "protocols": (
         "Answer", "ConstrainingFormatter", "Driver", "Formatter", "Generator",
         "Parts", "Progress", "Stepper", "SteppingGenerator", "Tokenizer", "strings",

@@ -151,7 +151,7 @@ def _generator(form: str, kind: str, backend: str, needed: tuple[str, ...]) -> G
         summary=f"A decoder-only model's {kind} in Triton's backend for it",
         runtime="llmserve_gpt2.session.graph:Graph",
         modes=frozenset({"sequence"}),
-        inputs=(*contract.SAMPLING, STEP_TOKENS),
+        inputs=(*contract.SAMPLING, contract.LOGIT_BIAS, STEP_TOKENS),
         options=_GENERATOR_OPTIONS,
         assemble=assemble,
         requires=("llmserve-gpt2", "torch", "transformers", *needed),

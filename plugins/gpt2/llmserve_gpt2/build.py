@@ -23,7 +23,7 @@ from llmserve_gpt2.export import names
 from llmserve_gpt2.export.run import Exported, export, quietly
 
 _PROMPT_IDS = Tensor("prompt_ids", "TYPE_INT64", (-1,), optional=False, ragged=True)
-_REQUEST = Tensor("wishes", "TYPE_STRING", optional=False)
+_REQUEST = Tensor("params", "TYPE_STRING", optional=False)
 _READ = (_PROMPT_IDS, _REQUEST)
 _ANSWER = (
     Tensor("piece", "TYPE_STRING", optional=False),

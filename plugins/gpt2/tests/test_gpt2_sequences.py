@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
 from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.registry import Registry
-from llmserve.runtime import Generation, Params, RequestError, Sampler
+from llmserve.runtime import Generation, Params, RequestError, Sampler, read_params
 from llmserve.testing import ByteTokenizer
-from llmserve_gpt2.session.sequences import FIRST, ClientSequence, Lane, Sequences, rooms
+from llmserve_gpt2.session.sequences import (
+    FIRST,
+    ClientSequence,
+    Lane,
+    Sequences,
+    StepRequest,
+    rooms,
+)
 
 
 def sequence(seen: float = 0.0) -> ClientSequence:
@@ -119,3 +127,21 @@ def test_the_two_ways_of_batching_are_a_pair_to_compare() -> None:
     for subject, batching in ((pair.first, "direct"), (pair.second, "oldest")):
         label, _, build = subject.partition("=")
         assert (label, build) == (batching, f"gpt2-onnx:batching=sequence-{batching}")
+
+
+def test_what_a_request_asks_for_reaches_the_session_unchanged() -> None:
+    params = read_params(
+        {
+            "stop_words": ["a", "b"],
+            "logit_bias": {"5": 1.5, "7": -100},
+            "temperature": 0.5,
+            "seed": 2**64 - 1,
+            "stream": True,
+        }
+    )
+    sent = StepRequest("Héllo", (1, 2), params, 3)
+    tensors = {
+        "params": np.array([[sent.write().encode()]], np.object_),
+        "prompt_ids": np.array([[1, 2]]),
+    }
+    assert StepRequest.read(tensors) == sent

@@ -24,6 +24,7 @@ from llmserve.runtime import (
     Sampler,
     Tensors,
     answer_limit,
+    read_params,
 )
 
 FIRST = 1
@@ -69,9 +70,6 @@ def rooms(lanes: Sequence[Lane], news: Sequence[int], *, longest: int, gap: int)
     return chosen
 
 
-_WORDS = ("stop_words", "bad_words")
-
-
 @dataclass(frozen=True)
 class StepRequest:
     """One request as the first stage has read it; ``step`` is how many tokens it asks for."""
@@ -82,18 +80,17 @@ class StepRequest:
     step: int | None
 
     def write(self) -> str:
-        asked = {name: value for name, value in asdict(self.params).items() if name != "extra"}
+        plain = asdict(Params())
+        asked = {name: value for name, value in asdict(self.params).items() if value != plain[name]}
+        asked.pop("extra", None)
         return json.dumps({"prompt": self.prompt, "params": asked, "step": self.step})
 
     @classmethod
     def read(cls, tensors: Tensors) -> StepRequest:
         """Read what :meth:`write` wrote, with the ids that came beside it."""
-        said: Mapping[str, Any] = json.loads(tensors["wishes"].reshape(-1)[0])
-        asked = dict(said["params"])
-        for name in _WORDS:
-            asked[name] = tuple(asked[name])
+        said: Mapping[str, Any] = json.loads(tensors["params"].reshape(-1)[0])
         ids = tuple(int(token) for token in tensors["prompt_ids"].reshape(-1) if token >= 0)
-        return cls(said["prompt"], ids, Params(**asked), said["step"])
+        return cls(said["prompt"], ids, read_params(said["params"]), said["step"])
 
     def refuse_as_step(self, begun: Params) -> None:
         """Refuse what belongs to the start of a sequence: nobody would heed it later."""

@@ -39,7 +39,7 @@ class Preprocess:
         prompt = prompts[0]
         step = StepRequest(prompt.text, tuple(prompt.ids), prompt.params, _step(prompt.params))
         ids = np.array([prompt.ids or [_NONE]], np.int64)
-        return {"prompt_ids": ids, "wishes": np.array([[step.write().encode()]], np.object_)}
+        return {"prompt_ids": ids, "params": np.array([[step.write().encode()]], np.object_)}
 
 
 def _step(params: Params) -> int | None:

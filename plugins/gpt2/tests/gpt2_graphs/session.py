@@ -132,7 +132,7 @@ def request(
     return FakeRequest(
         {
             "prompt_ids": np.array([prompt or (-1,)]),
-            "wishes": np.array([[request.write().encode()]], np.object_),
+            "params": np.array([[request.write().encode()]], np.object_),
             "READY": np.ones((1, 1), np.int32),
         },
         sequence=key,
