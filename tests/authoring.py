@@ -12,11 +12,11 @@ _BLOCK = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DO
 
 
 def blocks(text: str) -> dict[str, str]:
-    """Return every example that has a file name."""
-    found = _BLOCK.findall(text)
-    names = [name for name, _ in found]
-    assert len(set(names)) == len(names), "two examples have the same file name"
-    return dict(found)
+    """Return every example that has a file name; those of one name make one file."""
+    found: dict[str, str] = {}
+    for name, part in _BLOCK.findall(text):
+        found[name] = f"{found[name]}\n\n{part}" if name in found else part
+    return found
 
 
 def install_examples(folder: Path) -> Path:
