@@ -45,7 +45,7 @@ import time
 
 class TritonPythonModel:
     def initialize(self, args):
-        time.sleep(60)
+        time.sleep(300)
 """
 
 
@@ -64,7 +64,7 @@ def settings(folder: Path, **changes: Any) -> ServerSettings:
 
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(url, data, timeout=10) as answer:
+    with urllib.request.urlopen(url, data, timeout=60) as answer:
         return json.loads(answer.read() or b"null")
 
 
@@ -93,7 +93,7 @@ def left_of(name: str) -> list[str]:
     return found
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "it never came"

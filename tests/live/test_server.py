@@ -38,7 +38,7 @@ def test_it_answers(server: Server, progress: list[Progress]) -> None:
     assert server.wait(0.01) is None
     assert any(step.loading == ("echo",) for step in progress)
     assert progress[-1].ready == ("echo",)
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as metrics:
+    with urllib.request.urlopen(server.metrics_url, timeout=60) as metrics:
         assert b"nv_inference_count" in metrics.read()
 
 
@@ -160,4 +160,4 @@ def test_a_model_without_its_file_does_not_hang(tmp_path: Path) -> None:
     """Triton itself waits for ever for the stub, which has ended."""
     (repository(tmp_path, hollow=ECHO) / "hollow" / "1" / "model.py").unlink()
     with pytest.raises(ServerError, match=r"model file not found in '.*hollow/1/model\.py'"):
-        start(settings(tmp_path, log_file=tmp_path / "triton.log", ready_timeout=20))
+        start(settings(tmp_path, log_file=tmp_path / "triton.log", ready_timeout=120))

@@ -29,9 +29,9 @@ def test_any_path_can_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     monkeypatch.chdir(temporary)
     folder = repository(tmp_path / ODD / "models", echo=ECHO, other=ECHO)
-    with start(settings(folder, ready_timeout=30)) as server:
+    with start(settings(folder, ready_timeout=240)) as server:
         assert echo(server, "naïve") == "naïve"
-    with start(settings(folder, ready_timeout=30, models=("echo",))) as server:
+    with start(settings(folder, ready_timeout=240, models=("echo",))) as server:
         assert echo(server, "alone") == "alone"
         assert server.models() == {"echo": "READY"}
     assert not list(tmp_path.rglob("pwned"))
@@ -66,7 +66,7 @@ from pathlib import Path
 from tests.live.servers import echo, settings
 from llmserve.server import start
 
-with start(settings(Path(sys.argv[1]), ready_timeout=30)) as server:
+with start(settings(Path(sys.argv[1]), ready_timeout=240)) as server:
     sys.stdout.buffer.write(echo(server, "x", model="text").encode())
 """
 LOCALES = [{}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX"}, {"LC_ALL": "xx_YY.UTF-8", "LANG": "xx"}]
@@ -94,7 +94,7 @@ def test_models_read_and_write_utf8_in_every_locale(
     done = subprocess.run(
         [accents / "environment" / "bin" / "python", "-c", SCRIPT, str(accents / "models")],
         env={"PATH": os.environ["PATH"], **locale, "HOME": str(accents), "TMPDIR": str(tmp_path)},
-        cwd=ROOT, capture_output=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     assert done.stdout.decode() == "“words”“éacme\néacme"
@@ -116,7 +116,7 @@ def test_the_demo_model_is_served_from_a_bare_environment(tmp_path: Path) -> Non
         words = ["query", "demo", "The capital of France is", "--max-tokens", "4"]
         done = subprocess.run(
             [*LLMSERVE, *words, "--url", served.url],
-            env=bare, capture_output=True, encoding="utf-8", check=False, timeout=120,
+            env=bare, capture_output=True, encoding="utf-8", check=False, timeout=240,
         )  # fmt: skip
         assert "Paris" in done.stdout, done.stderr
     finally:
@@ -152,7 +152,7 @@ def test_the_key_on_the_command_line_opens_nothing_over_http(server: Server, spe
     port = int(server.http_url.rpartition(":")[2])
     for path in CLOSED:
         head = f"GET /v2/{path} HTTP/1.1\r\nHost: x\r\nllmserve-key: {value}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(head.encode())
             answer = connection.recv(4096)
         # A header that is none makes Triton close the connection.
@@ -173,7 +173,7 @@ def test_no_model_can_be_loaded_from_outside(server: Server) -> None:
     """Neither with the key nor without: who can load a model can run code."""
     port = int(server.http_url.rpartition(":")[2])
     for name in ("other", "planted"):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         body = json.dumps(CODE if name == "planted" else {})
         connection.request("POST", f"/v2/repository/models/{name}/load", body)
         answer = connection.getresponse()

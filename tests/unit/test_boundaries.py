@@ -43,40 +43,41 @@ def sources(folder: Path) -> list[Path]:
     return [path for path in paths if "tests" not in path.relative_to(ROOT).parts]
 
 
-@pytest.mark.parametrize("path", sources(CORE), ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_core_imports_neither_cli_nor_plugins(path: Path) -> None:
-    plugins = {folder.name for folder in PLUGINS}
-    for module in imports(path):
-        assert module.split(".")[0] not in {"llmserve_cli", *plugins}
+OUTSIDE = {
+    "llguidance", "numpy", "torch", "transformers", "triton_python_backend_utils",
+    *sys.stdlib_module_names,
+}  # fmt: skip
+SERVER = {
+    "client", "errors", "names", "registry", "repository", "repository.dockerfile",
+    "repository.manifest", "roles", "runtime.contract",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("path", sources(CORE / "runtime"), ids=lambda path: path.name)
-def test_the_runtime_imports_nothing_else_of_llmserve(path: Path) -> None:
-    for module in imports(path):
-        assert not is_in(module, "llmserve") or is_in(module, "llmserve.runtime")
-        assert module.split(".")[0] in {
-            "llguidance", "llmserve", "numpy", "torch", "transformers",
-            "triton_python_backend_utils",
-            *sys.stdlib_module_names,
-        }  # fmt: skip
-
-
-@pytest.mark.parametrize("path", sources(CORE / "client"), ids=lambda path: path.name)
-def test_the_client_imports_only_itself_and_the_errors(path: Path) -> None:
-    for module in imports(path):
-        if is_in(module, "llmserve"):
-            assert is_in(module, "llmserve.client") or module == "llmserve.errors"
-
-
-@pytest.mark.parametrize("path", sources(CORE / "server"), ids=lambda path: path.name)
-def test_the_server_imports_only_itself_and_the_errors(path: Path) -> None:
-    for module in imports(path):
-        if is_in(module, "llmserve"):
-            assert is_in(module, "llmserve.server") or module in {
-                "llmserve.client", "llmserve.errors", "llmserve.names", "llmserve.registry",
-                "llmserve.repository", "llmserve.repository.dockerfile",
-                "llmserve.repository.manifest", "llmserve.roles", "llmserve.runtime.contract",
-            }  # fmt: skip
+@pytest.mark.parametrize(
+    ("folder", "others", "outside"),
+    [
+        ("", None, None),
+        ("runtime", set(), OUTSIDE),
+        ("client", {"errors"}, None),
+        ("server", SERVER, None),
+    ],
+)
+def test_who_may_import_whom(
+    folder: str, others: set[str] | None, outside: set[str] | None
+) -> None:
+    """The core imports neither the command line nor plugins, and parts of it not all others."""
+    forbidden = {"llmserve_cli", *(plugin.name for plugin in PLUGINS)}
+    paths = sources(CORE / folder)
+    assert paths
+    for path in paths:
+        for module in imports(path):
+            top = module.split(".")[0]
+            assert top not in forbidden, path
+            if top == "llmserve" and others is not None:
+                own = is_in(module, f"llmserve.{folder}")
+                assert own or module.removeprefix("llmserve.") in others, path
+            elif top != "llmserve" and outside is not None:
+                assert top in outside, path
 
 
 def test_plugins_do_not_import_one_another() -> None:
@@ -94,14 +95,19 @@ def loaded_by(code: str) -> set[str]:
     return {name.split(".")[0] for name in run.stdout.split()}
 
 
-def test_importing_llmserve_loads_nothing_heavy() -> None:
-    loaded = loaded_by("import llmserve, llmserve.client, llmserve.server, llmserve.roles")
-    assert not loaded & {"torch", "transformers", "click", "tritonclient", "grpc", "numpy", "rich"}
+HEAVY = {"torch", "transformers", "click", "tritonclient", "grpc", "numpy", "rich", "pytriton"}
 
 
-def test_listing_plugins_loads_nothing_heavy() -> None:
-    loaded = loaded_by("from llmserve.registry import Registry\nassert Registry.load().entries")
-    assert not loaded & {"torch", "transformers", "click", "tritonclient", "grpc", "numpy", "rich"}
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import llmserve, llmserve.client, llmserve.server, llmserve.roles",
+        "from llmserve.registry import Registry\nassert Registry.load().entries",
+        "from llmserve.demo import demo_model_path\ndemo_model_path()",
+    ],
+)
+def test_looking_around_loads_nothing_heavy(code: str) -> None:
+    assert not loaded_by(code) & HEAVY
 
 
 def module_of(path: Path, above: Path) -> str:

@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,6 @@ from llmserve_cli import query as query_module
 from llmserve_cli.group import cli
 from llmserve_cli.terminal import fold_table, print_table
 from tests.unit.scripted import Scripted
-
-
-@pytest.fixture
-def scripted() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
-def url(scripted: Scripted) -> Iterator[str]:
-    with scripted.serving() as url:
-        yield url
 
 
 def query(*words: str, stdin: str | bytes | None = None) -> Result:

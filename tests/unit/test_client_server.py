@@ -18,27 +18,10 @@ from llmserve.client import connect, connect_async, script
 from tests.unit.scripted import Scripted
 
 
-@pytest.fixture
-def scripted() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
-def url(scripted: Scripted) -> Iterator[str]:
-    with scripted.serving() as url:
-        yield url
-
-
 def emitted(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     client = shutil.copy(script.__file__, folder / "client.py")
     command = [sys.executable, str(client), "--model", "m", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
-def test_a_stream_that_is_complete_is_an_answer(url: str, tmp_path: Path) -> None:
-    with connect(url) as client:
-        assert client.generate("m", "p").text == "cut off"
-    assert emitted(tmp_path, "--url", url, "p").stdout == "cut off\n"
 
 
 def test_a_stream_that_stops_in_the_middle_is_no_answer(

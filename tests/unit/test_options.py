@@ -1,27 +1,35 @@
-"""Options: types, ranges and near names."""
+"""Options and names: types, ranges and near names; what is no configuration of Triton's."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llmserve.errors import OptionError, UsageError
+from llmserve.builder.causal import place_instances
+from llmserve.builder.plan import known_options
+from llmserve.errors import ConfigError, OptionError, UsageError
 from llmserve.names import check_model_name, model_name_from, near
 from llmserve.options import INT32_MAX, Option, parse_assignments, resolve
+from llmserve.registry import Registry
+from llmserve.repository import config as modelconfig
+from llmserve.roles import Recipe
+from llmserve.runtime.contract import SAMPLING, STOP_WORDS, TEXT_INPUT, TEXT_OUTPUT
 
-SIZE = Option("size", 8, "A size.", minimum=0, maximum=64)
-RATE = Option("rate", 0.5, "A rate.", maximum=1)
-KIND = Option("kind", "a", "A kind.", choices=("a", "b"))
-FLAG = Option("flag", False, "A flag.")
-ALL = (SIZE, RATE, KIND, FLAG)
+ALL = (
+    Option("size", 8, "A size.", minimum=0, maximum=64),
+    Option("rate", 0.5, "A rate.", maximum=1),
+    Option("kind", "a", "A kind.", choices=("a", "b")),
+    Option("flag", False, "A flag."),
+)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_text_is_read_by_the_options_type_and_what_is_not_given_has_its_default() -> None:
     assert resolve(ALL, {}) == {"size": 8, "rate": 0.5, "kind": "a", "flag": False}
-
-
-def test_text_is_read_by_the_options_type() -> None:
     given = {"size": "16", "rate": "1", "kind": "b", "flag": "true"}
     assert resolve(ALL, given) == {"size": 16, "rate": 1.0, "kind": "b", "flag": True}
 
@@ -40,6 +48,7 @@ def test_text_is_read_by_the_options_type() -> None:
         ("flag", 1, "true or false"),
         ("kind", "c", "choose one of a, b"),
         ("kind", 3, "text"),
+        ("sise", 3, "did you mean 'size'"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_would_do(name: str, value: Any, message: str) -> None:
@@ -50,10 +59,6 @@ def test_a_wrong_value_is_refused_with_what_would_do(name: str, value: Any, mess
 
 def test_whole_numbers_fit_into_where_they_are_written() -> None:
     """Those of Triton's configuration have 32 bits, an engine's parameters have 64."""
-    from llmserve.builder.plan import known_options
-    from llmserve.registry import Registry
-    from llmserve.roles import Recipe
-
     registry = Registry.load()
     short = {"max_batch_size", "instances", "queue_delay_us", "max_tokens", "cache_tokens"}
     seen = set()
@@ -67,19 +72,11 @@ def test_whole_numbers_fit_into_where_they_are_written() -> None:
     assert short <= seen
 
 
-def test_an_unknown_name_is_refused_with_the_near_one() -> None:
-    with pytest.raises(OptionError, match="did you mean 'size'"):
-        resolve(ALL, {"sise": 3})
-
-
 def test_assignments_are_split_at_the_first_equals() -> None:
     assert parse_assignments(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
-
-
-@pytest.mark.parametrize("wrong", [["a"], ["=b"], ["a=1", "a=2"]])
-def test_what_is_no_assignment_is_refused(wrong: list[str]) -> None:
-    with pytest.raises(OptionError):
-        parse_assignments(wrong)
+    for wrong in (["a"], ["=b"], ["a=1", "a=2"]):
+        with pytest.raises(OptionError):
+            parse_assignments(wrong)
 
 
 @pytest.mark.parametrize("name", ["", ".", "-x", "a/b", "a b", "ü", "x" * 200, "a\n"])
@@ -96,3 +93,57 @@ def test_a_name_made_from_any_source_can_be_used(source: str) -> None:
 def test_near_names_are_suggested_else_all() -> None:
     assert near("dynamc", ["dynamic", "static"]) == "did you mean 'dynamic'?"
     assert near("zzz", ["b", "a"]) == "choose one of a, b"
+
+
+@given(TEXT, TEXT)
+def test_any_text_survives_a_configuration(key: str, value: str) -> None:
+    config = modelconfig.new_config("m", backend="python", max_batch_size=8)
+    modelconfig.set_parameters(config, {"other": "${not a placeholder}", key: value})
+    read = modelconfig.parse(modelconfig.to_text(config), where="here")
+    assert read.parameters[key].string_value == value
+
+
+@pytest.mark.parametrize(("size", "dims"), [(8, [1]), (0, [-1])])
+def test_batched_and_unbatched_dims(size: int, dims: list[int]) -> None:
+    config = modelconfig.new_config("m", backend="python", max_batch_size=size)
+    modelconfig.add_inputs(config, [TEXT_INPUT, STOP_WORDS, *SAMPLING])
+    modelconfig.add_outputs(config, [TEXT_OUTPUT])
+    by_name = {tensor.name: tensor for tensor in config.input}
+    assert list(by_name["text_input"].dims) == list(config.output[0].dims) == dims
+    assert list(by_name["temperature"].dims) == [1]
+    assert by_name["stop_words"].allow_ragged_batch == (size > 0)
+    assert by_name["temperature"].optional
+    assert not by_name["text_input"].optional
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "gpus"),
+    [
+        ("auto", "KIND_MODEL", []),
+        ("balanced", "KIND_MODEL", []),
+        ("cpu", "KIND_CPU", []),
+        ("cuda", "KIND_GPU", [0]),
+        ("cuda:3", "KIND_GPU", [3]),
+    ],
+)
+def test_a_model_is_placed_once_unless_asked(device: str, kind: str, gpus: list[int]) -> None:
+    config = modelconfig.new_config("m", backend="python", max_batch_size=1)
+    place_instances(config, device, 1)
+    (group,) = config.instance_group
+    assert (group.Kind.Name(group.kind), list(group.gpus), group.count) == (kind, gpus, 1)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cuda:٣", "cuda:99999999999", "cuda:1\n"],
+)
+def test_an_unknown_device_is_refused(device: str) -> None:
+    with pytest.raises(OptionError, match="device"):
+        place_instances(modelconfig.new_config("m", backend="p", max_batch_size=1), device, 1)
+
+
+@pytest.mark.parametrize("text", ["max_batch_size: ${size}", "nonsense: 3", "name: 'a", "\x00"])
+def test_what_is_no_configuration_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.pbtxt is not a Triton configuration: 1:"):
+        modelconfig.read(tmp_path)

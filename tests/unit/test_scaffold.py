@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,15 +9,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 
 from llmserve import __version__
 from llmserve.api import API
-from llmserve.errors import OutputError, UsageError
+from llmserve.errors import LLMServeError, OutputError, UsageError
+from llmserve.roles import ROLES as ALL_ROLES
 from llmserve.scaffold import KINDS, ROLES, new_package
 from llmserve.scaffold.generate import Names
 from llmserve_cli.group import cli
-
-NAMES = ("x", "acme-words", "a-name-of-thirty-two-letters-abc")
+from tests.support import with_path
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -29,32 +29,29 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("role", ROLES)
-def test_a_package_is_whole_and_nothing_of_it_is_called_scaffold(
-    tmp_path: Path, role: str, name: str
+@pytest.mark.parametrize("name", ["x", "acme-words", "a-name-of-thirty-two-letters-abc"])
+def test_packages_are_whole_and_in_order_as_their_own_linters_see_them(
+    tmp_path: Path, name: str
 ) -> None:
-    folder = new_package(name, role, tmp_path)
-    found = files(folder)
-    package = f"llmserve_{name.replace('-', '_')}"
     slug = name.replace("-", "_")
-    assert {
-        ".gitignore", "README.md", "pyproject.toml",
-        f"{package}/__init__.py", f"{package}/py.typed",
-        f"tests/test_{slug}.py", f"tests/test_{slug}_conformance.py",
-    } <= set(found)  # fmt: skip
-    assert not [path for path, text in found.items() if "scaffold" in (path + text).lower()]
-    assert (
-        f'[project.entry-points."llmserve.api{API}"]\n{name} = "{package}"'
-        in found["pyproject.toml"]
-    )
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_package_is_in_order_as_its_own_linters_see_it(tmp_path: Path, name: str) -> None:
+    package = f"llmserve_{slug}"
     for role in KINDS:
-        new_package(name, role, tmp_path / role)
+        folder = new_package(name, role, tmp_path / role)
+        found = files(folder)
+        assert {".gitignore", "README.md", f"{package}/__init__.py", f"{package}/py.typed"} <= set(
+            found
+        )
+        conformance = f"tests/test_{slug}_conformance.py"
+        assert (conformance in found) == (role in ROLES)
+        assert not [path for path, text in found.items() if "scaffold" in (path + text).lower()]
+        project = found["pyproject.toml"]
+        assert f'[project.entry-points."llmserve.api{API}"]\n{name} = "{package}"' in project
+        # It asks for the llmserve that made it.
+        needed = [Requirement(text) for text in re.findall(r'(?m)^    "(.+)",$', project)]
+        (llmserve,) = [one.specifier for one in needed if one.name == "llmserve"]
+        assert __version__ in llmserve
+        assert "99.0" not in llmserve
+        assert list((tmp_path / role).iterdir()) == [folder]
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--no-cache", "."],
@@ -63,44 +60,26 @@ def test_a_package_is_in_order_as_its_own_linters_see_it(tmp_path: Path, name: s
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_it_asks_for_the_llmserve_that_made_it(tmp_path: Path, role: str) -> None:
-    from packaging.requirements import Requirement
-
-    text = files(new_package("acme", role, tmp_path))["pyproject.toml"]
-    requirements = [Requirement(found) for found in re.findall(r'(?m)^    "(.+)",$', text)]
-    ranges = {requirement.name: requirement.specifier for requirement in requirements}
-    assert __version__ in ranges["llmserve"]
-    assert "99.0" not in ranges["llmserve"]
-
-
-@pytest.mark.parametrize(
-    "name", ["", "Acme", "1acme", "acme_words", "acme--words", "-acme", "acme-", "a.b", "a/b", "..",
-             "a" * 33, "é", "acme words", "acme\n"],
-)  # fmt: skip
-def test_a_name_that_a_package_cannot_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="as in acme-words"):
-        new_package(name, "recipe", tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_name_needs_no_llmserve_before_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="leave out llmserve"):
-        new_package("llmserve-acme", "recipe", tmp_path)
+NO_NAMES = ["", "Acme", "1acme", "acme_words", "acme--words", "-acme", "acme-", "a.b", "a/b", ".."]
 
 
 @pytest.mark.parametrize(
     ("name", "role", "why"),
     [
-        ("hf", "tokenizer", "it is plugin 'hf'"),
-        ("core", "recipe", "it is plugin 'core'"),
-        ("dynamic", "batching", "'core' .* has a batching of that name"),
-        ("text", "formatter", "'core' .* has a formatter of that name"),
-        ("cli", "recipe", "llmserve-cli is installed here"),
+        *((name, "recipe", "as in acme-words") for name in NO_NAMES),
+        *((name, "recipe", "as in acme-words") for name in ("a" * 33, "é", "acme words", "acme\n")),
+        ("llmserve-acme", "recipe", "leave out llmserve"),
+        ("hf", "tokenizer", "the name 'hf' is taken: .*it is plugin 'hf'"),
+        ("core", "recipe", "the name 'core' is taken: .*it is plugin 'core'"),
+        ("dynamic", "batching", "is taken: .*'core' .* has a batching of that name"),
+        ("text", "formatter", "is taken: .*'core' .* has a formatter of that name"),
+        ("cli", "recipe", "is taken: .*llmserve-cli is installed here"),
     ],
 )
-def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str, role: str, why: str) -> None:
-    with pytest.raises(UsageError, match=f"the name '{name}' is taken: .*{why}"):
+def test_a_name_that_a_package_cannot_have_is_refused(
+    tmp_path: Path, name: str, role: str, why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
         new_package(name, role, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -121,11 +100,8 @@ def test_nothing_is_overwritten(tmp_path: Path, kind: str) -> None:
     with pytest.raises(OutputError, match="is there already"):
         new_package("acme", "recipe", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["llmserve-acme"]
-
-
-def test_an_output_that_is_no_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="cannot be written to"):
+    (tmp_path / "file").touch()
+    with pytest.raises(LLMServeError, match="cannot be written to"):
         new_package("acme", "recipe", tmp_path / "file")
 
 
@@ -136,37 +112,28 @@ def test_names_that_contain_a_role_are_not_doubled() -> None:
     assert Names.of("tokenizer").replaced(text, "tokenizer") == "TokenizerTokenizer"
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_command_prints_the_folder_and_says_what_next(tmp_path: Path, role: str) -> None:
-    words = ["plugin", "new", "acme", "--role", role, "--output", str(tmp_path / "new")]
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 0, done.output
-    assert done.stdout == f"{tmp_path}/new/llmserve-acme\n"
-    assert "llmserve build --plugin acme --model demo" in done.stderr
-
-
 def test_every_role_can_be_asked_for() -> None:
-    from llmserve.roles import ROLES as ALL
-
-    assert set(ROLES) == set(ALL) - {"backend", "frontend"}
+    assert set(ROLES) == set(ALL_ROLES) - {"backend", "frontend"}
     assert f"[{'|'.join(KINDS)}]" in CliRunner().invoke(cli, ["plugin", "new", "--help"]).stdout
 
 
-def test_a_command_comes_without_a_recipe_and_its_tests_pass(tmp_path: Path) -> None:
-    folder = new_package("acme-count", "command", tmp_path)
-    found = files(folder)
-    assert not [path for path, text in found.items() if "scaffold" in (path + text).lower()]
-    assert not any("conformance" in path for path in found)
-    assert "llmserve acme-count --help" in found["README.md"]
-    assert "build --plugin" not in found["README.md"]
-    done = subprocess.run(
+@pytest.mark.parametrize("role", KINDS)
+def test_the_command_prints_the_folder_and_says_what_next(tmp_path: Path, role: str) -> None:
+    words = ["plugin", "new", "acme-count", "--role", role, "--output", str(tmp_path / "new")]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "new" / "llmserve-acme-count"
+    assert done.stdout == f"{folder}\n"
+    if role != "command":
+        assert "llmserve build --plugin acme-count --model demo" in done.stderr
+        return
+    # A command comes without a recipe, and its tests pass as they are.
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert "llmserve acme-count --help" in done.stderr
+    assert "llmserve acme-count --help" in readme
+    assert "build --plugin" not in readme
+    tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
-    words = ["plugin", "new", "acme-sum", "--role", "command", "--output", str(tmp_path)]
-    assert "llmserve acme-sum --help" in CliRunner().invoke(cli, words).stderr
+        cwd=folder, env=with_path(folder), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "3 passed" in tested.stdout, tested.stdout

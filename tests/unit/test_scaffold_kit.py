@@ -34,56 +34,6 @@ def test_a_request_is_as_triton_hands_it_over() -> None:
     assert (request.request_id(), request.requested_output_names()) == ("", [])
 
 
-def doubled(asked: Any) -> FakeResponse:
-    (tensor,) = asked.inputs()
-    return FakeResponse([FakeTensor("OUT", 2 * tensor.as_numpy())])
-
-
-def counted(asked: Any) -> Iterator[FakeResponse]:
-    for number in range(int(asked.inputs()[0].as_numpy()[0])):
-        yield FakeResponse([FakeTensor("OUT", np.array([number]))])
-
-
-@pytest.fixture
-def pb() -> FakeBackendUtils:
-    return FakeBackendUtils(models={"doubled": doubled, "counted": counted})
-
-
-def ask(pb: FakeBackendUtils, model: str) -> Any:
-    tensor = pb.Tensor("IN", np.array([3]))
-    return pb.InferenceRequest(
-        model_name=model, inputs=[tensor], requested_output_names=["OUT"], request_id="1"
-    )
-
-
-def value(pb: FakeBackendUtils, reply: Any) -> int:
-    tensor = pb.get_output_tensor_by_name(reply, "OUT")
-    assert tensor is not None
-    return int(tensor.as_numpy()[0])
-
-
-def test_another_model_answers_from_inside(pb: FakeBackendUtils) -> None:
-    reply = ask(pb, "doubled").exec()
-    assert not reply.has_error()
-    assert value(pb, reply) == 6
-    assert pb.get_output_tensor_by_name(reply, "IN") is None
-
-
-def test_another_model_streams_from_inside(pb: FakeBackendUtils) -> None:
-    replies = ask(pb, "counted").exec(decoupled=True)
-    assert [value(pb, reply) for reply in replies] == [0, 1, 2]
-
-
-def test_another_model_is_asked_from_a_coroutine(pb: FakeBackendUtils) -> None:
-    assert value(pb, asyncio.run(ask(pb, "doubled").async_exec())) == 6
-
-
-def test_a_model_that_is_not_there_is_an_error(pb: FakeBackendUtils) -> None:
-    reply = ask(pb, "gone").exec()
-    assert reply.has_error()
-    assert "'gone'" in reply.error().message()
-
-
 @pytest.mark.parametrize(
     ("answer", "skips"),
     [
@@ -109,3 +59,32 @@ def test_the_end_of_a_context_is_tested_where_there_is_one(answer: Exception, sk
             Suite()._needs_context(live, "acme-0")
     assert len(asked) == 1, "it takes seconds, so it is found out once"
     assert asked[0]["timeout"] < 10
+
+
+def test_another_model_is_asked_from_inside() -> None:
+    def doubled(asked: Any) -> FakeResponse:
+        (tensor,) = asked.inputs()
+        return FakeResponse([FakeTensor("OUT", 2 * tensor.as_numpy())])
+
+    def counted(asked: Any) -> Iterator[FakeResponse]:
+        for number in range(int(asked.inputs()[0].as_numpy()[0])):
+            yield FakeResponse([FakeTensor("OUT", np.array([number]))])
+
+    pb = FakeBackendUtils(models={"doubled": doubled, "counted": counted})
+
+    def ask(model: str) -> Any:
+        tensor = pb.Tensor("IN", np.array([3]))
+        return pb.InferenceRequest(
+            model_name=model, inputs=[tensor], requested_output_names=["OUT"], request_id="1"
+        )
+
+    def value(reply: Any) -> int:
+        tensor = pb.get_output_tensor_by_name(reply, "OUT")
+        assert tensor is not None
+        return int(tensor.as_numpy()[0])
+
+    assert value(ask("doubled").exec()) == value(asyncio.run(ask("doubled").async_exec())) == 6
+    assert [value(reply) for reply in ask("counted").exec(decoupled=True)] == [0, 1, 2]
+    gone = ask("gone").exec()
+    assert gone.has_error()
+    assert "'gone'" in gone.error().message()

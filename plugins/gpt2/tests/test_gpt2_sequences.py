@@ -9,7 +9,7 @@ import pytest
 
 from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.registry import Registry
-from llmserve.runtime import Generation, Params, RequestError, Sampler, read_params
+from llmserve.runtime import Generation, Params, Sampler, read_params
 from llmserve.testing import ByteTokenizer
 from llmserve_gpt2.session.sequences import (
     FIRST,
@@ -29,40 +29,12 @@ def sequence(seen: float = 0.0) -> ClientSequence:
     return ClientSequence(generation, Sampler(generation, tokenizer), 1, seen)
 
 
-def test_a_sequence_goes_from_start_to_end() -> None:
-    sequences = Sequences(slots=2, idle_seconds=5)
-    one = sequence()
-    assert sequences.start("a", one) == []
-    assert sequences.step("a", 3.0) is one
-    assert one.seen == 3.0
-    assert sequences.end("a") is one
-    with pytest.raises(RequestError, match="sequence_start"):
-        sequences.step("a", 3.5)
-    assert sequences.end("a") is None
-
-
-def test_a_step_without_a_start_is_refused() -> None:
-    with pytest.raises(RequestError, match="there is no sequence 7"):
-        Sequences(slots=1, idle_seconds=5).step(7, 0.0)
-
-
 def test_a_second_start_gives_up_the_first() -> None:
     sequences = Sequences(slots=2, idle_seconds=5)
     first, second = sequence(), sequence()
     sequences.start("a", first)
     assert sequences.start("a", second) == [first]
     assert sequences.step("a", 1.0) is second
-
-
-def test_what_is_idle_is_given_up_and_nothing_else() -> None:
-    sequences = Sequences(slots=4, idle_seconds=5)
-    old, new = sequence(0.0), sequence(4.0)
-    sequences.start("old", old)
-    sequences.start("new", new)
-    assert list(sequences.sweep(5.1)) == [old]
-    assert sequences.step("new", 5.1) is new
-    with pytest.raises(RequestError, match="idle for more than 5 s"):
-        sequences.step("old", 5.1)
 
 
 def test_who_was_seen_lately_is_waited_for_unless_done() -> None:
@@ -76,17 +48,6 @@ def test_who_was_seen_lately_is_waited_for_unless_done() -> None:
     for _ in range(4):
         lately.generation.push(66)
     assert not sequences.apart([here], since=2.0)
-
-
-def test_ten_thousand_abandoned_sequences_leave_no_more_than_there_are_slots() -> None:
-    sequences = Sequences(slots=16, idle_seconds=3600)
-    gone = 0
-    for key in range(10_000):
-        gone += len(sequences.start(key, sequence(float(key))))
-        assert len(sequences) <= 16
-    assert gone == 10_000 - 16
-    assert {one.seen for one in sequences.clear()} == set(map(float, range(9_984, 10_000)))
-    assert len(sequences) == 0
 
 
 def test_a_lane_masks_what_is_no_token() -> None:
