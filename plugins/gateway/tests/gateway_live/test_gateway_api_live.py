@@ -177,18 +177,17 @@ def test_a_full_queue_refuses_at_once(triton: LiveTriton, model: str) -> None:
     try:
         asked = {"model": model, "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
 
-        def ask(_: int) -> tuple[int, float, str | None]:
-            began = time.monotonic()
+        def ask(_: int) -> tuple[int, str | None]:
             answer = httpx.post(f"{small.url}/completions", json=asked, timeout=120)
-            return answer.status_code, time.monotonic() - began, answer.headers.get("retry-after")
+            return answer.status_code, answer.headers.get("retry-after")
 
         with ThreadPoolExecutor(20) as pool:
             found = list(pool.map(ask, range(20)))
-        refused = [seconds for status, seconds, after in found if status == 429 and after]
-        # Twenty threads of this process begin at once: the quickest shows what the gateway takes.
-        assert min(refused) < 0.05
+        refused = [after for status, after in found if status == 429 and after]
         assert len(refused) >= 11
-        assert sum(status == 200 for status, _, _ in found) == 20 - len(refused)
+        assert sum(status == 200 for status, _ in found) == 20 - len(refused)
+        # By its own clock: twenty threads of one process are no measure of it.
+        assert all(line["total_ms"] < 50 for line in small.log if line["status"] == 429)
     finally:
         small.stop()
 
