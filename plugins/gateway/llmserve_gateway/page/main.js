@@ -68,7 +68,8 @@ class Answer {
   add(piece, tokens) {
     this.last = performance.now();
     this.first ??= this.last;
-    this.text.append(piece);
+    // The space before the first word is the model's, and looks like a mistake here.
+    this.text.append(this.text.textContent ? piece : piece.trimStart());
     this.tokens = tokens ?? this.tokens;
     this.bar.style.width = `${Math.min(100, (100 * this.tokens) / this.most)}%`;
     this.show("");
