@@ -65,7 +65,7 @@ def _assemble_engine(assembly: Assembly, goal: Target) -> None:
     if not options["engine_at"]:
         # An engine that the server sees elsewhere is not mounted where it lies here.
         limits["path"] = str(folder)
-    part = _engine_part(assembly)
+    part = _engine_part(assembly, goal)
     part.config.backend = "tensorrtllm"
     # Triton wants a version folder, and the engine lies elsewhere.
     (part.folder / ".keep").touch()
@@ -88,8 +88,7 @@ def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
         "max_beam_width": 1,
         "vocab_size": model_vocabulary(context.source) or 0,
     }
-    part = _engine_part(assembly)
-    models.configure_llmapi(part.config, goal)
+    part = _engine_part(assembly, goal)
     files = weight_files(part.source, pickle=options["pickle"])
     settings = {**part.place(files, "model"), **models.llmapi_settings(goal, scheduler)}
     assembly.stage(part, _LLMAPI, settings=settings)
@@ -98,11 +97,12 @@ def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
     write_launch_script(context, goal, part.name, gpus)
 
 
-def _engine_part(assembly: Assembly) -> BuildContext:
+def _engine_part(assembly: Assembly, goal: Target) -> BuildContext:
     part = _add(assembly, "tensorrt_llm")
     assembly.prepare("batching", part)
     # The engine makes batches by itself, of requests as they come.
     part.config.ClearField("dynamic_batching")
+    models.declare_engine(part.config, goal)
     return part
 
 

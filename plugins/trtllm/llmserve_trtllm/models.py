@@ -38,12 +38,16 @@ _REQUEST = Row("REQUEST", "TYPE_STRING", optional=True)
 own clients do, gets the text of the tokens and nothing else."""
 
 
-def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand_in: str) -> None:
-    """Fill in ``tensorrt_llm``: the engine itself."""
-    # The backend places itself; KIND_CPU keeps Triton from making an instance for every GPU.
-    gpus = str(target.options["gpu_device_ids"])
-    _declare(config, target.engine_inputs, target.engine_outputs, copies=gpus.count(";") + 1)
+def declare_engine(config: ModelConfig, target: Target) -> None:
+    """Fill in what ``tensorrt_llm`` has with an engine and without."""
+    # It places itself; KIND_CPU keeps Triton from making an instance for every GPU.
+    copies = target.options["gpu_device_ids"].count(";") + 1
+    _declare(config, target.engine_inputs, target.engine_outputs, copies=copies)
     config.model_transaction_policy.decoupled = target.streams
+
+
+def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand_in: str) -> None:
+    """Say how the engine is run."""
     fixed = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no", "gpt_model_path": engine_dir}
     if not target.is_first:
         _queue(config, target)
@@ -55,12 +59,6 @@ def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand
     batching = engine_batching(target.batching, target.scheduler, target.version)
     given = engine_parameters(target.options, target.version)
     set_parameters(config, {**fixed, **batching, **given, STAND_IN: stand_in})
-
-
-def configure_llmapi(config: ModelConfig, target: Target) -> None:
-    """Fill in ``tensorrt_llm`` without an engine: requests go on at once, the LLM API batches."""
-    _declare(config, target.engine_inputs, target.engine_outputs)
-    config.model_transaction_policy.decoupled = target.streams
 
 
 def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, Any]:
