@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmserve.errors import ConfigError, OutputError
+from llmserve.names import is_model_name
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.dockerfile import Needs
@@ -43,7 +44,7 @@ def undo(stage: Path, output: Path) -> None:
     journal = stage / _JOURNAL
     if not journal.exists():
         return
-    for name in json.loads(journal.read_text(encoding="utf-8")):
+    for name in filter(is_model_name, json.loads(journal.read_text(encoding="utf-8"))):
         staged = stage / MODELS / name
         if not staged.exists() and (output / name).exists():
             (output / name).rename(staged)
@@ -98,10 +99,13 @@ def _sweep(output: Path) -> None:
     """Remove what killed builds have left, and bring back the models that they had set aside."""
     for stage in [p for p in output.parent.iterdir() if p.name.startswith(_prefix(output))]:
         try:
-            handle = os.open(stage, os.O_RDONLY)
+            handle = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
+            if os.fstat(handle).st_uid != os.getuid():
+                # What it says is to be moved was not said by a build of this user's.
+                continue
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if output.is_dir():
                 with locked(output):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -261,6 +262,32 @@ def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [repo]
     assert text_of(repo) == "one", "what the killed build had set aside is back"
     assert models_of(repo) == ["m", "m_a", "n"], "and what it had brought is gone"
+
+
+def planted(repo: Path, journal: str) -> Path:
+    """A stage that no build has made: what it says was moved would be moved back."""
+    stage = repo.parent / f".{repo.name}.llmserve-build-planted"
+    (stage / "models").mkdir(parents=True)
+    (stage / ".journal").write_text(journal)
+    return stage
+
+
+def test_a_planted_stage_moves_nothing_from_outside_of_the_repository(tmp_path: Path) -> None:
+    put(tmp_path / "repo", "m", "one")
+    precious = model(tmp_path / "precious")
+    planted(tmp_path / "repo", '["../precious"]')
+    put(tmp_path / "repo", "n", "one")
+    assert precious.is_dir()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
+def test_a_stage_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    put(tmp_path / "repo", "m", "one")
+    stage = planted(tmp_path / "repo", '["m"]')
+    os.chown(stage, 12345, 12345)
+    put(tmp_path / "repo", "n", "one")
+    assert stage.is_dir()
+    assert (tmp_path / "repo" / "m").is_dir()
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
