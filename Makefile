@@ -43,6 +43,7 @@ bench-engines: .venv/.ready
 # Ten minutes of 24 clients of whom 40 in 100 leave: no failure, nothing left, memory that stays.
 soak: .venv/.ready
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds 600
+	@$(BIN)/pytest -m soak -s
 
 # What serves the demo model, and nothing more.
 .venv/.demo: requirements.txt $(PACKAGES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +63,23 @@ def test_the_frontend_is_started_and_its_address_comes_first(serve: Watched) -> 
     root = addresses[0][1].removesuffix("/v1")
     with urllib.request.urlopen(f"{root}/readyz", timeout=PATIENCE) as answer:
         assert {"words", "other"} <= set(json.loads(answer.read())["models"])
+
+
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_no_other_user_can_load_code_over_its_ports(serve: Watched, action: str) -> None:
+    """Whoever is on this machine reaches the ports, and can read Triton's command line."""
+    code = base64.b64encode(b"raise SystemExit").decode()
+    body = {"parameters": {"config": '{"backend": "python"}', "file:1/model.py": code}}
+    (words,) = serve.processes("bin/tritonserver").values()
+    http = next(word.partition("=")[2] for word in words if word.startswith("--http-port"))
+    url = f"http://127.0.0.1:{http}/v2/repository/models/other/{action}"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE)
+    assert refused.value.code in range(400, 504)
+    assert b"polling is enabled" in refused.value.read()
+    assert serve.answers("other") == "word "
+    (looked_through,) = [word for word in words if word.startswith("--model-repository")]
+    assert Path(looked_through.partition("=")[2]).parent.stat().st_mode & 0o077 == 0
 
 
 def test_a_killed_models_process_comes_back_and_the_others_do_not_notice(serve: Watched) -> None:
