@@ -18,13 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmserve.errors import (
-    LLMServeError,
-    ModelNotReadyError,
-    RequestRejectedError,
-    ServerError,
-    UsageError,
-)
+from llmserve.errors import LLMServeError, RequestRejectedError, ServerError, UsageError
 from llmserve.names import near
 from llmserve.repository.manifest import parts_of
 from llmserve.server.control import control_socket, listening
@@ -173,6 +167,8 @@ class Supervisor:
                 self._models[name].died_at = now
         for name, model in self._models.items():
             watch = model.watch
+            if not self._triton.alive:
+                return
             if watch.alive and model.died_at is not None:
                 watch.died(now, "its process has died")
                 model.died_at = None
@@ -182,9 +178,12 @@ class Supervisor:
                 watch.loading(now)
                 try:
                     self._renew(name, model)
-                except (LLMServeError, OSError) as error:
-                    self._lost(now, f"{name}: {error}", fault=not isinstance(error, UsageError))
-        if all(model.watch.state is State.FAILED for model in self._models.values()):
+                except UsageError:
+                    self._lost(now, f"{name} is loaded anew with all others", fault=False)
+                except OSError as error:
+                    watch.failed(now, f"it cannot be read: {error}")
+        states = {model.watch.state for model in self._models.values()}
+        if states == {State.FAILED}:
             self._give_up()
 
     def _look_at_loading(self, model: _Model, now: float) -> None:
@@ -199,7 +198,7 @@ class Supervisor:
             model.died_at = None
             watch.died(now, "its process died while it was loading")
             self._lost(now, f"Triton waits for {name}", fault=False)
-        elif now - watch.since > _TAKEN_UP and name not in self._log.progress(0).loading:
+        elif now - watch.since > _TAKEN_UP and not self._log.progress(0).loading:
             self._lost(now, f"Triton does not load {name}")
 
     async def _look_at_frontend(self, front: _Front, now: float) -> None:
@@ -339,21 +338,13 @@ class Supervisor:
             if "text_input" not in info.inputs or "text_output" not in info.outputs:
                 return
             await self._client.generate(name, "a", max_tokens=1, timeout=_CANARY_DEADLINE)
-        except RequestRejectedError as error:
-            # Whoever refuses a request lives.
-            if "has died" in error.problem:
-                model.watch.died(time.monotonic(), error.problem)
-                return
-        except ModelNotReadyError as error:
-            if self._log.progress(0).loading:
-                return
-            model.watch.missed(time.monotonic(), error.problem)
-            return
         except LLMServeError as error:
-            answers = await asyncio.to_thread(self.server.answers)
-            if not self._has_worked(name, model, answers):
+            # Whoever refuses a request lives.
+            refused = isinstance(error, RequestRejectedError) and "has died" not in error.problem
+            answers = {} if refused else await asyncio.to_thread(self.server.answers)
+            if not refused and not self._has_worked(name, model, answers):
                 model.watch.missed(time.monotonic(), error.problem)
-            return
+                return
         model.watch.answered(time.monotonic())
 
     # What others ask
@@ -389,7 +380,7 @@ class Supervisor:
             raise ServerError(f"no model {name!r} in {repository}", mend=near(name, known))
         if not self.server.renewable:
             raise ServerError("this Triton cannot load a model anew", mend="stop and start it")
-        if self._triton.state is not State.READY:
+        if not self._triton.alive:
             raise ServerError("Triton is being started anew", mend="wait until it is ready")
         parts = (*parts_of(repository, name), name)
         for part in parts:
@@ -408,7 +399,7 @@ class Supervisor:
                         f"model {part!r} failed to load: {why}",
                         mend="the old one serves on, if there was one",
                     )
-            if self._triton.state is not State.READY or self._end.is_set():
+            if not self._triton.alive or self._end.is_set():
                 raise ServerError("Triton ended meanwhile", mend="see `llmserve status`")
 
     # The end
