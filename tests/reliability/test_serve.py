@@ -57,6 +57,14 @@ class Stream:
             self.error = error
 
 
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def test_the_frontend_is_started_and_its_address_comes_first(serve: Watched) -> None:
     addresses = [line.split() for _, line in serve.lines if "http://" in line]
     assert [name for name, _ in addresses] == ["openai", "http", "metrics"]
@@ -84,8 +92,12 @@ def test_no_other_user_can_load_code_over_its_ports(serve: Watched, action: str)
 
 def test_a_killed_models_process_comes_back_and_the_others_do_not_notice(serve: Watched) -> None:
     stream = Stream(serve, "other", 150, 0.05)
+    door = next(line.split()[-1] for _, line in serve.lines if "openai" in line)
+    ready = f"{door.removesuffix('v1')}readyz/words"
     for _ in range(2):
         killed = serve.kill_stub("words")
+        eventually(lambda: status_of(ready) == 503, PATIENCE)
+        figure("a model's process killed: the front door says so after", time.monotonic() - killed)
         known = serve.said(r"words: restarting \(its process has died\)", killed) - killed
         eventually(lambda: serve.answers("words") == "word ", PATIENCE)
         healed = time.monotonic() - killed
@@ -94,6 +106,7 @@ def test_a_killed_models_process_comes_back_and_the_others_do_not_notice(serve: 
         figure("a model's process killed: serving after", healed)
         assert known < 6
         assert healed < 30
+        eventually(lambda: status_of(ready) == 200, PATIENCE)
     assert stream.whole() == 150
     assert "other: " not in serve.told
 

@@ -21,6 +21,7 @@ def _command(place: Place) -> Sequence[str]:
     words = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
     words += ["--grace", str(place.grace)]
     words += ["--triton-metrics", place.metrics] if place.metrics else []
+    words += ["--supervisor", str(place.status)] if place.status else []
     words += [word for name in place.models for word in ("--model", name)]
     words += ["--keys", str(place.keys)] if place.keys else []
     return [*words, "--no-auth"] if place.open else words

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from llmserve.client import AsyncClient
@@ -19,6 +20,7 @@ CANARY_SECONDS = 30.0
 """How long a model may take for one token."""
 _QUICK_SECONDS = 5.0
 _MISSES = 2
+_SERVING = ("ready", "suspect")
 
 
 @dataclass
@@ -43,9 +45,15 @@ class Health:
 class Catalog:
     """The models of a Triton; ``named`` are those to offer, all of them where none is."""
 
-    def __init__(self, client: Callable[[], AsyncClient], named: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        client: Callable[[], AsyncClient],
+        named: Sequence[str] = (),
+        supervisor: Path | None = None,
+    ) -> None:
         self._client = client
         self._named = named
+        self._supervisor = supervisor
         self._health: dict[str, Health] = {}
 
     async def offered(self) -> list[ModelInfo]:
@@ -146,18 +154,41 @@ class Catalog:
         else:
             self.answered(name)
 
+    async def supervised(self) -> list[dict[str, Any]]:
+        """Return what ``serve`` tells of each model, where it has started this gateway.
+
+        It sees the death of a model's process at once, which a canary sees when it is sent.
+        """
+        if self._supervisor is None:
+            return []
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._supervisor)
+            writer.write(b'{"do": "status"}\n')
+            told = json.loads(await asyncio.wait_for(reader.read(), _QUICK_SECONDS))
+            writer.close()
+        except (OSError, ValueError, asyncio.TimeoutError):
+            return []
+        models: list[dict[str, Any]] = told.get("models", [])
+        return models
+
     async def state(self) -> dict[str, Any]:
         """Return whether anything can be asked, and how each model is."""
         try:
             offered = await asyncio.wait_for(self.offered(), 2)
         except (LLMServeError, asyncio.TimeoutError) as error:
             return {"ready": False, "why": str(error) or "no answer in 2 s", "models": {}}
+        gone = {
+            one["name"]: f"{one['state']}: {one['why']}"
+            for one in await self.supervised()
+            if one["state"] not in _SERVING
+        }
         models: dict[str, dict[str, Any]] = {}
         for info in offered:
             health = self.health(info.name)
-            models[info.name] = {"ready": health.ready}
-            if not health.ready:
-                models[info.name]["why"] = health.why
+            lost = [gone[name] for name in (info.name, *info.parts) if name in gone]
+            models[info.name] = {"ready": health.ready and not lost}
+            if not models[info.name]["ready"]:
+                models[info.name]["why"] = lost[0] if lost else health.why
         state: dict[str, Any] = {
             "ready": any(one["ready"] for one in models.values()),
             "models": models,

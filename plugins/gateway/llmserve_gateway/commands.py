@@ -35,6 +35,7 @@ KEYS = Path("llmserve-keys.json")
     metavar="URL",
     help="Triton's metrics, to give at /metrics/triton; on this machine port 8002 by default.",
 )
+@click.option("--supervisor", type=FILE, hidden=True, help="Where `serve` tells how models are.")
 @click.option("--cors-origin", "origins", multiple=True, help="Let pages of this origin ask.")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Its key (PEM).")
@@ -51,6 +52,7 @@ def gateway(
     request_timeout: float,
     grace: float,
     triton_metrics: str | None,
+    supervisor: Path | None,
     origins: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -74,6 +76,7 @@ def gateway(
         keys=keys,
         models=models,
         triton_metrics=triton_metrics,
+        supervisor=supervisor,
         cors_origins=origins,
     )
     listening = Listening(host, port, grace, no_auth, tls_cert, tls_key)

@@ -42,6 +42,8 @@ class Settings:
     """The models to offer; all that are loaded where none is named."""
     triton_metrics: str | None = None
     """Triton's own metrics, to be had from the gateway as well."""
+    supervisor: Path | None = None
+    """The socket at which ``serve`` tells how its models are."""
     canary_interval: float = 10.0
     cors_origins: tuple[str, ...] = ()
 
@@ -75,7 +77,7 @@ class Gateway:
         self.admission = Admission(settings.limits)
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
-        self.catalog = Catalog(lambda: self.client, settings.models)
+        self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
         self._client: AsyncClient | None = None
         self._noted: set[str] = set()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -52,6 +53,15 @@ class Metrics:
         self._read = Counter("vllm:prompt_tokens", "Tokens read", _MODEL, registry=registry)
         self._written = Counter("vllm:generation_tokens", "Tokens written", _MODEL,
                                 registry=registry)  # fmt: skip
+        self.model_ready = Gauge(
+            "llmserve_model_ready", "1 where a model answers", _MODEL, registry=registry
+        )
+        self.model_restarts = Gauge(
+            "llmserve_model_restarts",
+            "How often `serve` has loaded a model anew",
+            _MODEL,
+            registry=registry,
+        )
         self._ended = Counter(
             "llmserve_requests",
             "Requests by how they ended: stop, length, refused, failed, cancelled",
@@ -96,6 +106,12 @@ class Metrics:
             if visit.written > 1:
                 each = (end - visit.first) / (visit.written - 1)
                 self._each.labels(visit.model).observe(each)
+
+    def show(self, supervised: Sequence[Mapping[str, Any]]) -> None:
+        """Take in what ``serve`` tells of each model."""
+        for one in supervised:
+            self.model_ready.labels(one["name"]).set(one["state"] in ("ready", "suspect"))
+            self.model_restarts.labels(one["name"]).set(one["restarts"])
 
     def text(self) -> bytes:
         """Return all of it in Prometheus' text format."""
