@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,13 +34,13 @@ class Wanted:
         """Choose where each is to listen, and return what keeps one from that."""
         from llmserve.errors import LLMServeError
         from llmserve.roles import Place
-        from llmserve.server.frontend import free_port
+        from llmserve.server.settings import free_port
 
         found: list[LLMServeError] = []
         try:
             for frontend in self._chosen():
                 asked = frontend.port if self.port is None else self.port
-                port = free_port(self.host, asked, "frontend-port")
+                port = free_port(self.host, asked, "frontend")
                 keys = self.keys.absolute() if self.keys else None
                 place = Place(_NOT_YET, self.host, port, self.grace, keys=keys, open=self.open)
                 # It refuses what it does not want before anything is started.
@@ -57,10 +57,14 @@ class Wanted:
         """Start them before a server, and end them where whoever watches has not."""
         from dataclasses import replace
 
+        from llmserve.errors import ServerError
         from llmserve.server.control import control_socket
         from llmserve.server.frontend import log_beside, start_frontend
 
-        status = control_socket(server.grpc_url)
+        status = None
+        with suppress(OSError, ServerError):
+            # Whoever watches says why there is none.
+            status = control_socket(server.grpc_url)
         running = []
         with ExitStack() as stack:
             for frontend, place in self._places:

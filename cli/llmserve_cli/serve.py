@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -119,9 +120,16 @@ def serve(
             click.echo(_summary(server, running), err=True)
             for note in server.notes:
                 click.echo(f"llmserve: note: {note}", err=True)
-            Supervisor(
-                logged, server, running, lambda line: click.echo(f"llmserve: {line}", err=True)
-            ).run()
+            # Until the supervisor listens for it, Ctrl-C is an exception, and there is nothing yet
+            # to wait for.
+            with suppress(KeyboardInterrupt):
+                Supervisor(logged, server, running, _say).run()
+
+
+def _say(line: str) -> None:
+    # Nobody may read any more, and yet it serves on.
+    with suppress(OSError):
+        click.echo(f"llmserve: {line}", err=True)
 
 
 def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:

@@ -54,7 +54,7 @@ async def listening(path: Path, answer: Answer) -> Any:
         told: Mapping[str, Any]
         try:
             told = await answer(json.loads(await reader.readline()))
-        except LLMServeError as error:
+        except (LLMServeError, OSError) as error:
             told = {"error": str(error)}
         except (ValueError, TypeError):
             told = {"error": "a request is a line of JSON"}

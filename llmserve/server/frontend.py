@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmserve.errors import ServerError, UsageError
+from llmserve.errors import ServerError
 from llmserve.server.launch import Launch, inherited_environment
 from llmserve.server.scratch import make_scratch
 from llmserve.server.server import GuardedProcess
-from llmserve.server.settings import port_in_use
 
 if TYPE_CHECKING:
     from llmserve.roles import Frontend, Place
@@ -50,23 +49,6 @@ class RunningFrontend:
     def stop(self, grace: float) -> None:
         """End it; what is under way has ``grace`` seconds."""
         self._process.stop(grace)
-
-
-def free_port(host: str, port: int, option: str) -> int:
-    """Return the port, or a free one for 0; raise where it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(1)
-        except OverflowError:
-            raise UsageError(f"{port} is no port", mend=f"give --{option} 0 to 65535") from None
-        except OSError as error:
-            if port:
-                raise port_in_use(host, port, option.removesuffix("-port")) from None
-            raise ServerError(f"cannot listen on {host} ({error})") from None
-        return int(listener.getsockname()[1])
 
 
 def log_beside(log_file: Path, frontend: Frontend) -> Path:

@@ -109,8 +109,17 @@ def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeErr
     return Ports(bound["http"][0], **{name: port for name, (_, port) in bound.items()}), []
 
 
+def free_port(host: str, port: int, name: str) -> int:
+    """Return the port, or a free one for 0; raise where it cannot be had."""
+    try:
+        with _listen(host, port) as listener:
+            return int(listener.getsockname()[1])
+    except (OSError, OverflowError) as error:
+        raise _explain(error, host, port, name) from None
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     # Otherwise a connection of the last server that has just been closed counts as taken.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
