@@ -90,7 +90,7 @@ def translate(code: str, details: str, where: Where) -> ClientError:
     if "is not healthy" in details and "Stub" in details:
         return RequestRejectedError(
             f"the process that runs {where.model!r} has died",
-            mend="look at the server's log, then restart the server",
+            mend="look at the server's log; `llmserve serve` loads it anew, so try again",
         )
     return _by_code(code, details, where)
 
