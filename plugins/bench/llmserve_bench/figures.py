@@ -304,19 +304,28 @@ def ranking(cases: Iterable[Case]) -> list[Ranked]:
 
 def summary(result: Result) -> dict[str, Any]:
     """Give what follows from the records, for readers of the JSON file."""
-    content: dict[str, Any] = {"cases": [], "ratios": [], "ranking": []}
-    for case in result.cases:
-        errors = Counter(r.error for run in case.runs for r in run.records if r.error)
-        rounds = [figures_of(run, case.load) for run in case.runs]
-        own: dict[str, Any] = {"name": case.name, "load": case.load.label, "rounds": rounds}
-        content["cases"].append({**own, "errors": errors})
-    for ratio in ratios_of(result) if result.kind == "compare" else ():
+    cases = [
+        {
+            "name": case.name,
+            "load": case.load.label,
+            "rounds": [figures_of(run, case.load) for run in case.runs],
+            "errors": Counter(r.error for run in case.runs for r in run.records if r.error),
+        }
+        for case in result.cases
+    ]
+    ratios = [
         # JSON has no infinity, which the interval of a single round reaches to.
-        high = ratio.high if isfinite(ratio.high) else None
-        content["ratios"].append({**asdict(ratio), "figure": ratio.figure.name, "high": high})
-    for one in ranking(result.cases) if result.kind == "sweep" else ():
-        own = {"name": one.case.name, "throughput": one.throughput, "latency_p99": one.p99}
-        content["ranking"].append(
-            {**own, "within_limits": one.within, "overlaps_first": one.overlaps}
-        )
-    return content
+        {**asdict(r), "figure": r.figure.name, "high": r.high if isfinite(r.high) else None}
+        for r in (ratios_of(result) if result.kind == "compare" else ())
+    ]
+    order = [
+        {
+            "name": one.case.name,
+            "throughput": one.throughput,
+            "latency_p99": one.p99,
+            "within_limits": one.within,
+            "overlaps_first": one.overlaps,
+        }
+        for one in (ranking(result.cases) if result.kind == "sweep" else ())
+    ]
+    return {"cases": cases, "ratios": ratios, "ranking": order}

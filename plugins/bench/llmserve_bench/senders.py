@@ -156,7 +156,7 @@ def _amend(parts: Parts, now: float, **changes: Any) -> None:
 
 
 def refusal(status: int, text: str) -> ClientError:
-    """Read an error answer; what does not name its reason is told by its status."""
+    """Read an error answer; one without a message by its text."""
     try:
         error = json.loads(text)["error"]
         message = str(error["message"] if isinstance(error, dict) else error)

@@ -33,7 +33,7 @@ class Table:
 
 
 def tables_of(result: Result) -> list[Table]:
-    """Give the tables of a result; the first has what the command is asked for."""
+    """Give the tables of a result; the first has what the command is for."""
     found = [_figures(result, load) for load in result.loads]
     if result.kind == "compare":
         found = [*(_ratios(result, load) for load in result.loads), *found]
@@ -63,8 +63,8 @@ def notes_of(result: Result) -> list[str]:
     ]
     if any("estimated" in case.load.prompts for case in result.cases):
         found.append(
-            "the model's tokenizer is not at hand, so prompts have only roughly the length asked "
-            "for: name it with --repository or --tokenizer"
+            "the model's tokenizer is not at hand, so prompts have only roughly the length "
+            "wanted: name it with --repository or --tokenizer"
         )
     return found + _notes_on_generator(result.runs)
 

@@ -182,7 +182,7 @@ class Observer:
         try:
             whole = self._client.get_model_config(model, client_timeout=_CALL_SECONDS).config
         except InferenceServerException as error:
-            raise UnreachableError(f"{model!r} cannot be asked: {error.message()}") from None
+            raise UnreachableError(f"{model!r} does not answer: {error.message()}") from None
         configs = {model: whole}
         parts = [step.model_name for step in whole.ensemble_scheduling.step]
         parts += whole.parameters[_PARTS].string_value.split() if _PARTS in whole.parameters else []

@@ -154,11 +154,11 @@ class GraphModel:
         return responses
 
     def _response(self, request: _Request, values: Mapping[str, Array], part: slice) -> Any:
-        asked = request.raw.requested_output_names() or self._outputs
+        wanted = request.raw.requested_output_names() or self._outputs
         return self._pb.InferenceResponse([
             self._pb.Tensor(name, np.ascontiguousarray(values[name][part].astype(kind, copy=False)))
             for name, kind in self._outputs.items()
-            if name in asked
+            if name in wanted
         ])  # fmt: skip
 
 

@@ -23,7 +23,7 @@ class Notice:
             metric = family.Metric(labels={"model": model, "instead_of": instead_of})
             metric.set(1)
         except Exception as error:
-            # A server may be without metrics; the log has told it then.
+            # A server may be without metrics; the log says it then.
             pb_utils.Logger.log_info(f"{model}: no metric of the stand-in: {error}")
         else:
             self._kept = [metric, family]

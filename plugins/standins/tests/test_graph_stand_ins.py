@@ -68,8 +68,8 @@ def ask(serving: GraphModel, *requests: FakeRequest) -> list[Any]:
     return [answer.tensors["y__0"].tolist() for answer in answers]
 
 
-def given(values: list[list[float]], **asked: Any) -> FakeRequest:
-    return FakeRequest({"x__0": np.array(values, np.float32)}, **asked)
+def given(values: list[list[float]], **extra: Any) -> FakeRequest:
+    return FakeRequest({"x__0": np.array(values, np.float32)}, **extra)
 
 
 @pytest.fixture

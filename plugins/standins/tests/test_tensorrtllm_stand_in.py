@@ -52,7 +52,7 @@ def tensors(*names: str) -> list[dict[str, Any]]:
     return [{"name": name, "data_type": "TYPE_INT32", "dims": ["1"]} for name in names]
 
 
-def test_a_model_made_by_hand_is_told_what_the_stand_in_lacks() -> None:
+def test_a_model_made_by_hand_is_refused_with_what_is_missing() -> None:
     with pytest.raises(RuntimeError, match="does not know which model the engine was built from"):
         settings(parameters={"llmserve.stand_in": {"string_value": ""}})
 
@@ -100,7 +100,7 @@ def rows(**more: Any) -> list[TokenSequence]:
     return read_sequences(given([1, 2, 3], **more), 16, lambda: False)
 
 
-def test_wishes_are_read_from_the_backends_tensors() -> None:
+def test_options_are_read_from_the_backends_tensors() -> None:
     row = rows(
         end_id=[[9]], temperature=[[0.5]], runtime_top_k=[[0]], runtime_top_p=[[0.75]],
         random_seed=np.array([[7]], np.uint64), min_length=[[2]],
@@ -113,7 +113,7 @@ def test_wishes_are_read_from_the_backends_tensors() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"runtime_top_k": [[1]], "temperature": [[1.0]]}])
-def test_the_likeliest_token_is_the_answer_without_wishes(more: dict[str, Any]) -> None:
+def test_the_likeliest_token_is_the_answer_without_options(more: dict[str, Any]) -> None:
     assert rows(**more)[0].params.effective_temperature == 0
 
 
@@ -138,7 +138,7 @@ def test_what_it_cannot_do_is_refused(more: dict[str, Any], message: str) -> Non
         rows(**more)
 
 
-def test_the_token_that_ends_an_answer_is_kept_and_a_stop_word_is_told() -> None:
+def test_the_token_that_ends_an_answer_is_kept_and_a_stop_word_is_sent() -> None:
     ended = rows(end_id=[[9]])[0]
     for token in (5, 9):
         ended.push(token)
@@ -252,7 +252,7 @@ def test_a_static_batch_runs_to_its_end_before_the_next(counting: Counting) -> N
 def test_a_request_that_says_stop_ends_the_one_that_has_its_id(
     counting: Counting, decoupled: bool
 ) -> None:
-    """It is answered with nothing, in one piece: an engine that does not stream may be asked."""
+    """It is answered with nothing, in one piece: so also by an engine that does not stream."""
     policy = {"decoupled": decoupled}
     stand_in = StandIn(settings(model_transaction_policy=policy), FakeBackendUtils())
     long = Request(8, "mine")
@@ -294,7 +294,7 @@ def test_before_0_14_there_is_a_0_for_every_score(counting: Counting) -> None:
     stand_in.finalize()
 
 
-def test_a_stream_has_no_prompt_whatever_is_asked(counting: Counting) -> None:
+def test_a_stream_never_has_the_prompt(counting: Counting) -> None:
     excludes = {"exclude_input_in_output": {"string_value": "false"}}
     stand_in = StandIn(settings(parameters=excludes), FakeBackendUtils())
     stream, whole = Request(2, streaming=[[True]]), Request(2)

@@ -24,7 +24,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
 class Endpoint(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, dict[str, Any], str | None]] = []
+        self.received: list[tuple[str, dict[str, Any], str | None]] = []
         self.breaks_off = False
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
@@ -35,11 +35,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append((self.path, body, self.headers["authorization"]))
+        self.server.received.append((self.path, body, self.headers["authorization"]))
         chat = self.path == "/v1/chat/completions"
         if body["model"] != "demo":
             self.answer(404, {"error": {"message": "there is no such model"}})
-        elif len(self.server.asked) % 4 == 0:
+        elif len(self.server.received) % 4 == 0:
             self.answer(429, {"error": {"message": "the queue is full"}})
         elif body.get("stream"):
             self.send_response(200)
@@ -92,7 +92,7 @@ def test_requests_and_answers_are_of_openai_s_form(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     run = measured(endpoint, api, stream=stream)
-    path, body, key = endpoint.asked[0]
+    path, body, key = endpoint.received[0]
     assert path == ("/v1/chat/completions" if api == "chat" else "/v1/completions")
     assert key == "Bearer secret"
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("demo", 8, 0.5)

@@ -17,7 +17,7 @@ from llmserve_bench.files import COLUMNS, load, save, to_csv, to_json
 from llmserve_bench.plots import plots_of
 from llmserve_bench.report import write_report
 from llmserve_bench.results import Result
-from llmserve_bench.tables import Table, conditions_of, notes_of, tables_of
+from llmserve_bench.tables import conditions_of, notes_of, tables_of
 from llmserve_bench.terminal import print_tables
 
 from .examples import make_case, make_comparison, make_result, make_sweep
@@ -154,8 +154,3 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write a report"):
         write_report(RESULTS["bench"], tmp_path / "file" / "x")
-
-
-def test_columns_of_numbers_stand_on_the_right() -> None:
-    table = Table("", ("a", "b", "c"), [("x", "1,234 (0.5 to 2)", "unclear"), ("y", "-", "")])
-    assert [table.is_text(at) for at in range(3)] == [True, False, True]

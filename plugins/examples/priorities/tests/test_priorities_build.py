@@ -64,7 +64,7 @@ def test_what_cannot_be_meant_is_refused(
     assert message in str(caught.value)
 
 
-def test_nothing_said_is_nothing_different() -> None:
+def test_defaults_change_nothing() -> None:
     assert parse_queues(" ; ", levels=3, usual=Queue()) == {}
 
 

@@ -26,10 +26,10 @@ class Crowd:
         self.model = model
         self.order: list[str] = []
 
-    def send(self, name: str, *, tokens: int = 8, **asked: Any) -> Future[None]:
+    def send(self, name: str, *, tokens: int = 8, **extra: Any) -> Future[None]:
         def ask() -> None:
             self._triton.client.generate(
-                self.model, PROMPT, max_tokens=tokens, ignore_eos=True, **asked
+                self.model, PROMPT, max_tokens=tokens, ignore_eos=True, **extra
             )
             self.order.append(name)
 
@@ -75,7 +75,7 @@ def test_a_full_queue_refuses_and_the_others_go_on(crowd: Crowd) -> None:
     assert crowd.order == ["running", "high", "low 1", "low 2"]
 
 
-def test_one_that_waits_too_long_is_told(crowd: Crowd) -> None:
+def test_one_that_waits_too_long_times_out(crowd: Crowd) -> None:
     running = crowd.send("running", tokens=LONG, priority=1)
     with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
         crowd.send("impatient", priority=4).result()

@@ -38,8 +38,8 @@ def test_sizes_are_those_of_the_files(repository: Path) -> None:
     assert done.returncode == 0, done.stderr
     demo, model, other = json.loads(done.stdout)
     found = ["find", str(repository / "demo"), "-type", "f", "-printf", "%s\n"]
-    told = subprocess.run(found, capture_output=True, text=True, check=True).stdout
-    assert demo["bytes"] == sum(map(int, told.split())) > WEIGHTS.stat().st_size
+    output = subprocess.run(found, capture_output=True, text=True, check=True).stdout
+    assert demo["bytes"] == sum(map(int, output.split())) > WEIGHTS.stat().st_size
     assert (demo["recipe"], demo["weights"]) == ("hf", "here")
     assert {"llmserve", "llmserve-hf", "torch"} <= demo["packages"].keys()
     assert model["bytes"] < WEIGHTS.stat().st_size
@@ -54,7 +54,7 @@ def test_the_table_has_a_line_for_each_and_their_sum(repository: Path) -> None:
     assert " MB" in lines[4]
 
 
-def test_a_damaged_manifest_is_told_and_the_rest_is_listed(
+def test_a_damaged_manifest_is_reported_and_the_rest_is_listed(
     repository: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(repository, tmp_path / "repo")
@@ -66,7 +66,7 @@ def test_a_damaged_manifest_is_told_and_the_rest_is_listed(
     assert "other" in done.stdout
 
 
-def test_what_is_no_repository_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_is_no_repository_is_one_line(tmp_path: Path) -> None:
     done = sizes(str(tmp_path / "nowhere"))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
@@ -76,5 +76,5 @@ def test_what_is_no_repository_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_it_stands_in_the_help_with_our_own_commands() -> None:
     command = [sys.executable, "-m", "llmserve_cli", "--help"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "Say how large the models of a repository are" in told
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Say how large the models of a repository are" in output

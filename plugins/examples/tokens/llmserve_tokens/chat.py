@@ -56,8 +56,8 @@ class ChatTemplate:
         except RequestError:
             raise
         except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
-            told = " ".join(str(error).split())
-            raise RequestError(f"the chat template refuses these messages: {told}") from None
+            reason = " ".join(str(error).split())
+            raise RequestError(f"the chat template refuses these messages: {reason}") from None
 
 
 def _refuse(message: object) -> None:

@@ -27,9 +27,9 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         raise
     except Exception as error:
         # The library raises bare exceptions; whatever it is, the files are not for it.
-        told = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise ModelSourceError(
-            f"the tokenizer of {source.asked} cannot be used: {told}", mend=_OTHERWISE
+            f"the tokenizer of {source.asked} cannot be used: {reason}", mend=_OTHERWISE
         ) from None
     if context.options["chat"] and not tokenizer.has_chat_template:
         raise OptionError(

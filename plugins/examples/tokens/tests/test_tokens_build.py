@@ -19,9 +19,9 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo_model_path(), tmp_path / "model"))
 
 
-def build(model: Path, **asked: Any) -> Path:
+def build(model: Path, **extra: Any) -> Path:
     output = model.parent / "repository"
-    built = llmserve.build("hf", str(model), tokenizer="tokenizers", output=output, **asked)
+    built = llmserve.build("hf", str(model), tokenizer="tokenizers", output=output, **extra)
     return built.folder
 
 

@@ -140,7 +140,7 @@ def test_where_a_template_comes_from(
     "template",
     ["{{ raise_exception('no\nroles') }}", "{{ messages[7]['content'] }}", "{{ messages + 1 }}"],
 )
-def test_a_template_that_refuses_is_told_as_one_line(template: str) -> None:
+def test_a_template_that_refuses_is_one_line(template: str) -> None:
     with pytest.raises(RequestError, match="chat template refuses") as caught:
         ChatTemplate(template, {}).render(TALK)
     assert "Traceback" not in str(caught.value)
