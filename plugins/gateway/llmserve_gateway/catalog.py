@@ -142,17 +142,15 @@ class Catalog:
             await asyncio.sleep(interval)
 
     async def _canary(self, name: str) -> None:
+        sent = time.monotonic()
         try:
             await self._client().generate(name, "Hi", max_tokens=1, timeout=CANARY_SECONDS)
-        except RequestRejectedError as error:
-            if from_llmserve(error).status >= 500:
-                self.failed(name, error)
-            else:
-                self.answered(name)  # A refusal is an answer too.
         except LLMServeError as error:
-            self.failed(name, error)
-        else:
-            self.answered(name)
+            # A refusal is an answer too, and one that is only busy has answered others since.
+            if self.health(name).answered < sent and from_llmserve(error).status >= 500:
+                self.failed(name, error)
+                return
+        self.answered(name)
 
     async def supervised(self) -> list[dict[str, Any]]:
         """Return what ``serve`` tells of each model, where it has started this gateway.

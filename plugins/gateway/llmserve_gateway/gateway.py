@@ -193,8 +193,10 @@ class Gateway:
     async def _stream(
         self, asked: Asked, answers: Answers, reply: Reply, visit: Visit, timeout: float | None
     ) -> None:
+        health = self.catalog.health(visit.model)
         async with aclosing(self._pieces(asked, timeout)) as pieces:
             async for piece in pieces:
+                health.answered = time.monotonic()
                 if visit.first is None:
                     # Not before: until the model has said something it can be an error's status.
                     visit.first = time.perf_counter()
