@@ -52,9 +52,9 @@ def plots_of(result: Result) -> list[Plot]:
     if len(result.loads) > 1 and result.kind != "sweep":
         figures = (throughput_figure(result), FIGURES["latency_p50"], FIGURES["latency_p99"])
         found = [_over_loads(cases, figure, result.loads) for figure in figures]
-    if result.kind == "sweep":
-        cases = [one.case for one in ranking(result.cases)]
     heaviest = [case for case in cases if case.load.label == cases[-1].load.label][:_MOST_CASES]
+    if result.kind == "sweep":
+        heaviest = [one.case for one in ranking(result.cases)][:2] or heaviest
     found.append(_distribution(heaviest, "latency", lambda record: record.latency))
     if any(len(record.pieces) > 1 for case in heaviest for run in case.runs for record in run.good):
         found.append(_distribution(heaviest, "time to first token", lambda r: r.first_token))
@@ -98,7 +98,7 @@ def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot
         if figure.unit == "time":
             every = [v for line in lines.values() for values in line.values() for v in values]
             factor = _label_times(axes.yaxis, figure.label, every)
-            _draw_limit(axes.axhline, cases[0].load.limit_latency, factor)
+            _draw_limit(axes.axhline, cases[0].load.limit_latency, factor, every)
         for name, line in lines.items():
             low, mean, high = (
                 [of(values) * factor for values in line.values()] for of in (min, fmean, max)
@@ -120,12 +120,12 @@ def _distribution(cases: Sequence[Case], label: str, of: Callable[[Record], floa
 
     def paint(axes: Any) -> None:
         load = cases[0].load
-        factor = _label_times(axes.xaxis, label, [time for own in times.values() for time in own])
+        every = [time for own in times.values() for time in own]
+        factor = _label_times(axes.xaxis, label, every)
         for name, own in times.items():
             axes.ecdf([time * factor for time in own], label=_short(name))
-        _draw_limit(
-            axes.axvline, load.limit_latency if label == "latency" else load.limit_ttft, factor
-        )
+        limit = load.limit_latency if label == "latency" else load.limit_ttft
+        _draw_limit(axes.axvline, limit, factor, every)
         axes.set_xlim(left=0)
         axes.set_ylabel("share of requests done within")
         axes.legend(loc="lower right")
@@ -134,6 +134,9 @@ def _distribution(cases: Sequence[Case], label: str, of: Callable[[Record], floa
     return draw(f"Distribution of {label}", caption, paint)
 
 
-def _draw_limit(line: Callable[..., Any], limit: float | None, factor: float) -> None:
-    if limit is not None:
+def _draw_limit(
+    line: Callable[..., Any], limit: float | None, factor: float, values: Iterable[float]
+) -> None:
+    # One that is far beyond what was measured would leave no room for it.
+    if limit is not None and limit < 2 * max(values, default=0.0):
         line(limit * factor, color="black", linestyle=":", label="limit")
