@@ -41,7 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: _rank(_group(item.nodeid)))
 
 
-_LONG = ("live/test_scaffold.py", "live/test_readme.py", "contract/test_build.py")
+_LONG = (
+    "live/test_scaffold.py",
+    "live/test_engines.py",
+    "live/test_readme.py",
+    "reliability/test_serve.py",
+    "contract/test_build.py",
+)
 
 
 def _rank(group: str) -> int:

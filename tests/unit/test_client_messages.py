@@ -99,23 +99,26 @@ def test_inputs_are_refused_values_of_another_type(datatype: str, value: Any) ->
         build_request(info(declared, ours=False), ["p"], {"option": value})
 
 
-def test_the_time_in_the_queue_goes_as_tritons_own_parameter() -> None:
-    patient = replace(info(), queue_timeout=True)
-    request = build_request(patient, ["p"], check_options({"queue_timeout": 0.25}))
-    assert {name: slot.int64_param for name, slot in request.parameters.items()} == {
-        "timeout": 250_000
-    }
-
-
-@pytest.mark.parametrize("value", [0, -1, True, "1", float("nan"), float("inf")])
-def test_a_time_in_the_queue_that_cannot_be_meant_is_refused(value: Any) -> None:
-    with pytest.raises(OptionError, match="queue_timeout takes seconds above 0"):
-        build_request(replace(info(), queue_timeout=True), ["p"], {"queue_timeout": value})
-
-
-def test_a_time_in_the_queue_that_nobody_would_heed_is_refused() -> None:
-    with pytest.raises(OptionError, match="'m' does not take a queue_timeout"):
-        build_request(info(), ["p"], {"queue_timeout": 1})
+@pytest.mark.parametrize(
+    ("allowed", "value", "told"),
+    [
+        (True, 0.25, None),
+        (False, 1, "'m' does not take a queue_timeout"),
+        *((True, value, "queue_timeout takes seconds above 0") for value in (0, -1, True, "1")),
+        *((True, float(value), "queue_timeout takes seconds above 0") for value in ("nan", "inf")),
+    ],
+)
+def test_the_time_in_the_queue_goes_as_tritons_own_parameter(
+    allowed: bool, value: Any, told: str | None
+) -> None:
+    model = replace(info(), queue_timeout=allowed)
+    if told is None:
+        request = build_request(model, ["p"], check_options({"queue_timeout": value}))
+        sent = {name: slot.int64_param for name, slot in request.parameters.items()}
+        assert sent == {"timeout": 250_000}
+    else:
+        with pytest.raises(OptionError, match=told):
+            build_request(model, ["p"], {"queue_timeout": value})
 
 
 def test_none_is_not_sent_and_chats_are_json() -> None:

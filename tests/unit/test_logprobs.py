@@ -88,14 +88,6 @@ def test_a_number_that_cannot_be_meant_is_refused(count: Any) -> None:
     assert "logprobs" in (answered(["x"], logprobs=count).error or "")
 
 
-def test_a_generator_that_cannot_tell_refuses() -> None:
-    request = FakeRequest({"text_input": ["x"]}, logprobs=1)
-    driver = BatchDriver({}, Path())
-    driver.start(make_parts(Alphabet()))
-    driver.execute([request])
-    assert request.error == "this model does not take logprobs"
-
-
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 20), st.floats(0.1, 30))
 def test_they_are_those_of_a_softmax(seed: int, size: int, count: int, spread: float) -> None:
     chance = np.random.default_rng(seed)
