@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -13,6 +14,8 @@ from .process import Gateway
 
 CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
 
+# An engine's folder as NVIDIA's builder leaves it; the stand-in needs no more of it.
+ENGINE = Path(__file__).parents[3] / "trtllm" / "tests" / "trtllm_builds" / "engines" / "1.2"
 RECIPES: dict[str, dict[str, Any]] = {
     "hf": {},
     "hf-unary": {"plugin": "hf", "decoupled": False},
@@ -20,7 +23,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "openvino": {},
     "gpt2-onnx": {},
     "gpt2-torchscript": {},
-    "trtllm": {"trtllm_version": "1.2"},
+    "trtllm": {"engine": str(ENGINE)},
     "trtllm-llmapi": {"plugin": "trtllm", "layout": "llmapi", "stand_in": True},
 }
 

@@ -90,6 +90,6 @@ def test_a_request_can_be_stopped(page: Page) -> None:
 def test_the_views_are_reached_with_the_keyboard(page: Page) -> None:
     page.locator("#tab-ask").focus()
     page.keyboard.press("ArrowRight")
-    page.get_by_text("Tokens/s").wait_for()
+    page.get_by_text("Tokens/s", exact=True).wait_for()
     assert page.locator("#ask").is_hidden()
     assert page.evaluate("document.activeElement.id") == "tab-load"
