@@ -6,6 +6,8 @@ import { watchLoad } from "./load.js";
 const at = (id) => document.getElementById(id);
 // More connections than these a browser does not open to one server.
 const MANY = 6;
+// What came within so many seconds came at once, and has no speed to speak of.
+const AT_ONCE = 0.05;
 const running = new Set();
 const answers = [];
 
@@ -78,7 +80,7 @@ class Answer {
   show(end) {
     const first = this.first ? `first token ${Math.round(this.first - this.began)} ms` : "";
     const seconds = (this.last - (this.first ?? this.began)) / 1000;
-    const speed = this.tokens > 1 && seconds > 0 ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
+    const speed = this.tokens > 1 && seconds > AT_ONCE ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
     this.figures.textContent = [first, `${this.tokens} tokens`, speed, end].filter(Boolean).join(" · ");
   }
 
@@ -106,7 +108,7 @@ function showTogether() {
   const seconds = (Math.max(...told.map((one) => one.last)) - begin) / 1000;
   const firsts = told.map((one) => one.first - one.began).sort((a, b) => a - b);
   at("now-running").textContent = running.size;
-  at("now-rate").textContent = seconds > 0 ? ((tokens - told.length) / seconds).toFixed(0) : "–";
+  at("now-rate").textContent = seconds > AT_ONCE ? ((tokens - told.length) / seconds).toFixed(0) : "–";
   at("now-first").textContent = firsts.length ? `${Math.round(firsts[firsts.length >> 1])} ms` : "–";
   at("now-tokens").textContent = answers.reduce((sum, one) => sum + one.tokens, 0);
 }
