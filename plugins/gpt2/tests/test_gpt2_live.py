@@ -101,7 +101,7 @@ def send(triton: LiveTriton, model: str, request: Any) -> Any:
     with grpc.insecure_channel(triton.server.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            return stub.ModelInfer(request, timeout=30)
+            return stub.ModelInfer(request, timeout=60)
         except grpc.RpcError as error:
             raise from_rpc(error, Where(triton.server.grpc_url, model)) from None
 
@@ -153,7 +153,7 @@ def test_clients_that_are_lost_give_their_places_back(triton: LiveTriton, idling
     with ThreadPoolExecutor(6) as pool:
         lost = [Steps(info).step("Hello", {"max_tokens": 8}) for _ in range(6)]
         list(pool.map(lambda request: send(triton, idling, request), lost))
-    assert triton.client.generate(idling, "Hello", max_tokens=4, timeout=20).output_tokens == 4
+    assert triton.client.generate(idling, "Hello", max_tokens=4, timeout=60).output_tokens == 4
 
 
 def test_batches_form_in_the_generator(triton: LiveTriton, small: Path) -> None:
