@@ -38,6 +38,22 @@ def _complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[
     return sorted(name for name in names if name.startswith(begun))
 
 
+def _complete_pair(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    from llmserve.registry import Registry
+    from llmserve_bench.targets import find_pairs
+
+    return [name for name in ("list", *find_pairs(Registry.load())) if name.startswith(begun)]
+
+
+def _complete_vary(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    from llmserve.registry import Registry
+    from llmserve_bench.measure import LOADS
+    from llmserve_bench.targets import Variant
+
+    known = Variant("", ctx.params.get("plugin") or "").known(Registry.load()) or set()
+    return [f"{name}=" for name in sorted({*LOADS, *known}) if name.startswith(begun)]
+
+
 @click.command()
 @click.argument("model", shell_complete=_complete_model)
 @url_option
@@ -98,7 +114,9 @@ def bench(setup: Setup) -> Result:
 
 @click.command()
 @click.argument("subjects", nargs=-1, shell_complete=_complete_model)
-@click.option("--pair", help="A ready-made pair; --pair list names them.")
+@click.option(
+    "--pair", shell_complete=_complete_pair, help="A ready-made pair; --pair list names them."
+)
 @click.option("--model", help="What to build variants of: a folder, an id on the hub, or 'demo'.")
 @url_option
 @build_option
@@ -181,6 +199,7 @@ def compare(setup: Setup) -> Result:
 )
 @click.option(
     "--vary", multiple=True, required=True, metavar="KEY=VALUE,VALUE",
+    shell_complete=_complete_vary,
     help="A build option, batching, concurrency or rate; repeat for several.",
 )  # fmt: skip
 @build_option

@@ -179,4 +179,8 @@ def test_names_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "model_repository" / "demo" / "config.pbtxt").write_text("")
     assert completions(bench, [], "d") == ["demo"]
     assert completions(compare, ["demo"], "d") == ["demo"]
+    assert "list" in completions(compare, ["--pair"], "l")
+    assert "static-inflight" in completions(compare, ["--pair"], "static")
+    assert "max_batch_size=" in completions(sweep, ["m", "--plugin", "hf", "--vary"], "max_")
+    assert completions(sweep, ["m", "--vary"], "conc") == ["concurrency="]
     assert "hf" in completions(sweep, ["m", "--plugin"], "h")
