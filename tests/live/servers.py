@@ -119,6 +119,7 @@ class Serving:
                 break
         assert "Ctrl-C stops it" in self.told, self.told
         self.url = re.findall(r"grpc +(\S+)", self.told)[0]
+        self.frontend = re.findall(r"openai +http://([^/\s]+)", self.told)
         self.http = re.findall(r"http +http://(\S+)", self.told)[0]
 
     def interrupt(self) -> int:

@@ -67,6 +67,7 @@ class Checkout:
     def at_its_ports(self, text: str) -> str:
         assert self.serving is not None
         text = text.replace("localhost:8000", self.serving.http)
+        text = text.replace("localhost:8080", self.serving.frontend[0])
         return text.replace("127.0.0.1:8001", self.serving.url)
 
     def run(self, line: str) -> str:
