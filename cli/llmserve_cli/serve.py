@@ -90,7 +90,6 @@ def serve(
     """
     from llmserve.repository.manifest import parts_of, references
     from llmserve.server import ServerSettings, one_log, start
-    from llmserve.server.supervisor import Supervisor
     from llmserve_cli.frontends import Wanted
     from llmserve_cli.interrupts import end_in_order
     from llmserve_cli.status import Status
@@ -111,6 +110,9 @@ def serve(
     )
     frontends = Wanted(frontend_names, frontend_host or host, frontend_port, keys, no_auth, grace)
     settings = _checked(settings, frontends)
+    # Not needed to say what is wrong, which takes less than a second.
+    from llmserve.server.supervisor import Supervisor
+
     # A service manager's signal, and Ctrl-C in a background job too, end the server.
     end_in_order(signal.SIGTERM, signal.SIGINT)
     with one_log(settings) as logged:

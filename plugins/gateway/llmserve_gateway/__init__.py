@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 def _command(place: Place) -> Sequence[str]:
     if not place.keys and not place.open:
-        from llmserve_gateway.gateway import Settings
-        from llmserve_gateway.serving import Listening
+        from llmserve_gateway.addresses import refuse_open
 
-        Listening(place.host).check(Settings(place.url))
+        refuse_open(place.host)
     words = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
     words += ["--grace", str(place.grace)]
     words += ["--triton-metrics", place.metrics] if place.metrics else []

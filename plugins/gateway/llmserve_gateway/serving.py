@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from llmserve.errors import PortInUseError, ServerError, UsageError
+from llmserve.errors import PortInUseError, ServerError
+from llmserve_gateway.addresses import refuse_open
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Gateway, Settings
 
@@ -39,24 +39,14 @@ class Listening:
 
     def check(self, settings: Settings) -> None:
         """Refuse to let the whole network in without keys."""
-        if self.no_auth or settings.keys or _is_loopback(self.host):
-            return
-        raise UsageError(
-            f"{self.host} can be reached by others, and no keys are asked for",
-            mend="make one (llmserve key new NAME) and give --keys FILE, or say --no-auth",
-        )
+        if not self.no_auth and not settings.keys:
+            refuse_open(self.host)
 
 
 def run(settings: Settings, listening: Listening, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way may end within the grace."""
     listening.check(settings)
     uvloop.run(_serve(settings, listening, _listener(listening), say))
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _listener(listening: Listening) -> socket.socket:

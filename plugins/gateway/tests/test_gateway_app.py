@@ -151,3 +151,24 @@ def test_tls_and_who_sends_no_headers(tmp_path: Path) -> None:
         while connection.recv(65536):
             pass
         assert 8 < time.monotonic() - began < 14
+
+
+@pytest.mark.parametrize(("host", "refused"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_serve_learns_where_it_may_listen_without_loading_a_server(
+    host: str, refused: bool
+) -> None:
+    code = f"""
+import sys
+from llmserve.errors import UsageError
+from llmserve.plugin import Place
+from llmserve_gateway import llmserve_register_frontends
+(frontend,) = llmserve_register_frontends()
+try:
+    frontend.command(Place("127.0.0.1:1", {host!r}, 8080, 1.0))
+    print("taken")
+except UsageError:
+    print("refused")
+print(sorted({{"starlette", "uvicorn", "grpc", "prometheus_client"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["refused" if refused else "taken", "[]"]
