@@ -226,8 +226,8 @@ def test_other_addresses_need_keys_or_a_word(triton: LiveTriton) -> None:
     ("words", "message"),
     [
         (["gateway", "--port", "99999"], "--port"),
-        (["gateway", "--keys", "/nowhere/keys.json"], "cannot read the keys"),
-        (["gateway", "--tls-cert", "/nowhere/cert.pem"], "--tls-cert"),
+        (["gateway", "--port", "0", "--keys", "/nowhere/keys.json"], "cannot read the keys"),
+        (["gateway", "--port", "0", "--tls-cert", "/nowhere/cert.pem"], "--tls-cert"),
         (["key", "new", "me", "--file", "/nowhere/keys.json"], "cannot write"),
     ],
 )
