@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import httpx2 as httpx
@@ -40,6 +41,16 @@ class Gateway:
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return httpx.post(f"{self.root}{path}", json=body, headers=headers, timeout=60)
+
+    def logged(self, **fields: Any) -> dict[str, Any]:
+        """Wait for a line of the log with these fields: it may come after the answer."""
+        until = time.monotonic() + 20
+        while True:
+            found = [line for line in self.log if fields.items() <= line.items()]
+            if found:
+                return found[-1]
+            assert time.monotonic() < until, (fields, self.log[-5:])
+            time.sleep(0.02)
 
     def stop(self) -> int:
         self.process.terminate()
