@@ -150,7 +150,7 @@ def test_tls_and_who_sends_no_headers(tmp_path: Path) -> None:
         began = time.monotonic()
         while connection.recv(65536):
             pass
-        assert 8 < time.monotonic() - began < 14
+        assert 8 < time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize(("host", "refused"), [("127.0.0.1", False), ("0.0.0.0", True)])
