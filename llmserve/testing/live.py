@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmserve.server import Server
 
 # Each is a process of its own, most of them with torch in it.
-_MOST_LOADED = 24
+_MOST_LOADED = 40
 # Seconds. Of what tests have left at the end, nobody waits for an answer any more.
 _GRACE = 10.0
 _STILL = 0.1
