@@ -18,7 +18,9 @@ demo: .venv/.demo
 
 # Two workers, each with a Triton of its own; more threads than that would stand in each other's way.
 test: lint
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone" \
+		|| { [ $$? = 1 ] && echo "What failed is run once more, with nothing beside it:" \
+		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
 	@$(BIN)/pytest -m alone
 
 lint: .venv/.ready
