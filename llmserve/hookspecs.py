@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     import click
 
     from llmserve.repository.problems import CheckedModel, Problem
-    from llmserve.roles import Backend, Batching, Formatter, Frontend, Generator, Recipe, Tokenizer
+    from llmserve.roles import (
+        Backend,
+        Batching,
+        Formatter,
+        Frontend,
+        Generator,
+        Recipe,
+        Tokenizer,
+        ToolParser,
+    )
 
 PROJECT = "llmserve"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -57,6 +66,11 @@ def llmserve_register_backends() -> Sequence[Backend]:  # type: ignore[empty-bod
 @hookspec
 def llmserve_register_frontends() -> Sequence[Frontend]:  # type: ignore[empty-body]
     """Return what listens before Triton and speaks another protocol; ``serve`` starts it."""
+
+
+@hookspec
+def llmserve_register_tool_parsers() -> Sequence[ToolParser]:  # type: ignore[empty-body]
+    """Return parsers: how a family of models writes that it calls tools."""
 
 
 @hookspec

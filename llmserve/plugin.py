@@ -47,9 +47,11 @@ from llmserve.roles import (
     Place,
     Recipe,
     Tokenizer,
+    ToolParser,
 )
 from llmserve.runtime import contract
 from llmserve.runtime.contract import Tensor
+from llmserve.tools import ToolPart, ToolReader
 
 if TYPE_CHECKING:
     from llmserve.builder.ensemble import Assembly
@@ -88,6 +90,9 @@ __all__ = [
     "Recipe",
     "Tensor",
     "Tokenizer",
+    "ToolParser",
+    "ToolPart",
+    "ToolReader",
     "UsageError",
     "Value",
     "add_inputs",

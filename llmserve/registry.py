@@ -20,12 +20,12 @@ from llmserve import hookspecs
 from llmserve.api import API, CURRENT, GROUP, entry_point_problem, number_in
 from llmserve.errors import PluginError, reason
 from llmserve.names import near, normal
-from llmserve.roles import ROLES, Backend, Component, Frontend, Recipe
+from llmserve.roles import ROLES, Backend, Component, Frontend, Recipe, ToolParser
 from llmserve.version import __version__
 
 ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
 """Which plugins to load or to leave out: names, or ``distribution:name``, with commas between."""
-Registered: TypeAlias = "Component | Recipe | Backend | Frontend"
+Registered: TypeAlias = "Component | Recipe | Backend | Frontend | ToolParser"
 C = TypeVar("C", bound=Registered)
 
 
@@ -137,7 +137,8 @@ class Registry:
             if plugin.problem and plugin.name == name:
                 raise PluginError(f"plugin {plugin} cannot be used: {plugin.problem}")
         names = {component.name for component in self.all(kind)}
-        label = "plugin" if kind is Recipe else kind.__name__.lower()
+        role = next(role for role, known in ROLES.items() if known is kind)
+        label = "plugin" if kind is Recipe else role.replace("_", " ")
         mend = (
             near(name, names) if names else f"pip install the package that has it (llmserve-{name})"
         )

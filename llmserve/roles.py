@@ -15,6 +15,7 @@ from llmserve.options import Option, Value
 from llmserve.pairs import Pair
 from llmserve.runtime import contract
 from llmserve.runtime.contract import Tensor
+from llmserve.tools import ToolReader
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -180,6 +181,20 @@ class Frontend:
     path: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToolParser:
+    """How a family of models writes that it calls tools; a frontend reads their answers with it.
+
+    ``reader`` makes what reads one answer, of the names of the tools that may be called. ``suits``
+    says of the text of a chat template how well it fits: not at all is 0, the highest is taken.
+    """
+
+    name: str
+    summary: str
+    reader: Callable[[frozenset[str]], ToolReader]
+    suits: Callable[[str], int]
+
+
 ROLES: dict[str, type[Any]] = {
     "tokenizer": Tokenizer,
     "generator": Generator,
@@ -188,5 +203,6 @@ ROLES: dict[str, type[Any]] = {
     "recipe": Recipe,
     "backend": Backend,
     "frontend": Frontend,
+    "tool_parser": ToolParser,
 }
 """Every role by its name, in the order in which a request meets them."""

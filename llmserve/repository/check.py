@@ -269,7 +269,7 @@ def _check_step(problem: Report, step: ModelConfig, part: ModelConfig) -> Iterat
 
 
 # A recipe is what chose the components, not one of them.
-_ROLES = ROLES.keys() - {"recipe", "backend", "frontend"}
+_ROLES = ROLES.keys() - {"recipe", "backend", "frontend", "tool_parser"}
 
 
 def check_files(folder: Path, manifest: Manifest, *, quick: bool) -> Iterator[Problem]:

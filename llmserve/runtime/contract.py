@@ -48,13 +48,14 @@ MESSAGES = Tensor("messages", "TYPE_STRING")
 MAX_TOKENS = Tensor("max_tokens", "TYPE_INT32")
 STREAM = Tensor("stream", "TYPE_BOOL")
 CHAT_TEMPLATE_KWARGS = Tensor("chat_template_kwargs", "TYPE_STRING")
-"""JSON: what the chat template is given beside the messages."""
+"""JSON: what the chat template is given beside the messages, such as ``tools``."""
 
 INPUT_IDS = Tensor("input_ids", "TYPE_INT32", dims=(-1,), ragged=True)
 """A prompt as token ids, instead of ``text_input``."""
 PROMPT_ONLY = Tensor("prompt_only", "TYPE_BOOL")
 """Asks what the prompt is to the model, instead of an answer: ``text_output`` is then JSON with
-its ``ids``, their ``text`` and the model's ``context_length``."""
+its ``ids``, their ``text`` and the model's ``context_length``; of an empty prompt also the
+``chat_template``."""
 
 SAMPLING = (
     Tensor("temperature", "TYPE_FP32"),

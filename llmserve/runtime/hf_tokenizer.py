@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -9,6 +11,9 @@ from typing import Any
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.location import located
+
+# Special tokens that are text to whoever reads an answer: without them no call of a tool is found.
+_OF_CALLS = re.compile(r"tool|python_tag|\[(ARGS|CALL_ID)\]", re.IGNORECASE)
 
 
 class TransformersTokenizer:
@@ -22,6 +27,16 @@ class TransformersTokenizer:
         eos = self._tokenizer.eos_token_id
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
         self.vocab_size = len(self._tokenizer)
+        added = self._tokenizer.added_tokens_decoder
+        special = {i for i, token in added.items() if token.special} - self.eos_ids
+        self._shown = {i for i in special if _OF_CALLS.search(added[i].content)}
+        self._hidden = (special - self._shown) | self.eos_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the model's chat template, or of all that it has."""
+        template = self._tokenizer.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         ids = [int(i) for i in self._tokenizer.encode(text, add_special_tokens=special)]
@@ -29,19 +44,23 @@ class TransformersTokenizer:
         # Who renders the chat template elsewhere sends a text that begins with this already.
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Return the ids of a conversation, by the model's own chat template."""
         options = {"add_generation_prompt": True, **options, "tokenize": False}
-        try:
-            text = self._tokenizer.apply_chat_template(list(messages), **options)
-        except ValueError:
-            raise RequestError(
-                "this model has no chat template: send text_input instead of messages"
-            ) from None
-        except Exception as error:  # a template refuses in Jinja's own way
-            raise RequestError(f"the chat template refuses these messages: {error}") from None
-        # The template has written the special tokens already; a second BOS would mislead.
-        return self.encode(text, special=False)
+        reason: Exception | None = None
+        for attempt in _as_templates_take(messages):
+            try:
+                text = self._tokenizer.apply_chat_template(attempt, **options)
+            except ValueError:
+                raise RequestError(
+                    "this model has no chat template: send text_input instead of messages"
+                ) from None
+            except Exception as error:  # a template refuses in Jinja's own way
+                reason = reason or error
+            else:
+                # The template has written the special tokens already; a second BOS would mislead.
+                return self.encode(text, special=False)
+        raise RequestError(f"the chat template refuses these messages: {reason}")
 
     def tokenizer_json(self) -> str | None:
         """Return what tokenizer.json would hold; None for a tokenizer written in Python."""
@@ -54,8 +73,34 @@ class TransformersTokenizer:
         return str(fast.to_str())
 
     def decode(self, ids: Sequence[int]) -> str:
+        told = list(ids)
+        shows = not self._shown.isdisjoint(told)
+        if shows:
+            told = [i for i in told if i not in self._hidden]
         return str(
             self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                told, skip_special_tokens=not shows, clean_up_tokenization_spaces=False
             )
         )
+
+
+def _as_templates_take(messages: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Give a conversation in the forms that templates differ in, the usual one first.
+
+    Some join what an assistant says beside its calls to a text, though it be nothing; most write
+    the arguments of calls as JSON themselves, and a few join them to a text as well.
+    """
+    forms = [[dict(message) for message in messages]]
+    if any(message.get("tool_calls") for message in messages):
+        forms.append([{**message, "content": message["content"] or ""} for message in messages])
+        forms += [[_with_texts(message) for message in form] for form in forms]
+    return forms
+
+
+def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
+    def text(call: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    calls = [text(call) for call in message.get("tool_calls", ())]
+    return {**message, "tool_calls": calls} if calls else dict(message)

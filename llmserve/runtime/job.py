@@ -79,6 +79,8 @@ class Job:
         if about_prompt:
             text = parts.tokenizer.decode(prompt.ids)
             about = {"ids": prompt.ids, "text": text, "context_length": context}
+            if not prompt.ids:
+                about["chat_template"] = getattr(parts.tokenizer, "chat_template", None)
             generation.tell(json.dumps(about, ensure_ascii=False))
             return generation
         # Only some formatters can, and only some requests ask for it.

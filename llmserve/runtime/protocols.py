@@ -22,7 +22,8 @@ class Tokenizer(Protocol):
     """Text to ids and back.
 
     One whose component declares ``chat_template_kwargs`` takes them in :meth:`encode_chat` by
-    their names; one with a ``vocab_size``, how many ids there are, lets prompts come as ids.
+    their names; one with a ``vocab_size``, how many ids there are, lets prompts come as ids; one
+    with a ``chat_template`` shows its text to who asks how the model calls tools.
     """
 
     eos_ids: frozenset[int]
@@ -30,7 +31,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of a text, with the model's own beginning where ``special``."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the ids of a conversation up to where the answer begins."""
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -91,7 +91,7 @@ def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> in
 
 def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     tokenizer = parts.tokenizer
-    _refuse_long(text or str(messages or ""), parts)
+    _refuse_long(text or f"{messages or ''}{params.chat_template_kwargs or ''}", parts)
     if params.input_ids:
         ids = _checked(params.input_ids, tokenizer)
         text = tokenizer.decode(ids)
@@ -178,18 +178,31 @@ def _text(value: Any, name: str) -> str:
         ) from None
 
 
-def _messages(given: Any) -> list[dict[str, str]]:
+def _messages(given: Any) -> list[dict[str, Any]]:
     try:
         messages = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError) as error:
         raise RequestError(f"messages is not JSON: {error}") from None
-    fits = isinstance(messages, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in messages
-    )
-    if not messages or not fits:
+    if not messages or not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise RequestError('messages takes a JSON list of {"role": …, "content": …}')
-    for message in messages:
-        check_text("messages", message["content"])
-        check_text("messages", message["role"])
-    return list(messages)
+    check_text("messages", json.dumps(messages, ensure_ascii=False))
+    return messages
+
+
+def _is_message(given: Any) -> bool:
+    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+        return False
+    calls = given.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        return False
+    # Beside its calls an assistant may say nothing.
+    return isinstance(given.get("content"), str) or bool(calls and given.get("content", 0) is None)
+
+
+def _is_call(given: Any) -> bool:
+    function = given.get("function") if isinstance(given, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), dict)
+    )

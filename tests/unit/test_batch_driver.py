@@ -249,6 +249,12 @@ HALF = '[{"role": "user", "content": "\\ud800"}]'
         (["a"] * 257, {}, "1 to 256 prompts"),
         (["a"], {"messages": "[" * 100_000}, "not JSON"),
         (["a"], {"messages": HALF}, "half a character"),
+        (["a"], {"messages": '[{"role": "a", "content": null}]'}, "messages takes"),
+        (
+            ["a"],
+            {"messages": '[{"role": "a", "content": "", "tool_calls": [{}]}]'},
+            "messages takes",
+        ),
         (["a"], {"stop_words": '["\\ud800"]'}, "half a character"),
         (["a"], {"stop_words": json.dumps(["x"] * 65)}, "at most 64 words"),
         (["a"], {"stop_words": "x" * 257}, "256 characters"),
