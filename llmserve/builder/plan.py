@@ -206,9 +206,10 @@ class Plan:
         """The model's inputs: the text, and what each component reads beside it.
 
         Where the generator cannot be constrained, the formatter's inputs for that are left out,
-        and requests with them are refused.
+        but for those that it declares itself, and requests with them are refused.
         """
-        left_out = (_own(self.formatter) | _FORMS) - _own(self.generator)
+        of_generator = {tensor.name for tensor in self.generator.inputs}
+        left_out = (_own(self.formatter) | _FORMS) - of_generator
         tensors = {TEXT_INPUT.name: TEXT_INPUT}
         for role, component in self.components():
             for tensor in component.inputs:

@@ -6,6 +6,7 @@ llguidance says which tokens may come next; it is imported when the first reques
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -50,9 +51,6 @@ class Compiler:
 
     def constraint(self, generation: Generation, form: Form) -> Constraint:
         """Return what holds a generation to a form, or refuse a form that cannot be had."""
-        for name in _CONTRARY:
-            if getattr(generation.params, name):
-                raise RequestError(f"an answer held to a form cannot go with {name}: leave it out")
         if form not in self._compiled:
             self._compiled[form] = self._compile(form)
             if len(self._compiled) > _KEPT:
@@ -119,10 +117,13 @@ def form_of(params: Params) -> Form | None:
         raise RequestError("guided_decoding_guide_type needs guided_decoding_guide")
     if kind and asked not in ([], ["guided_decoding_guide"]):
         raise RequestError(f"guided_decoding_guide_type does not go with {asked[0]}: leave it out")
-    if params.json_object or (kind == "json" and not asked):
-        return "json_schema", '{"type":"object"}'
-    if not asked:
+    if not asked and kind != "json":
         return None
+    for name in _CONTRARY:
+        if getattr(params, name):
+            raise RequestError(f"an answer held to a form cannot go with {name}: leave it out")
+    if params.json_object or not asked:
+        return "json_schema", '{"type":"object"}'
     name = asked[0]
     if name == "choice":
         return "regex", "|".join(map(_literally, params.choice))
@@ -169,8 +170,8 @@ def _depth(value: Any) -> int:
 
 
 def _literally(word: str) -> str:
-    """Return a regular expression for one word; each special character stands for itself."""
-    return "".join(f"\\x{{{ord(c):x}}}" if not c.isalnum() else c for c in word)
+    """Return a regular expression for one word, as llguidance and xgrammar both read it."""
+    return re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", word)
 
 
 def _refusal(kind: str, message: str) -> RequestError:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from llmserve.plugin import DEMO, Assembly, BuildContext, Container, IncompatibleError, weight_files
+from llmserve.plugin import (
+    DEMO,
+    Assembly,
+    BuildContext,
+    Container,
+    IncompatibleError,
+    tokenizer_files,
+    weight_files,
+)
 from llmserve.repository.source_files import model_vocabulary, vocabulary_size
 from llmserve_trtllm import engine, models, target, versions
 from llmserve_trtllm.build_engine import build_or_explain
@@ -65,11 +74,15 @@ def _assemble_engine(assembly: Assembly, goal: Target) -> None:
     if not options["engine_at"]:
         # An engine that the server sees elsewhere is not mounted where it lies here.
         limits["path"] = str(folder)
+    at = options["engine_at"] or str(folder)
+    if goal.guided and not options["xgrammar_tokenizer_info_path"]:
+        engine.write_tokenizer_info(context.source, folder)
+        told = {"xgrammar_tokenizer_info_path": f"{at}/{engine.TOKENIZER_INFO}"}
+        goal = replace(goal, options={**options, **told})
     part = _engine_part(assembly, goal)
     part.config.backend = "tensorrtllm"
     # Triton wants a version folder, and the engine lies elsewhere.
     (part.folder / ".keep").touch()
-    at = options["engine_at"] or str(folder)
     models.configure_engine(part.config, goal, at, _stand_in_of(context))
     _finish(assembly, goal, part, limits)
     write_launch_script(context, goal, part.name, found.world_size)
@@ -90,6 +103,8 @@ def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
     }
     part = _engine_part(assembly, goal)
     files = weight_files(part.source, pickle=options["pickle"])
+    if goal.guided:
+        files += tokenizer_files(part.source)
     settings = {**part.place(files, "model"), **models.llmapi_settings(goal, scheduler)}
     assembly.stage(part, _LLMAPI, settings=settings)
     _finish(assembly, goal, part, limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from llmserve.plugin import ConfigError, IncompatibleError, ModelSource, OptionE
 from llmserve_trtllm.target import INFLIGHT
 from llmserve_trtllm.versions import Version
 
+TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
 _GPUS = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
 _FIRST_WITH_VERSION = Version(0, 8)
 """Engines of versions before this one name no version."""
@@ -223,11 +225,9 @@ def _check_decoding(engine: Engine, options: Mapping[str, Any]) -> None:
         raise IncompatibleError(
             f"decoding_mode lookahead needs {', '.join(missing)}", mend="give all of its sizes"
         )
-    together = ("guided_decoding_backend", "xgrammar_tokenizer_info_path")
-    guided = [name for name in together if options[name]]
-    if len(guided) == 1:
+    if options["xgrammar_tokenizer_info_path"] and not options["guided_decoding_backend"]:
         raise IncompatibleError(
-            f"{guided[0]} has no effect without the other of {' and '.join(together)}",
+            "xgrammar_tokenizer_info_path has no effect without guided_decoding_backend",
             mend="give both, or neither",
         )
 
@@ -248,6 +248,30 @@ def check_vocabulary(engine: Engine, words: int, vocabulary: int) -> None:
             f"{what}, and the engine in {engine.folder} has a vocabulary of {engine.vocab_size}",
             mend="give --model the model that the engine was built from",
         )
+
+
+def write_tokenizer_info(source: ModelSource, folder: Path) -> None:
+    """Write what the engine's guided decoding has to know of the tokenizer, beside the engine.
+
+    It is what NVIDIA's examples/generate_xgrammar_tokenizer_info.py writes.
+    """
+    tokenizer = read_object(source.path / "tokenizer.json")
+    words = tokenizer["model"].get("vocab")
+    if isinstance(words, list):
+        words = {word: number for number, (word, _) in enumerate(words)}
+    ids = {**words, **{added["content"]: added["id"] for added in tokenizer["added_tokens"]}}
+    info = {
+        "encoded_vocab": sorted(ids, key=ids.__getitem__),
+        "tokenizer_str": json.dumps(tokenizer, ensure_ascii=False),
+        "stop_token_ids": ends_of(source)[0],
+    }
+    try:
+        (folder / TOKENIZER_INFO).write_text(json.dumps(info), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{TOKENIZER_INFO} cannot be written into {folder}: {error.strerror}",
+            mend="give one with --xgrammar-tokenizer-info-path",
+        ) from None
 
 
 def ends_of(source: ModelSource) -> tuple[list[int], int | None]:

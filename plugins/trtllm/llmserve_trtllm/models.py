@@ -13,6 +13,7 @@ from llmserve.plugin import (
     Tensor,
     add_inputs,
     add_outputs,
+    contract,
     set_parameters,
 )
 from llmserve_trtllm.options import engine_parameters
@@ -166,7 +167,10 @@ def llmapi_settings(target: Target, scheduler: str) -> Mapping[str, Any]:
         "max_tokens": options["max_tokens_in_paged_kv_cache"] or "",
         "enable_block_reuse": options["enable_kv_cache_reuse"],
     }
-    same = ("stand_in", "max_batch_size", "dtype", "tensor_parallel", "pipeline_parallel")
+    same = (
+        "stand_in", "max_batch_size", "dtype", "tensor_parallel", "pipeline_parallel",
+        "guided_decoding_backend",
+    )  # fmt: skip
     return {
         **{name: options[name] for name in same},
         "streams": target.streams,
@@ -185,14 +189,17 @@ def _front(target: Target, assembly: Assembly) -> tuple[list[Tensor], list[Tenso
     formatted = assembly.outputs
     inputs: dict[str, Tensor] = {row.name: row for row in (*target.taken, *target.direct)}
     # Of a custom formatter or tokenizer.
-    inputs |= {tensor.name: tensor for tensor in assembly.inputs if tensor.name not in inputs}
+    others = [tensor for tensor in assembly.inputs if target.guided or tensor not in contract.FORMS]
+    inputs |= {tensor.name: tensor for tensor in others if tensor.name not in inputs}
     beside = [tensor for tensor in formatted if tensor.name != "text_output"]
     outputs = [*target.rows("client outputs"), *beside, *_scores(target, formatted)]
     return list(inputs.values()), outputs
 
 
 def _sampling(target: Target) -> list[Row]:
-    return target.rows("client sampling")
+    """What preprocessing hands on; an engine that cannot would pass over a guide in silence."""
+    rows = target.rows("client sampling")
+    return [row for row in rows if target.guided or not row.name.startswith("guided_")]
 
 
 def _handed_on(target: Target) -> list[Row]:

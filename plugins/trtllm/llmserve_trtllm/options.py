@@ -19,6 +19,7 @@ SAMPLING: tuple[Tensor, ...] = (
     Tensor("pad_id", "TYPE_INT32"),
     Tensor("length_penalty", "TYPE_FP32"),
     Tensor("beam_width", "TYPE_INT32"),
+    *(tensor for tensor in contract.FORMS if tensor.name != "grammar"),
 )
 """What the engine does of what a request asks for."""
 

@@ -71,6 +71,11 @@ class Target:
         return bool(self.options["layout"] == "llmapi")
 
     @property
+    def guided(self) -> bool:
+        """Whether the engine holds answers to a form."""
+        return bool(self.options["guided_decoding_backend"])
+
+    @property
     def engine_echoes(self) -> bool:
         """Whether an answer in one piece begins with the prompt; a stream never does."""
         excludes = self.options["exclude_input_in_output"] is True and not self.is_first
@@ -90,7 +95,7 @@ class Target:
                 name, kind, dims, flags, versions = line.split()
                 if self.version not in Range.parse(versions):
                     continue
-                if llmapi_lacks and "l" not in flags:
+                if (llmapi_lacks and "l" not in flags) or ("g" in flags and not self.guided):
                     continue
                 # In small letters it is the option that says the type.
                 data_type = self.options[kind] if kind.islower() else f"TYPE_{kind}"

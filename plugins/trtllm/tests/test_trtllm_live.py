@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -256,9 +258,38 @@ def test_the_tutorials_client_runs_unchanged_on_its_version(triton: LiveTriton) 
     assert [one.decode() for one in answer["text_output"]] == [expected]
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_answer_is_held_to_a_schema_by_the_engine(
+    triton: LiveTriton, decoupled: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As told by what the build wrote of the tokenizer beside the engine."""
+    engine = tmp_path_factory.mktemp("guided") / "engine"
+    shutil.copytree(ENGINES / "1.2", engine)
+    model = triton.build(
+        "trtllm", engine=str(engine), decoupled=decoupled, guided_decoding_backend="xgrammar"
+    )
+    for asked in (
+        {"json_schema": json.dumps({"type": "array", "items": {"enum": [1, "é"]}, "minItems": 2})},
+        {"choice": ["[1, 2]", "[true]"]},
+        {"guided_decoding_guide_type": "regex", "guided_decoding_guide": r"\[\d{1,3}\]"},
+    ):
+        answer = triton.client.generate(model, PROMPTS[0], temperature=1.0, seed=3, **asked)
+        assert answer.finish_reason == "stop"
+        assert json.loads(answer.text)
+    # Beside it, who asks for nothing is free.
+    free = triton.client.generate(model, PROMPTS[0], max_tokens=12).text
+    assert free == triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
+    with pytest.raises(RequestRejectedError, match="guided_decoding_guide_type is one of"):
+        triton.client.generate(
+            model, "a", guided_decoding_guide_type="x", guided_decoding_guide="b"
+        )
+
+
 @pytest.mark.parametrize(
     ("way", "asked", "message"),
     [
+        ("inflight", {"json_schema": "{}"}, "cannot hold answers to a form"),
+        ("inflight", {"guided_decoding_guide_type": "json"}, "cannot hold answers to a form"),
         ("inflight", {"min_p": 0.5}, "does not take min_p"),
         ("inflight", {"beam_width": 2}, "beam_width must be from 1 to 1"),
         ("first", {"frequency_penalty": 0.5}, "has no frequency_penalty"),

@@ -373,6 +373,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     module, api = ModuleType("tensorrt_llm"), ModuleType("tensorrt_llm.llmapi")
     module.LLM, module.SamplingParams = Llm, SimpleNamespace  # type: ignore[attr-defined]
+    api.GuidedDecodingParams = SimpleNamespace  # type: ignore[attr-defined]
     api.KvCacheConfig = api.SchedulerConfig = dict  # type: ignore[attr-defined]
     api.CapacitySchedulerPolicy = SimpleNamespace(MAX_UTILIZATION=1)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorrt_llm", module)
@@ -380,12 +381,13 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def ask_llm(streams: bool = False, **more: Any) -> list[list[int]]:
+def ask_llm(streams: bool = False, guided: str = "", **more: Any) -> list[list[int]]:
     """Ask the class around the LLM API once and return the ids of its responses."""
     settings = {
         "streams": streams, "stand_in": False, "scheduler": "MAX_UTILIZATION", "path": "model",
         "max_batch_size": 4, "dtype": "auto", "tensor_parallel": 1,
         "pipeline_parallel": 1, "kv_cache": {"enable_block_reuse": False},
+        "guided_decoding_backend": guided,
     }  # fmt: skip
     stage = LlmApi(settings, Path())
     stage.start(parts())
@@ -406,6 +408,18 @@ def test_bad_words_reach_the_llm_api(llm: Any) -> None:
     assert sampling.bad is not None
     assert sampling._bad_word_ids == [[3, 4]]
     assert llm.given["kv_cache_config"] == {"enable_block_reuse": False}
+
+
+def test_a_guide_reaches_the_llm_api(llm: Any) -> None:
+    guide = {"guided_decoding_guide_type": texts(["regex"]), "guided_decoding_guide": texts(["a+"])}
+    ask_llm(guided="xgrammar", **guide)
+    assert llm.asked[0][0].guided_decoding == SimpleNamespace(regex="a+")
+    assert llm.given["guided_decoding_backend"] == "xgrammar"
+    assert not llm.given["skip_tokenizer_init"]
+    # With a tokenizer, its SamplingParams would make something else of such words.
+    with pytest.raises(KeyError):
+        ask_llm(guided="xgrammar", bad_words_list=word_tensor([[[3, 4]]]))
+    assert len(llm.asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from llmserve.runtime.causal import context_length, load
 from llmserve.runtime.errors import RequestError
 from llmserve_standins.notice import Notice
 from llmserve_standins.tensorrtllm.request import PendingRequest
-from llmserve_standins.tensorrtllm.sequences import TokenSequence, read_sequences
+from llmserve_standins.tensorrtllm.sequences import Guides, TokenSequence, read_sequences
 from llmserve_standins.tensorrtllm.settings import Settings
 
 
@@ -29,6 +29,7 @@ class StandIn:
         self._settings = settings
         self._model = load_model(settings)
         self._context = context_length(self._model)
+        self._guides = Guides(settings.tokenizer_info) if settings.tokenizer_info else None
         way = "static batches" if settings.static else "in-flight batching"
         self._notice = Notice(pb_utils, settings.name, "TensorRT-LLM", f"PyTorch with {way}")
         self._running: list[PendingRequest] = []
@@ -63,7 +64,7 @@ class StandIn:
             if request.streams and not self._settings.decoupled:
                 raise RequestError("streaming is only supported where the model is decoupled")
             self._check_id(request.request_id)
-            request.rows = read_sequences(given, self._context, request.is_cancelled)
+            request.rows = read_sequences(given, self._context, request.is_cancelled, self._guides)
         except RequestError as error:
             request.fail(str(error), internal=False)
         except Exception as error:

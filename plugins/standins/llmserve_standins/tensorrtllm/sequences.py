@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from llmserve.runtime.constrained import Compiler
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import STOP, Generation
 from llmserve.runtime.params import Params
@@ -25,7 +27,8 @@ KNOWN = frozenset({
     "bad_words_list", "temperature", "runtime_top_k", "runtime_top_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "min_length", "min_tokens", "random_seed", "seed",
     "streaming", "stop", "exclude_input_in_output", "return_num_input_tokens",
-    "return_num_output_tokens", "len_penalty", "decoder_input_ids", *_MUST_BE,
+    "return_num_output_tokens", "len_penalty", "decoder_input_ids", "guided_decoding_guide_type",
+    "guided_decoding_guide", *_MUST_BE,
 })  # fmt: skip
 _NO_END = 2**32 - 1
 
@@ -81,8 +84,26 @@ class TokenSequence(Generation):
         return new
 
 
+class Guides:
+    """Holds sequences to their guides, with llguidance in xgrammar's place."""
+
+    def __init__(self, tokenizer_info: Mapping[str, Any]) -> None:
+        tokenizer: Any = SimpleNamespace(tokenizer_json=lambda: tokenizer_info["tokenizer_str"])
+        self._compiler = Compiler(tokenizer, frozenset(tokenizer_info["stop_token_ids"]))
+
+    def hold(self, sequence: TokenSequence, kind: str, guide: str) -> None:
+        """As the real backend, it says nothing of a type that it does not know."""
+        if kind == "json":
+            kind, guide = "json_schema", '{"type":"object"}'
+        if kind in ("json_schema", "regex", "ebnf_grammar"):
+            sequence.constraint = self._compiler.constraint(sequence, (kind, guide))
+
+
 def read_sequences(
-    given: Mapping[str, Any], context_length: int | None, is_cancelled: Callable[[], bool]
+    given: Mapping[str, Any],
+    context_length: int | None,
+    is_cancelled: Callable[[], bool],
+    guides: Guides | None = None,
 ) -> list[TokenSequence]:
     """Return a sequence for each row of a request, or say what the stand-in cannot do."""
     for name, tensor in given.items():
@@ -94,7 +115,13 @@ def read_sequences(
                 f"the stand-in for TensorRT-LLM takes no {name} but {str(allowed).lower()}"
             )
     rows = range(given["input_ids"].shape[0])
-    return [_sequence(given, row, context_length, is_cancelled) for row in rows]
+    sequences = [_sequence(given, row, context_length, is_cancelled) for row in rows]
+    if guides is not None and "guided_decoding_guide_type" in given:
+        names = ("guided_decoding_guide_type", "guided_decoding_guide")
+        texts = ([one.decode() for one in given[name].reshape(-1)] for name in names)
+        for sequence, kind, guide in zip(sequences, *texts, strict=True):
+            guides.hold(sequence, kind, guide)
+    return sequences
 
 
 def _sequence(

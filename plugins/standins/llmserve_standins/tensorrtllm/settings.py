@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 SOURCE = "llmserve.stand_in"
@@ -27,6 +28,8 @@ class Settings:
     excludes_input: bool
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     """The types and dimensions of what is answered."""
+    tokenizer_info: Mapping[str, Any] | None = None
+    """What guided decoding knows of the tokenizer; None where there is none."""
 
     @property
     def is_first(self) -> bool:
@@ -48,6 +51,12 @@ class Settings:
         for key in (*_REQUIRED, *later):
             if key not in given:
                 raise RuntimeError(f"Cannot find parameter with name: {key}")
+        info = None
+        if given.get("guided_decoding_backend") and given["xgrammar_tokenizer_info_path"]:
+            path = Path(given["xgrammar_tokenizer_info_path"])
+            if not path.exists():
+                raise RuntimeError(f"Xgrammar's tokenizer info path at {path} does not exist.")
+            info = json.loads(path.read_text(encoding="utf-8"))
         kind = given["gpt_model_type"]
         if kind not in _TYPES:
             raise RuntimeError(f"gpt_model_type {kind!r} is none of {', '.join(_TYPES)}")
@@ -70,4 +79,5 @@ class Settings:
                 out["name"]: (out["data_type"], tuple(map(int, out["dims"])))
                 for out in config["output"]
             },
+            tokenizer_info=info,
         )

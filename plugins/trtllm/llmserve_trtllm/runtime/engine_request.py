@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.runtime import Params, Parts, RequestError, Tokenizer
+from llmserve.runtime.constrained import form_of
 
 _SECOND_NAMES = {"random_seed": "seed", "min_length": "min_tokens"}
 _NUMPY: dict[str, Any] = {
@@ -73,6 +74,7 @@ class RequestWriter:
     def write(self, ids: Sequence[int], params: Params) -> EngineRequest:
         """Return what the engine is asked; refuse what it cannot do."""
         self._refuse(ids, params)
+        kind, guide = form_of(params) or ("", "")
         ends = self._ends(params)
         end = ends[0] if ends else self._no_end
         pad = self._limits.pad_id
@@ -93,6 +95,9 @@ class RequestWriter:
             "seed": secrets.randbits(64) if params.seed is None else params.seed,
             "beam_width": int(_number("beam_width", params, 1, 1, self._limits.max_beam_width)),
             "length_penalty": _number("length_penalty", params, 0.0, -100, 100),
+            # Of any other type, as of none, the engine takes no notice.
+            "guided_decoding_guide_type": kind.encode(),
+            "guided_decoding_guide": guide.encode(),
         }
         return EngineRequest(
             values={name: known[_SECOND_NAMES.get(name, name)] for name in self.types},
@@ -128,6 +133,11 @@ class RequestWriter:
         for name in ("frequency_penalty", "presence_penalty", "min_tokens"):
             if name not in self._has and getattr(params, name):
                 raise RequestError(f"this engine's version of TensorRT-LLM has no {name}")
+        if "guided_decoding_guide" not in self._has and form_of(params):
+            raise RequestError(
+                "this model cannot hold answers to a form: build it for 0.19 or later with "
+                "--set guided_decoding_backend=xgrammar"
+            )
         if params.top_k > 1024:
             raise RequestError(f"top_k must be at most 1024, not {params.top_k}")
 

@@ -25,6 +25,7 @@ class LlmApi:
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._settings = settings
+        self._guided: str = settings["guided_decoding_backend"]
         self._folder = folder
         self._stand_in: Any = None
         self._running: dict[str, list[Any]] = {}
@@ -62,6 +63,7 @@ class LlmApi:
                 continue
             try:
                 answer.rows = _rows(given, self._context)
+                self._refuse(answer.rows)
             except RequestError as error:
                 answer.refuse(str(error), self._pb.TritonError.INVALID_ARG)
             else:
@@ -73,6 +75,14 @@ class LlmApi:
             self._stand_in.finalize()
         elif hasattr(self, "_llm"):
             self._llm.shutdown()
+
+    def _refuse(self, rows: Sequence[_Row]) -> None:
+        """With its tokenizer, LLM makes these words of texts, which are not known here."""
+        words = [word for row in rows for word in row.asked["bad_words_list"]]
+        if self._guided and max(map(len, words), default=0) > 1:
+            raise RequestError(
+                "a model that can hold answers to a form takes no bad_words of several tokens here"
+            )
 
     def _answer(self, answer: _Answer) -> None:
         """Answer a request: its rows are made together, and are sent one after another."""
@@ -102,10 +112,13 @@ class LlmApi:
 
         given = self._settings
         where, options = located(given, self._folder)
+        guided = {"guided_decoding_backend": self._guided} if self._guided else {}
         policy = getattr(CapacitySchedulerPolicy, given["scheduler"])
         return tensorrt_llm.LLM(
             model=where,
-            skip_tokenizer_init=True,
+            # A form is compiled for a tokenizer.
+            skip_tokenizer_init=not self._guided,
+            **guided,
             trust_remote_code=options["trust_remote_code"],
             revision=options.get("revision"),
             dtype=given["dtype"],
@@ -145,7 +158,7 @@ def _rows(given: Tensors, context: int) -> list[_Row]:
     rows = []
     for index, ids in enumerate(given["input_ids"]):
         asked: dict[str, Any] = {
-            name: values.reshape(-1)[index].item()
+            name: values.reshape(-1).item(index)
             for name, values in given.items()
             if name not in ("input_ids", *_WORDS)
         }
@@ -184,6 +197,7 @@ def sampling(row: _Row) -> Any:
         presence_penalty=asked.get("presence_penalty"),
         frequency_penalty=asked.get("frequency_penalty"),
         min_tokens=asked.get("min_tokens") or None,
+        guided_decoding=_guided(asked),
         detokenize=False,
     )
     if longer := [word for word in asked["bad_words_list"] if len(word) > 1]:
@@ -192,6 +206,17 @@ def sampling(row: _Row) -> Any:
         params.bad = [""] * len(longer)
         params._bad_word_ids = longer
     return params
+
+
+def _guided(asked: Mapping[str, Any]) -> Any:
+    """Return what the answer is held to, as the LLM API is told of it."""
+    names = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+    kind, guide = (asked.get(f"guided_decoding_{n}", b"").decode() for n in ("guide_type", "guide"))
+    if kind not in names:
+        return None
+    from tensorrt_llm.llmapi import GuidedDecodingParams
+
+    return GuidedDecodingParams(**{names[kind]: guide})
 
 
 class _Answer:

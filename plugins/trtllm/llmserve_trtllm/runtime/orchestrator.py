@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class Orchestrator:
 
     def start(self, parts: Parts) -> None:
         self._parts = parts
+        # The engine holds answers to a form, and this only writes them down.
+        self._formatter: Any = SimpleNamespace(format=parts.formatter.format)
         self._writer = RequestWriter(self._settings, parts)
         self._model = EngineModel(self._settings, parts.pb_utils)
 
@@ -41,7 +44,7 @@ class Orchestrator:
         """Answer requests; the answers leave through their responders."""
         for raw in requests:
             outputs = _Outputs(self._parts.pb_utils)
-            job = Job(raw, replace(self._parts, pb_utils=outputs))
+            job = Job(raw, replace(self._parts, pb_utils=outputs, formatter=self._formatter))
             try:
                 job.admit(raw, renamed=self._settings["names"])
                 given = tensors_of(raw)
@@ -85,7 +88,7 @@ class Orchestrator:
             "bad_words_list": word_tensor([request.bad_words]),
             "embedding_bias": self._writer.bias(words, weights, rows)[row : row + 1],
             **self._direct(given, row, rows),
-            **{names[name]: value for name, value in request.values.items()},
+            **{names[name]: value for name, value in request.values.items() if value != b""},
         }
 
     def _direct(self, given: Tensors, row: int, rows: int) -> Tensors:
