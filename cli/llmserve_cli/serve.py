@@ -140,6 +140,7 @@ def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
 
     from llmserve.errors import LLMServeError
     from llmserve.server import find_problems, first_available, port_problems
+    from llmserve.server.machine import note_of_memory
 
     problems: list[LLMServeError] = []
     if settings.runtime == "auto":
@@ -151,6 +152,8 @@ def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
     if settings.repository.is_dir():
         settings = _in_its_image(settings)
         problems += _problems_of_models(settings)
+        if note := note_of_memory(settings):
+            click.echo(f"llmserve: note: {note}", err=True)
     problems += port_problems(settings) + frontends.problems()
     for problem in problems[1:]:
         click.echo(f"llmserve: {problem}", err=True)

@@ -61,6 +61,9 @@ class ContinuousDriver:
                 if not job.done:
                     self._arrived.put(job)
 
+    def is_ready(self) -> bool:
+        return self._thread.is_alive()
+
     def finalize(self) -> None:
         """End the thread; whoever still waits gets an error."""
         self._arrived.put(None)

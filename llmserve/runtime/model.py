@@ -64,6 +64,13 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> Sequence[Any] | None:
         return self._driver.execute(requests)
 
+    def is_ready(self) -> bool:
+        """Say whether the model can answer; Tritons from 26.03 on ask, with every look at it.
+
+        A driver with a thread of its own has this as well, for the thread may have ended.
+        """
+        return bool(getattr(self._driver, "is_ready", lambda: True)())
+
     def finalize(self) -> None:
         driver = getattr(self, "_driver", None)
         if driver is not None:

@@ -143,5 +143,6 @@ def environment(libraries: Path, programs: Path) -> dict[str, str]:
     env.setdefault("PYTHONUTF8", "1")
     # onnxruntime would report its use to its makers.
     env.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    env["PATH"] = os.pathsep.join([str(programs), env.get("PATH", os.defpath)])
+    # Triton starts a model's process through bash, and waits for ever where there is none.
+    env["PATH"] = os.pathsep.join(filter(None, [str(programs), env.get("PATH"), os.defpath]))
     return env

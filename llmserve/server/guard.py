@@ -15,6 +15,7 @@ is used, since it runs isolated from every installed package.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -28,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-_ABANDONED = 3.0
-"""Seconds for requests in flight once the process that started the server is gone."""
+_ABANDONED = 1.0
+"""Seconds to end in order once the process that started the server is gone."""
 _REPORTED = 2.0
 """Seconds after which a model's process loads its weights, and Triton notices its death."""
 _GIVING_UP = 8.0
@@ -53,6 +54,9 @@ def main() -> int:
     watch = Watch(**json.loads(_first_line()))
     alarm = _signals_as_bytes()
     libc = ctypes.CDLL(None, use_errno=True)
+    # Held by all that is started here: who finds it free may remove what is left of them.
+    lock = os.open(Path(watch.scratch, "lock"), os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
 
     def end_with_the_guard() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -64,6 +68,7 @@ def main() -> int:
             stdout=sys.stderr,
             cwd=watch.scratch,
             start_new_session=True,
+            pass_fds=[lock],
             # Safe here and only here: this process has one thread, which lives as long as it.
             preexec_fn=end_with_the_guard,
         )

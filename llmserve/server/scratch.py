@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import shutil
+import stat
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from llmserve.errors import ServerError
 
 
-def make_scratch(name: str) -> Path:
-    """Make the server's folder: where TMPDIR says, unless Triton's shell would trip over it."""
+def scratch_folder() -> Path:
+    """Return where TMPDIR says, unless Triton's shell would trip over it."""
     folder = tempfile.gettempdir()
-    if not re.fullmatch(r"[\w./+-]+", folder, re.ASCII):
-        folder = "/tmp"  # noqa: S108
+    return Path(folder if re.fullmatch(r"[\w./+-]+", folder, re.ASCII) else "/tmp")  # noqa: S108
+
+
+def make_scratch(name: str) -> Path:
+    """Make a server's folder."""
+    folder = scratch_folder()
     try:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     except OSError as error:
@@ -21,3 +31,26 @@ def make_scratch(name: str) -> Path:
             f"cannot write to {folder} ({error.strerror})",
             mend="set TMPDIR to a folder whose path is made of ASCII letters and digits",
         ) from None
+
+
+LOCK = "lock"
+"""A file in it that is locked for as long as its guard, or what the guard has started, lives."""
+_LAID_OUT = 60.0
+"""Seconds after which a folder has its guard, if it will ever have one."""
+
+
+def sweep() -> None:
+    """Remove what is left of this user's servers that were killed with their guards and all."""
+    for folder in scratch_folder().glob("llmserve-*-*"):
+        named = re.fullmatch(r"(llmserve-[0-9a-f]{12})-\w+", folder.name)
+        with suppress(OSError):
+            found = folder.lstat()
+            if not named or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            with (folder / LOCK).open("rb") as file:
+                if time.time() - os.fstat(file.fileno()).st_mtime < _LAID_OUT:
+                    continue
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for segment in Path("/dev/shm").glob(f"{named[1]}*"):  # noqa: S108
+                    segment.unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,8 @@ from llmserve.server.launch import (
     prepare_docker,
 )
 from llmserve.server.log import Progress, ServerLog
-from llmserve.server.scratch import make_scratch
+from llmserve.server.machine import shortages
+from llmserve.server.scratch import make_scratch, sweep
 from llmserve.server.server import GuardedProcess, Server, ServerApi
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
 
@@ -77,6 +78,7 @@ def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) ->
         settings = replace(settings, runtime=first_available())
     for problem in find_problems(settings):
         raise problem
+    sweep()
     if settings.backends is None:
         settings = replace(settings, backends=_registered_backends())
     scripts = settings.repository.glob(f"*/{LAUNCH_SCRIPT}")
@@ -113,6 +115,8 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
     ]
     if settings.runtime == "embedded" and not settings.explicit:
         problems += _missing_backends(settings, settings.models or known)
+    if settings.runtime in ("embedded", "binary"):
+        problems += shortages(settings)
     return problems
 
 

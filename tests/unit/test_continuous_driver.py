@@ -206,3 +206,15 @@ def test_a_stream_of_many_gets_its_first_piece_at_once_and_the_others_together(
         assert stream.text == "ab" * 100
         assert len(stream.responses[0].texts[0]) <= 2
         assert len(stream.responses) < 100
+
+
+def test_a_thread_that_has_ended_is_told_to_who_asks(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model.driver.is_ready()
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    monkeypatch.setattr(model.driver, "_send", lambda now: (_ for _ in ()).throw(GeneratorExit))
+    model.send("a", max_tokens=2)
+    model.driver._thread.join(10)
+    assert not model.driver.is_ready()
+    model.engine.under_way.clear()

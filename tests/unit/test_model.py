@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,3 +89,10 @@ def test_a_setting_that_an_older_build_did_not_write_says_what_to_do(
 
 def test_unloading_what_never_loaded_is_no_matter() -> None:
     TritonPythonModel().finalize()
+
+
+def test_a_model_is_ready_unless_its_driver_says_otherwise() -> None:
+    model = TritonPythonModel()
+    for driver, ready in ((object(), True), (SimpleNamespace(is_ready=lambda: False), False)):
+        model._driver = driver  # type: ignore[assignment]
+        assert model.is_ready() is ready
