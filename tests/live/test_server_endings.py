@@ -34,7 +34,7 @@ from tests.live.servers import (
 def test_stopped_or_killed_it_leaves_nothing(tmp_path: Path) -> None:
     options = settings(repository(tmp_path, echo=ECHO))
     with start(options) as running:
-        name = name_of(running)
+        name = name_of(running.http_url)
         assert left_of(name)
         with pytest.raises(UsageError, match="explicit"):
             running.unload("echo")
@@ -43,7 +43,7 @@ def test_stopped_or_killed_it_leaves_nothing(tmp_path: Path) -> None:
     running.stop()
 
     killed = start(options)
-    name = name_of(killed)
+    name = name_of(killed.http_url)
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.wait(30) == 128 + signal.SIGKILL
     assert not killed.alive()
@@ -163,7 +163,7 @@ def test_the_key_is_not_on_the_guards_command_line(tmp_path: Path) -> None:
         )
         command = Path(f"/proc/{parent}/cmdline").read_bytes()
         assert b"guard.py" in command
-        assert name_of(running).encode() in command
+        assert name_of(running.http_url).encode() in command
         assert b"restricted" not in command
 
 
@@ -203,7 +203,7 @@ def test_what_does_not_end_within_the_grace_is_cut_short(tmp_path: Path) -> None
     marker = tmp_path / "busy"
     folder = repository(tmp_path / "models", one=BUSY.format(marker=str(marker)))
     running = start(settings(folder, grace=1.0))
-    with running, asked(name_of(running), marker):
+    with running, asked(name_of(running.http_url), marker):
         begun = time.monotonic()
         running.stop()
     assert time.monotonic() - begun < 60

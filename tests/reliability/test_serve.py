@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.servers import eventually
-from tests.reliability.watched import DIES, PATIENCE, WORDS, Watched, figure, repository
+from tests.live.servers import DIES, PATIENCE, WORDS, Serving, eventually, figure, repository
 from tests.support import run
 
 
@@ -26,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def serve(folder: Path) -> Iterator[Watched]:
-    watched = Watched(folder)
+def serve(folder: Path) -> Iterator[Serving]:
+    watched = Serving(str(folder))
     yield watched
     watched.close()
 
@@ -35,7 +34,7 @@ def serve(folder: Path) -> Iterator[Watched]:
 class Stream:
     """A stream that somebody reads while other things happen."""
 
-    def __init__(self, serve: Watched, model: str, count: int, pause: float) -> None:
+    def __init__(self, serve: Serving, model: str, count: int, pause: float) -> None:
         self.words: list[str] = []
         self.error: Exception | None = None
         self._arguments = serve, model, f"{count} {pause}"
@@ -65,7 +64,7 @@ def status_of(url: str) -> int:
         return error.code
 
 
-def test_the_frontend_is_started_and_its_address_comes_first(serve: Watched) -> None:
+def test_the_frontend_is_started_and_its_address_comes_first(serve: Serving) -> None:
     addresses = [line.split() for _, line in serve.lines if "http://" in line]
     assert [name for name, _ in addresses] == ["openai", "http", "metrics"]
     root = addresses[0][1].removesuffix("/v1")
@@ -74,7 +73,7 @@ def test_the_frontend_is_started_and_its_address_comes_first(serve: Watched) -> 
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
-def test_no_other_user_can_load_code_over_its_ports(serve: Watched, action: str) -> None:
+def test_no_other_user_can_load_code_over_its_ports(serve: Serving, action: str) -> None:
     """Whoever is on this machine reaches the ports, and can read Triton's command line."""
     code = base64.b64encode(b"raise SystemExit").decode()
     body = {"parameters": {"config": '{"backend": "python"}', "file:1/model.py": code}}
@@ -90,7 +89,7 @@ def test_no_other_user_can_load_code_over_its_ports(serve: Watched, action: str)
     assert Path(looked_through.partition("=")[2]).parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_killed_models_process_comes_back_and_the_others_do_not_notice(serve: Watched) -> None:
+def test_a_killed_models_process_comes_back_and_the_others_do_not_notice(serve: Serving) -> None:
     stream = Stream(serve, "other", 150, 0.05)
     door = next(line.split()[-1] for _, line in serve.lines if "openai" in line)
     ready = f"{door.removesuffix('v1')}readyz/words"
@@ -111,7 +110,7 @@ def test_a_killed_models_process_comes_back_and_the_others_do_not_notice(serve: 
     assert "other: " not in serve.told
 
 
-def test_status_tells_how_they_are(serve: Watched) -> None:
+def test_status_tells_how_they_are(serve: Serving) -> None:
     done = run("status", "--url", serve.url, "--json")
     assert done.returncode == 0, done.stderr
     (server,) = json.loads(done.stdout)["servers"]
@@ -123,7 +122,7 @@ def test_status_tells_how_they_are(serve: Watched) -> None:
     assert run("status", "--url", "127.0.0.1:1").returncode == 4
 
 
-def test_a_frontend_that_is_killed_comes_back(serve: Watched) -> None:
+def test_a_frontend_that_is_killed_comes_back(serve: Serving) -> None:
     (process,) = serve.processes("llmserve_gateway --url")
     killed = time.monotonic()
     os.kill(process, signal.SIGKILL)
@@ -132,7 +131,7 @@ def test_a_frontend_that_is_killed_comes_back(serve: Watched) -> None:
 
 
 def test_a_model_that_was_changed_is_taken_in_when_it_is_asked_for(
-    serve: Watched, folder: Path
+    serve: Serving, folder: Path
 ) -> None:
     source = folder / "other" / "1" / "model.py"
     source.write_text(WORDS.replace('b"word "', 'b"changed "'))
@@ -155,7 +154,7 @@ def test_a_model_that_was_changed_is_taken_in_when_it_is_asked_for(
     assert run("reload", "other", "--url", serve.url).returncode == 0
 
 
-def test_triton_killed_comes_back_with_all_models_and_leaves_nothing(serve: Watched) -> None:
+def test_triton_killed_comes_back_with_all_models_and_leaves_nothing(serve: Serving) -> None:
     (process,) = serve.processes("bin/tritonserver")
     killed = time.monotonic()
     os.kill(process, signal.SIGKILL)
@@ -166,7 +165,7 @@ def test_triton_killed_comes_back_with_all_models_and_leaves_nothing(serve: Watc
     serve.said("triton: ready", killed)
 
 
-def test_stopped_with_a_dead_model_and_ten_streams_all_of_them_finish(serve: Watched) -> None:
+def test_stopped_with_a_dead_model_and_ten_streams_all_of_them_finish(serve: Serving) -> None:
     streams = [Stream(serve, "other", 60, 0.05) for _ in range(10)]
     serve.kill_stub("words")
     code, seconds = serve.end(signal.SIGTERM)
@@ -179,7 +178,7 @@ def test_stopped_with_a_dead_model_and_ten_streams_all_of_them_finish(serve: Wat
 
 
 def test_a_model_that_dies_over_and_over_has_failed_and_serve_says_why(tmp_path: Path) -> None:
-    serve = Watched(repository(tmp_path, dies=DIES), "--frontend", "none")
+    serve = Serving(str(repository(tmp_path, dies=DIES)), "--frontend", "none")
     try:
         assert serve.process.wait(PATIENCE) == 1
     finally:
@@ -192,7 +191,7 @@ def test_a_model_that_dies_over_and_over_has_failed_and_serve_says_why(tmp_path:
 
 
 def test_when_serve_itself_is_killed_nothing_is_left(tmp_path: Path) -> None:
-    serve = Watched(repository(tmp_path, words=WORDS))
+    serve = Serving(str(repository(tmp_path, words=WORDS)))
     Stream(serve, "words", 600, 0.1)
     killed = time.monotonic()
     serve.process.kill()

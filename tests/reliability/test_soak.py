@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.servers import eventually
-from tests.reliability.watched import PATIENCE, WORDS, Watched, figure, repository
+from tests.live.servers import PATIENCE, WORDS, Serving, eventually, figure, repository
 
 pytestmark = pytest.mark.soak
 
@@ -20,7 +19,7 @@ APART = 13.0
 
 @pytest.mark.parametrize("program", ["models/words/1/model.py ", "bin/tritonserver"])
 def test_killed_twenty_times_it_serves_again(tmp_path: Path, program: str) -> None:
-    serve = Watched(repository(tmp_path, words=WORDS))
+    serve = Serving(str(repository(tmp_path, words=WORDS)))
     worst = 0.0
     try:
         for _ in range(20):
@@ -42,7 +41,7 @@ def test_killed_twenty_times_it_serves_again(tmp_path: Path, program: str) -> No
 
 
 def test_a_model_that_hangs_is_noticed_and_loaded_anew(tmp_path: Path) -> None:
-    serve = Watched(repository(tmp_path, words=WORDS, other=WORDS))
+    serve = Serving(str(repository(tmp_path, words=WORDS, other=WORDS)))
     try:
         (process,) = serve.processes("models/words/1/model.py ")
         os.kill(process, signal.SIGSTOP)
@@ -61,7 +60,7 @@ def test_a_model_that_hangs_is_noticed_and_loaded_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("time_of", range(5))
 def test_serve_killed_leaves_nothing(tmp_path: Path, time_of: int) -> None:
-    serve = Watched(repository(tmp_path, words=WORDS))
+    serve = Serving(str(repository(tmp_path, words=WORDS)))
     try:
         time.sleep(0.3 * time_of)
         serve.process.kill()
