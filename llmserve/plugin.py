@@ -54,6 +54,8 @@ from llmserve.runtime.contract import Tensor
 from llmserve.tools import ToolPart, ToolReader
 
 if TYPE_CHECKING:
+    import click
+
     from llmserve.builder.ensemble import Assembly
     from llmserve.repository.config import ModelConfig, add_inputs, add_outputs, set_parameters
     from llmserve.repository.manifest import Manifest
@@ -101,6 +103,7 @@ __all__ = [
     "check_vocabulary",
     "contract",
     "hookimpl",
+    "lazy_command",
     "place_causal_model",
     "place_instances",
     "read_object",
@@ -130,6 +133,19 @@ def section(name: str) -> Callable[[C], C]:
         return command
 
     return mark
+
+
+def lazy_command(name: str, path: str, summary: str, *, under: str = "") -> click.Command:
+    """Make a command whose module is imported when somebody runs it.
+
+    ``path`` is ``"module:command"``. ``llmserve --help`` shows ``summary``, under a heading as
+    :func:`section` puts it.
+    """
+    import click
+
+    command = click.Command(name, short_help=summary)
+    command.llmserve_path = path  # type: ignore[attr-defined]
+    return section(under)(command)
 
 
 def __getattr__(name: str) -> Any:

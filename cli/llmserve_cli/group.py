@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import click
@@ -62,7 +63,13 @@ class Commands(Group):
         """Return a command by its name; ours cannot be replaced by a plugin's."""
         if cmd_name not in self.commands:
             self._add_plugins()
-        return super().get_command(ctx, cmd_name)
+        found: Any = super().get_command(ctx, cmd_name)
+        if path := getattr(found, "llmserve_path", ""):
+            module, _, name = path.partition(":")
+            command = getattr(import_module(module), name)
+            command.llmserve_section = found.llmserve_section
+            found = self.commands[cmd_name] = command
+        return found  # type: ignore[no-any-return]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

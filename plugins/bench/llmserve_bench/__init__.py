@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmserve.plugin import hookimpl, section
+from llmserve.plugin import hookimpl, lazy_command
 
 if TYPE_CHECKING:
     import click
 
+_COMMANDS = {
+    "bench": "Measure a served model.",
+    "compare": "Measure several models in turns.",
+    "sweep": "Find the fastest way to serve a model.",
+    "report": "Make the report of a measurement again.",
+}
+
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    """Add the four commands."""
-    from llmserve_bench.commands import bench, compare, report, sweep
-
-    for command in (bench, compare, sweep, report):
-        cli.add_command(section("Measure")(command))
+    for name, summary in _COMMANDS.items():
+        path = f"llmserve_bench.commands:{name}"
+        cli.add_command(lazy_command(name, path, summary, under="Measure"))
