@@ -258,7 +258,6 @@ def report(result: Path, output: Path) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    """Read ``1,8,32``."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:

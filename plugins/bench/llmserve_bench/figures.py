@@ -36,11 +36,7 @@ class Figure:
         return f"{self.label} ({unit})" if unit else self.label
 
     def text(self, value: float) -> str:
-        """Write a value in this unit.
-
-        >>> Figure("latency_p50", "P50 latency", "time").text(0.0123456)
-        '12.3'
-        """
+        """Write a value in this unit."""
         return number(value * _UNITS.get(self.unit, ("", 1.0))[1])
 
 
@@ -91,11 +87,7 @@ _MANY_FAILED = 0.01
 
 
 def number(value: float) -> str:
-    """Write a number with three digits that count; whole ones keep all of theirs.
-
-    >>> number(60.0), number(1234.5), number(0.0123456), number(98.76)
-    ('60', '1,234', '0.0123', '98.8')
-    """
+    """Write a number with three digits that count; whole ones keep all of theirs."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.{min(6, 2 - floor(log10(abs(value))))}f}"
@@ -182,7 +174,6 @@ def server_figures(run: Run) -> list[tuple[Figure, float]]:
 
 
 def rounds_of(case: Case) -> dict[Figure, list[float]]:
-    """Give every figure of a case that exists, with its value in each round."""
     found: dict[Figure, list[float]] = {}
     for run in case.runs:
         values = figures_of(run, case.load)
@@ -218,9 +209,6 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     Rounds are what is independent here: requests of one round share what the machine did then, so
     hundreds of them say less than they seem to. Logarithms, because twice and half are as far from
     the same. A single round says nothing of the spread, and its interval has no end.
-
-    >>> interval([2.0, 2.0, 2.0])
-    (2.0, 2.0, 2.0)
     """
     logs = [log(ratio) for ratio in ratios]
     middle = fmean(logs)
@@ -232,7 +220,6 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratios_of(result: Result) -> list[Ratio]:
-    """Compare every case with the first one under the same load, round by round."""
     found = []
     for load in result.loads:
         first, *others = [case for case in result.cases if case.load.label == load]
@@ -303,7 +290,6 @@ def ranking(cases: Iterable[Case]) -> list[Ranked]:
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Give what follows from the records, for readers of the JSON file."""
     cases = [
         {
             "name": case.name,

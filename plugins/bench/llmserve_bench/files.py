@@ -23,7 +23,6 @@ COLUMNS = (
 
 
 def to_json(result: Result) -> str:
-    """Write a result, with the figures that follow from its records."""
     content = {"schema": SCHEMA, **asdict(result), "summary": summary(result)}
     return json.dumps(content, ensure_ascii=False)
 
@@ -56,7 +55,6 @@ def load(path: Path) -> Result:
 
 
 def to_csv(result: Result) -> str:
-    """Write every request of a measurement, a line each, with its times in seconds."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -26,11 +26,9 @@ from llmserve_bench.schedule import Request
 from llmserve_bench.senders import Api, Parts, Sender, open_sender
 
 OnProgress = Callable[[int, float], None]
-"""Called with how many requests are done and how many seconds have passed."""
 _HEAD_START = 0.1
 """Seconds from the order to start until the start, so that every process has read it."""
 _TICK = 0.2
-"""Seconds between two reports of progress."""
 _GIVE_UP = 10.0
 """Seconds without any server after which a run ends; a restart may take some."""
 _RETRY = 0.1
@@ -83,8 +81,6 @@ class Report:
 
 
 class LoadGenerator:
-    """Processes that are ready to send a load; to be used in a ``with`` block."""
-
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
         for job in jobs:
@@ -167,7 +163,6 @@ def cost_of(reports: Sequence[Report]) -> GeneratorCost:
 
 
 def main(descriptor: int) -> None:
-    """Run one job: the whole of a worker's process."""
     pipe = Connection(descriptor)
     # Whoever started us may be gone, and then there is nobody to report to.
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -356,10 +351,5 @@ def tokens_of(counts: Sequence[int | None], *, cumulative: bool) -> tuple[int, .
 
 
 def kind_of(error: ClientError) -> str:
-    """Name a failure after its class.
-
-    >>> kind_of(UnreachableError("no server"))
-    'unreachable'
-    """
     words = re.findall("[A-Z][a-z]+", type(error).__name__)
     return " ".join(word.lower() for word in words if word not in ("Request", "Error"))

@@ -199,9 +199,9 @@ def _measure_case(case: Case, target: Target, plan: Plan, turn: int, step: str) 
 def make_cases(
     plugin: str, model: str, varied: Varied, common: Mapping[str, str], load: Load
 ) -> tuple[list[Case], dict[str, Variant]]:
-    """Give every combination of what is varied, and the builds that they need, by name."""
     cases, variants = [], {}
-    for own in combinations(varied):
+    for values in product(*varied.values()):
+        own = dict(zip(varied, values, strict=True))
         build = {key: value for key, value in own.items() if key not in LOADS}
         label = " ".join(f"{key}={value}" for key, value in build.items()) or plugin
         variants[label] = Variant(label, plugin, {**common, **build})
@@ -216,11 +216,7 @@ def make_cases(
 
 
 def parse_varied(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Read ``KEY=VALUE,VALUE`` as often as it was given.
-
-    >>> parse_varied(["max_batch_size=4,8"])
-    {'max_batch_size': ['4', '8']}
-    """
+    """Read ``KEY=VALUE,VALUE`` as often as it was given."""
     found: dict[str, list[str]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
@@ -237,15 +233,6 @@ def parse_varied(texts: Iterable[str]) -> dict[str, list[str]]:
         if not (whole or (key == "rate" and re.fullmatch(r"\d*\.\d*[1-9]\d*", value))):
             raise UsageError(f"{key}={value} is not a load", mend="give numbers above 0")
     return found
-
-
-def combinations(varied: Varied) -> list[dict[str, str]]:
-    """Give every combination of values.
-
-    >>> combinations({"a": ["1", "2"], "b": ["x"]})
-    [{'a': '1', 'b': 'x'}, {'a': '2', 'b': 'x'}]
-    """
-    return [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
 
 
 def window(reports: Sequence[Report], load: Load) -> tuple[list[Record], float]:

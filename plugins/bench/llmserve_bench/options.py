@@ -80,8 +80,6 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Setup:
-    """The options of a command, checked: the load, and the plan of its runs."""
-
     options: dict[str, Any]
     load: Load
     plan: Plan
@@ -122,7 +120,6 @@ def measuring(measure: Callable[[Setup], Result]) -> Callable[..., Any]:
 
 
 def _set_up(options: dict[str, Any], progress: Progress) -> Setup:
-    """Check the options before anything is measured."""
     from llmserve_bench.measure import Plan
     from llmserve_bench.prompts import Lengths, Prompts
     from llmserve_bench.results import Load
@@ -174,7 +171,6 @@ def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def check_outputs(report: Path | None, *outputs: Path | None) -> None:
-    """Refuse files and folders that cannot be written, before anything is measured for them."""
     from llmserve.errors import UsageError
 
     if outputs.count(STDOUT) > 1:
@@ -192,7 +188,6 @@ def check_outputs(report: Path | None, *outputs: Path | None) -> None:
 
 
 def _write(result: Result, report: Path | None, json: Path | None, csv: Path | None) -> None:
-    """Print a result, or its data where that is what goes to standard output; write its files."""
     from llmserve_bench.files import save, to_csv, to_json
     from llmserve_bench.terminal import print_notes, print_tables
 

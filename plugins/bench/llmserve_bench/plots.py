@@ -31,8 +31,6 @@ _LONGEST_NAME = 36
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture with its title and what a reader has to know of it."""
-
     title: str
     caption: str
     svg: str
@@ -44,7 +42,6 @@ class Plot:
 
 
 def plots_of(result: Result) -> list[Plot]:
-    """Give the plots that fit a result: figures over the loads, and distributions."""
     cases = [case for case in result.cases if any(run.good for run in case.runs)]
     if not cases:
         return []
@@ -62,7 +59,6 @@ def plots_of(result: Result) -> list[Plot]:
 
 
 def draw(title: str, caption: str, paint: Callable[[Any], None]) -> Plot:
-    """Paint on the axes of a new picture."""
     with mpl.rc_context(_STYLE):
         canvas = Canvas(figsize=(5.4, 3.4), layout="constrained")
         paint(canvas.subplots())
@@ -80,12 +76,10 @@ def _label_times(axis: Any, label: str, values: Iterable[float]) -> float:
 
 
 def _short(name: str) -> str:
-    """Cut a name that would leave no room for the plot."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
 def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot:
-    """Draw a figure over the loads, a line for each subject with the range of its rounds."""
     lines: dict[str, dict[int, list[float]]] = {}
     for case in cases:
         values = [figures_of(run, case.load).get(figure.name) for run in case.runs]
@@ -115,7 +109,6 @@ def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot
 
 
 def _distribution(cases: Sequence[Case], label: str, of: Callable[[Record], float]) -> Plot:
-    """Draw which share of requests was done within a time."""
     times = {case.name: [of(one) for run in case.runs for one in run.good] for case in cases}
 
     def paint(axes: Any) -> None:

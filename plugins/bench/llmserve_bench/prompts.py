@@ -82,8 +82,6 @@ def _load_counter(runtime: str, settings: object, folder: Path, source: str) -> 
 
 
 class Sample(BaseModel, frozen=True, strict=True, populate_by_name=True):
-    """A prompt, and the answer or its length where the data set has one."""
-
     prompt: str = Field(validation_alias=AliasChoices("input", "prompt", "text_input", "text"))
     instruction: str = ""
     answer: str | None = Field(
@@ -100,8 +98,6 @@ class Sample(BaseModel, frozen=True, strict=True, populate_by_name=True):
 
 @dataclass(frozen=True)
 class Lengths:
-    """A mean and a standard deviation of tokens."""
-
     mean: float
     deviation: float = 0.0
 
@@ -138,7 +134,6 @@ class Prompts:
         return f"synthetic, {lengths.mean:g}{spread} tokens ({counter.source})"
 
     def samples(self, counter: TokenCounter, count: int, draw: random.Random) -> list[Sample]:
-        """Read the prompts, or make up so many of them."""
         if self.dataset is None:
             lengths = [self.input_tokens.draw(draw) for _ in range(min(count, _MOST_SYNTHETIC))]
             return [Sample(prompt=make_prompt(counter, length, draw)) for length in lengths]
@@ -183,7 +178,6 @@ def make_prompt(counter: TokenCounter, tokens: int, draw: random.Random) -> str:
 
 
 def read_dataset(path: Path) -> list[Sample]:
-    """Read all prompts of a file, in its order."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -14,7 +14,6 @@ from llmserve_bench.tables import conditions_of, notes_of, tables_of
 
 
 def write_report(result: Result, folder: Path) -> Path:
-    """Write ``report.html`` into a folder, which is made if need be."""
     path = folder / "report.html"
     page = render_page(result)
     try:

@@ -62,8 +62,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model behind an address. ``build`` says how it was built, where that is known."""
-
     name: str
     model: str
     url: str
@@ -97,11 +95,6 @@ class Load:
 
     @property
     def label(self) -> str:
-        """Name it in two words.
-
-        >>> Load(concurrency=8).label, Load(rate=2.5).label
-        ('concurrency 8', 'rate 2.5/s')
-        """
         return f"rate {self.rate:g}/s" if self.rate else f"concurrency {self.concurrency}"
 
 
@@ -126,8 +119,6 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class Gauge:
-    """A value on ``/metrics`` that rises and falls, over the run."""
-
     mean: float
     peak: float
 
@@ -203,13 +194,11 @@ class Case:
 
     @property
     def stand_ins(self) -> list[str]:
-        """The backends that a stand-in answered for."""
         found = {name for run in self.runs if run.server for name in run.server.stand_ins.values()}
         return sorted(found)
 
     @property
     def name(self) -> str:
-        """What tables and legends call it."""
         varied = " ".join(f"{key}={value}" for key, value in self.varied.items())
         return f"{varied or self.subject.name}{' (stand-in)' if self.stand_ins else ''}"
 

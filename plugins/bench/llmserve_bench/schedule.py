@@ -27,11 +27,7 @@ class Request:
 
 
 def arrival_times(load: Load) -> list[float]:
-    """Give arrival times in seconds, for as many requests or as long as the load says.
-
-    >>> arrival_times(Load(rate=4.0, arrivals="constant", requests=3))
-    [0.0, 0.25, 0.5]
-    """
+    """Give arrival times in seconds, for as many requests or as long as the load says."""
     rate, count, duration = load.rate or 1.0, load.requests, load.duration
     if count is None and rate * (duration or 0.0) > _MOST_REQUESTS:
         problem = f"{rate:g} a second for {duration:g} s are more than {_MOST_REQUESTS:,} requests"

@@ -156,7 +156,6 @@ def _amend(parts: Parts, now: float, **changes: Any) -> None:
 
 
 def refusal(status: int, text: str) -> ClientError:
-    """Read an error answer; one without a message by its text."""
     try:
         error = json.loads(text)["error"]
         message = str(error["message"] if isinstance(error, dict) else error)
@@ -167,11 +166,6 @@ def refusal(status: int, text: str) -> ClientError:
 
 
 def base_url(url: str) -> str:
-    """Give the address that paths are added to.
-
-    >>> base_url("http://127.0.0.1:8080"), base_url("http://127.0.0.1:8080/v1/")
-    ('http://127.0.0.1:8080/v1', 'http://127.0.0.1:8080/v1')
-    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         mend = "write it with http://, as in http://127.0.0.1:8080/v1"

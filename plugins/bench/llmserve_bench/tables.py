@@ -20,8 +20,6 @@ _LATE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under columns; the first column names the row."""
-
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -33,7 +31,6 @@ class Table:
 
 
 def tables_of(result: Result) -> list[Table]:
-    """Give the tables of a result; the first has what the command is for."""
     found = [_figures(result, load) for load in result.loads]
     if result.kind == "compare":
         found = [*(_ratios(result, load) for load in result.loads), *found]
@@ -46,7 +43,6 @@ def tables_of(result: Result) -> list[Table]:
 
 
 def notes_of(result: Result) -> list[str]:
-    """Say what must be known to read the figures, a line each."""
     found = ["interrupted: these are the figures until then"] if result.interrupted else []
     if result.ended_early:
         found.append(f"ended early: {result.ended_early}")
@@ -94,7 +90,6 @@ def _notes_on_generator(runs: Sequence[Run]) -> list[str]:
 
 
 def conditions_of(result: Result) -> dict[str, str]:
-    """Say under which conditions was measured."""
     cases, machine, load = result.cases, result.machine, result.cases[0].load
     end = f"{load.requests} requests" if load.requests else f"{load.duration:g} s"
     arrivals = f"{load.arrivals} arrivals, " if load.rate else ""
@@ -196,7 +191,6 @@ def _against_first(one: Ranked, at: int) -> str:
 
 
 def _failures(result: Result) -> Table:
-    """Count failures by kind, each with its most common message."""
     rows = []
     for case in result.cases:
         records = [record for run in case.runs for record in run.records if record.error]

@@ -26,17 +26,13 @@ from llmserve_bench.senders import Api
 COMPONENTS = {"tokenizer", "generator", "batching", "formatter"} & {
     part.name for part in fields(BuildSpec)
 }
-"""The roles that a build can choose for."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _LABEL = re.compile(r"([\w. -]+)=(?=[^=])")
 OnStep = Callable[[str], None]
-"""Called with what is done next."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model that is served, and where its tokenizer may be read."""
-
     model: str
     url: str
     name: str = ""
@@ -122,7 +118,6 @@ def parse_subject(text: str) -> Variant | Target:
 
 
 def find_pairs(registry: Registry) -> dict[str, Pair]:
-    """Give the comparisons that recipes offer, by name."""
     return {pair.name: pair for recipe in registry.all(Recipe) for pair in recipe.pairs}
 
 
@@ -148,7 +143,6 @@ def with_settings(
 
 
 def check_variants(variants: Iterable[Variant], model: str, registry: Registry) -> None:
-    """Refuse unknown recipes, options and values before anything is built."""
     for variant in variants:
         make_plan(variant.spec(model, Path()), registry)
 
@@ -157,7 +151,6 @@ def check_variants(variants: Iterable[Variant], model: str, registry: Registry) 
 def building(
     variants: Sequence[Variant], model: str, registry: Registry, on_step: OnStep
 ) -> Iterator[Path]:
-    """Build variants of a model into one repository, which is gone afterwards."""
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         mend = "give them labels, as in LABEL=PLUGIN:..."

@@ -36,7 +36,6 @@ class Progress:
             self._status.stop()
 
     def step(self, message: str) -> None:
-        """Say what is done next; the same is not said twice."""
         if self._status:
             self._status.update(escape(message))
         elif message != self._step:

@@ -29,8 +29,6 @@ _TIMEOUT = 1800.0
 
 @dataclass(frozen=True)
 class Task:
-    """What a tool is to measure; its input files go into ``folder``."""
-
     target: Target
     info: ModelInfo
     load: Load
@@ -47,8 +45,6 @@ class Task:
 
 @dataclass(frozen=True)
 class Tool:
-    """A program: how it is found, its arguments for a task, and how its figures are read."""
-
     name: str
     mend: str
     arguments: Callable[[Task], list[str]]
@@ -87,7 +83,6 @@ class Tool:
         return ToolFigures(self.name, version, shlex.join([self.name, *arguments]), figures)
 
     def run(self, command: Sequence[str], folder: Path, timeout: float = _TIMEOUT) -> str:
-        """Run it and give what it printed, or say in one line why it failed."""
         try:
             done = subprocess.run(
                 command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL,

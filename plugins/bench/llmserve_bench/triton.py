@@ -38,7 +38,6 @@ _MACHINE_AGE = 2.0
 _open = build_opener(ProxyHandler({})).open
 
 Statistics = Mapping[str, Any]
-"""Triton's statistics by model, at a moment."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class Metrics:
 
 
 def fetch(url: str) -> str | None:
-    """Get a page of metrics; None where there is none."""
     try:
         with _open(url, timeout=_CALL_SECONDS) as answer:
             return str(answer.read().decode(errors="replace"))
@@ -101,7 +99,6 @@ class Observer:
             self._client.close()
 
     def statistics(self) -> Statistics | None:
-        """Read all counters; None where the server keeps none."""
         if not self._configs:
             return None
         try:
@@ -131,7 +128,6 @@ class Observer:
             time.sleep(0.02)
 
     def sample(self) -> None:
-        """Read the gauges, if the last time is long enough ago."""
         now = time.monotonic()
         due = not self._samples or now - self._samples[-1][0] >= _SAMPLE_EVERY
         if due and self._configs:
@@ -140,7 +136,6 @@ class Observer:
     def figures(
         self, before: Statistics | None, after: Statistics | None, began: float, ended: float
     ) -> ServerFigures | None:
-        """Give what changed between two statistics, and the gauges between two moments."""
         if before is None or after is None:
             return None
         whole, *parts = [_difference(name, before[name], after[name]) for name in after]

@@ -27,7 +27,6 @@ _IDLE_SECONDS = 300.0
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    """Register the engine: a paged cache, and all sequences in one pass."""
     cache_tokens = Option(
         "cache_tokens",
         0,
@@ -65,7 +64,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """Register in-flight batching; the static batching that it replaces is the core's."""
     max_batch_size = Option(
         "max_batch_size",
         32,
@@ -103,7 +101,6 @@ def llmserve_register_batchings() -> Sequence[Batching]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``build --plugin iterative`` selects."""
     return [
         Recipe(
             name="iterative",

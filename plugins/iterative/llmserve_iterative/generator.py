@@ -12,8 +12,6 @@ from llmserve_iterative.engine.engine import Engine
 
 
 class StepwiseGenerator:
-    """The runtime of the generator ``stepwise``."""
-
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._model = load(settings, folder)
         self.context_length = context_length(self._model)
@@ -37,7 +35,6 @@ class StepwiseGenerator:
         return self._engine
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
-        """Run one batch until every row is done."""
         engine = self.stepper(tokenizer)
         try:
             for generation in generations:

@@ -56,18 +56,15 @@ class Graph:
 
 
 class _State:
-    """One ``state`` block of a configuration."""
-
-    def __init__(self, block: Mapping[str, Any], home: Path) -> None:
+    def __init__(self, block: Mapping[str, Any]) -> None:
         self.input: str = block["input_name"]
         self.output: str = block["output_name"]
         initial = (block.get("initial_state") or [{}])[0]
+        if "data_file" in initial:
+            raise RuntimeError("llmserve's stand-in reads no initial state from a file")
         # As Triton does: an open dimension is 1 where nothing else is said.
         sizes = [max(int(size), 1) for size in initial.get("dims") or block["dims"]]
         self.first: Array = np.zeros([1, *sizes], numpy_type(block["data_type"]))
-        if file := initial.get("data_file"):
-            raw = np.fromfile(home / "initial_state" / file, self.first.dtype)
-            self.first = raw[: self.first.size].reshape(self.first.shape)
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,6 @@ class _Request:
 
 
 class GraphModel:
-    """Runs a graph for batches of requests."""
-
     def __init__(self, graph: Graph, place: Place, pb_utils: Any) -> None:
         config = place.config
         sequences = config.get("sequence_batching") or {}
@@ -92,7 +87,7 @@ class GraphModel:
         self._batched = int(config["max_batch_size"]) > 0
         self._has_sequences = bool(sequences)
         self._idle = int(sequences.get("max_sequence_idle_microseconds") or 0) / 1_000_000
-        self._states = [_State(block, place.home) for block in sequences.get("state") or []]
+        self._states = [_State(block) for block in sequences.get("state") or []]
         self._outputs = {out["name"]: numpy_type(out["data_type"]) for out in config["output"]}
         self.kept: dict[int, tuple[float, dict[str, Array]]] = {}
         """When each sequence was last seen, and the state it is in."""
@@ -179,11 +174,7 @@ class ServedGraph(GraphModel):
 
 
 def numpy_type(name: str) -> npt.DTypeLike:
-    """Give numpy's type for one of a configuration.
-
-    >>> numpy_type("TYPE_FP16"), numpy_type("TYPE_INT64")
-    (dtype('float16'), dtype('int64'))
-    """
+    """Give numpy's type for one of a configuration."""
     try:
         return np.dtype(name.removeprefix("TYPE_").lower().replace("fp", "float"))
     except TypeError:

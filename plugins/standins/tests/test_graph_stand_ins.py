@@ -13,7 +13,6 @@ import torch
 
 from llmserve.testing import FakeBackendUtils, FakeRequest
 from llmserve_standins.graphs import END, START, GraphModel, Place
-from llmserve_standins.onnxruntime import model as onnx_model
 from llmserve_standins.pytorch import model as torch_model
 
 SUM: dict[str, Any] = {
@@ -83,24 +82,6 @@ def test_a_plain_model_answers_batches_and_shapes_of_all_kinds(tmp_path: Path) -
     assert answers == [[[2, 4]], [[6]], [[8, 10], [12, 14]]]
 
 
-def test_an_onnx_graph_of_anybody_is_served(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    dynamic = torch.export.Dim.DYNAMIC
-    torch.onnx.export(
-        Doubling(),
-        (torch.ones((2, 3)),),
-        str(tmp_path / "1" / "model.onnx"),
-        dynamo=True,
-        verbose=False,
-        input_names=["x__0"],
-        output_names=["y__0"],
-        dynamic_shapes=({0: dynamic, 1: dynamic},),
-    )
-    place = Place(tmp_path, "1", SUM, None)
-    serving = GraphModel(onnx_model.load(place), place, FakeBackendUtils())
-    assert ask(serving, given([[1, 2]]), given([[3]])) == [[[2, 4]], [[6]]]
-
-
 def test_state_goes_from_request_to_request_of_its_own_sequence(adding: GraphModel) -> None:
     first = ask(
         adding,
@@ -132,18 +113,6 @@ def test_a_sequence_that_is_idle_too_long_is_forgotten(
     now = 220.0
     ask(adding, given([[1]], sequence=2, flags=START))
     assert list(adding.kept) == [2]
-
-
-def test_a_sequence_begins_with_the_state_that_the_model_brings(tmp_path: Path) -> None:
-    (tmp_path / "initial_state").mkdir()
-    np.array([7, 8, 9], np.float32).tofile(tmp_path / "initial_state" / "first")
-    block = {
-        **KEPT["sequence_batching"]["state"][0],
-        "initial_state": [{"dims": ["2"], "data_file": "first"}],
-    }
-    config = {**SUM, "sequence_batching": {**KEPT["sequence_batching"], "state": [block]}}
-    model = scripted(tmp_path, Adding(), config, torch.ones((2, 3)), torch.zeros((2, 1)))
-    assert ask(model, given([[1]], sequence=1, flags=START)) == [[[16]]]
 
 
 def test_a_request_that_the_graph_cannot_run_fails_without_a_trace_of_it(

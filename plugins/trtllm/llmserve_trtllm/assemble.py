@@ -34,7 +34,6 @@ _BROUGHT = (
 
 
 def assemble(assembly: Assembly) -> None:
-    """Make the models of the layout that was asked for."""
     goal = make_target(assembly)
     refuse_unused(assembly.options, goal.version)
     versions.check_layout(goal.version, assembly.options["layout"])
@@ -45,7 +44,6 @@ def assemble(assembly: Assembly) -> None:
 
 
 def make_target(assembly: Assembly) -> Target:
-    """Decide for which version and in which way."""
     options = assembly.options
     version = versions.choose_version(options["trtllm_version"], options["container"])
     batching = target.check_batching(assembly.chosen["batching"])

@@ -22,7 +22,6 @@ _FIRST_WITH_CORE_EXAMPLES = Version(0, 19)
 
 
 def build_or_explain(context: BuildContext, target: Target) -> Path:
-    """Return the engine's folder: the one that was given, or one that is built now."""
     asked = target.options["engine"]
     if not target.options["build_engine"]:
         if not asked:
@@ -44,7 +43,6 @@ def build_or_explain(context: BuildContext, target: Target) -> Path:
 
 
 def as_shell(commands: Sequence[Sequence[str]]) -> str:
-    """Return commands as a shell reads them, on one line."""
     return " && ".join(shlex.join(command) for command in commands)
 
 
@@ -95,7 +93,6 @@ def _check_installed(wanted: Version, commands: Sequence[Sequence[str]]) -> None
 
 
 def build_commands(target: Target, model: Path, model_type: str, engine: Path) -> list[list[str]]:
-    """Return the commands, in the order in which they are run."""
     values = _values(target.options)
     values |= {"model": str(model), "engine": str(engine)}
     if target.version >= FIRST_LLMAPI:

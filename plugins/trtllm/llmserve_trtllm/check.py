@@ -180,7 +180,6 @@ def _check_front(name: str, config: ModelConfig, configs: Any) -> Iterator[Probl
 
 
 def _is_old(config: ModelConfig) -> bool:
-    """Whether lengths are unsigned, as before 0.7."""
     lengths = [tensor for tensor in config.input if tensor.name == "request_output_len"]
     return any(_kind(tensor.data_type) == "UINT32" for tensor in lengths)
 

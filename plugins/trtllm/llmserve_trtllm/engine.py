@@ -59,7 +59,6 @@ class Engine:
 
     @property
     def rank_files(self) -> tuple[str, ...]:
-        """The files of its ranks, by the two ways in which versions name them."""
         found = [*self.folder.glob("rank*.engine"), *self.folder.glob("*_rank*.engine")]
         return tuple(sorted({path.name for path in found}))
 

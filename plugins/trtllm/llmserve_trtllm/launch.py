@@ -16,7 +16,6 @@ _FIRST_WITHOUT_POOLS = Version(0, 13)
 def write_launch_script(
     context: BuildContext, target: Target, engine_model: str, world_size: int
 ) -> None:
-    """Write ``launch.sh``, if the server cannot be started without it."""
     script = "llmapi" if target.is_llmapi else target.options["multi_gpu"]
     if script == "orchestrator" and target.is_first:
         raise IncompatibleError(

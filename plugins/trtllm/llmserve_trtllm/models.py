@@ -40,7 +40,6 @@ own clients do, gets the text of the tokens and nothing else."""
 
 
 def declare_engine(config: ModelConfig, target: Target) -> None:
-    """Fill in what ``tensorrt_llm`` has with an engine and without."""
     # It places itself; KIND_CPU keeps Triton from making an instance for every GPU.
     copies = target.options["gpu_device_ids"].count(";") + 1
     _declare(config, target.engine_inputs, target.engine_outputs, copies=copies)
@@ -48,7 +47,6 @@ def declare_engine(config: ModelConfig, target: Target) -> None:
 
 
 def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand_in: str) -> None:
-    """Say how the engine is run."""
     fixed = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no", "gpt_model_path": engine_dir}
     if not target.is_first:
         _queue(config, target)
@@ -63,7 +61,6 @@ def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand
 
 
 def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, Any]:
-    """Fill in ``preprocessing`` and return the stage's settings."""
     inside = {preprocessing_name(row.name): row for row in target.taken}
     inputs = [replace(row, name=name) for name, row in inside.items()]
     made = _made(target)
@@ -79,7 +76,6 @@ def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, An
 def configure_postprocessing(
     config: ModelConfig, target: Target, formatted: Iterable[Tensor]
 ) -> dict[str, Any]:
-    """Fill in ``postprocessing`` and return the stage's settings."""
     inputs = [*target.rows("postprocessing inputs"), *([] if target.streams else [_REQUEST])]
     others = [replace(row, name=row.name.upper()) for row in _beside_text(target, formatted)]
     outputs = [*target.rows("postprocessing outputs"), *others]
@@ -160,7 +156,6 @@ def wire_through(assembly: Assembly, target: Target, part: BuildContext) -> None
 
 
 def llmapi_settings(target: Target, scheduler: str) -> Mapping[str, Any]:
-    """Return what the class around the LLM API is made with."""
     options = target.options
     kv_cache = {
         "free_gpu_memory_fraction": options["kv_cache_free_gpu_mem_fraction"],
@@ -210,7 +205,6 @@ def _handed_on(target: Target) -> list[Row]:
 
 
 def _made(target: Target) -> list[Row]:
-    """What preprocessing makes."""
     asked = [
         replace(row, name=f"OUT_{row.name.upper()}")
         for row in (*_sampling(target), *_handed_on(target))
@@ -258,7 +252,6 @@ def _declare(
 
 
 def _queue(config: ModelConfig, target: Target) -> None:
-    """Say how requests wait, as the version's template does."""
     batching, options = config.dynamic_batching, target.options
     batching.SetInParent()
     if target.is_first:

@@ -31,11 +31,7 @@ _FIRST_NEWER_MODES = Version(0, 16)
 
 @dataclass(frozen=True)
 class BuildOption(Option):
-    """An option with a type, which may be unset: its default is then the backend's.
-
-    >>> BuildOption("enable_kv_cache_reuse", "", "", kind=bool).check("false")
-    False
-    """
+    """An option with a type, which may be unset: its default is then the backend's."""
 
     kind: type[Value] = str
     versions: tuple[Range, ...] = ()
@@ -76,7 +72,6 @@ class BuildOption(Option):
         return not self.versions or any(version in some for some in self.versions)
 
     def key(self, version: Version) -> str:
-        """Return what a version calls the parameter."""
         return self.older_key[1] if self.older_key and version in self.older_key[0] else self.name
 
     def unused(self, options: Mapping[str, Value], version: Version) -> str:
@@ -101,11 +96,6 @@ OPTIONS = (*(BuildOption.read(line, INT32_MAX) for line in _TABLE["options"]), *
 
 
 def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[str, str]:
-    """Return the parameters that were given, as the backend reads them.
-
-    >>> engine_parameters({p.name: p.default for p in PARAMETERS}, Version(0, 19))
-    {'kv_cache_free_gpu_mem_fraction': '0.9', 'exclude_input_in_output': 'true'}
-    """
     found = {}
     for parameter in PARAMETERS:
         value = options[parameter.name]
@@ -116,7 +106,6 @@ def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[st
 
 
 def refuse_unused(options: Mapping[str, Value], version: Version) -> None:
-    """Refuse what was given and has no effect in the version or the layout."""
     for option in OPTIONS:
         given = options[option.name] != option.default
         if given and (why := option.unused(options, version)):

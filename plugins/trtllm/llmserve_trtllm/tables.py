@@ -9,11 +9,7 @@ from pathlib import Path
 
 @cache
 def sections(table: str) -> Mapping[str, tuple[str, ...]]:
-    """Return a table's lines by the heading that they stand under.
-
-    >>> sections("containers.txt")["containers"][0].split()
-    ['0.5.0', '23.10']
-    """
+    """Return a table's lines by the heading that they stand under."""
     found: dict[str, list[str]] = {}
     heading = ""
     for line in Path(__file__).with_name(table).read_text(encoding="utf-8").splitlines():
@@ -25,5 +21,4 @@ def sections(table: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def pairs(table: str, heading: str) -> dict[str, str]:
-    """Return what stands under a heading as two words a line."""
     return dict(line.split() for line in sections(table)[heading])

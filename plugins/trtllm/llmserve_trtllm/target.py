@@ -33,21 +33,15 @@ class Row(Tensor):
 
 
 def preprocessing_name(client: str) -> str:
-    """Return what preprocessing calls a client's tensor."""
     return pairs(TENSORS, "names preprocessing").get(client, client.upper())
 
 
 def engine_name(client: str) -> str:
-    """Return what the engine calls a client's tensor."""
     return pairs(TENSORS, "names engine").get(client, client)
 
 
 def contract_name(client: str) -> str:
-    """Return what llmserve calls a tensor of NVIDIA's model around the LLM API.
-
-    >>> contract_name("sampling_param_max_tokens"), contract_name("text_input")
-    ('max_tokens', 'text_input')
-    """
+    """Return what llmserve calls a tensor of NVIDIA's model around the LLM API."""
     return pairs(TENSORS, "names contract").get(client, client.removeprefix("sampling_param_"))
 
 
@@ -133,7 +127,6 @@ class Target:
 
 
 def check_batching(name: str) -> str:
-    """Refuse a batching strategy that is neither of TensorRT-LLM's."""
     if name not in MODEL_TYPES:
         raise IncompatibleError(
             f"TensorRT-LLM cannot be driven by batching {name!r}",

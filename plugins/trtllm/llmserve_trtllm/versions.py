@@ -45,11 +45,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Range:
-    """Some versions: from the first on, and before the second if there is one.
-
-    >>> Version(0, 14) in Range.parse("0.12:0.15"), Version(0, 15) in Range.parse("0.12:0.15")
-    (True, False)
-    """
+    """Some versions: from the first on, and before the second if there is one."""
 
     since: Version
     until: Version | None
@@ -109,11 +105,7 @@ def choose_version(version: str, container: str) -> Version:
 
 
 def container_of(version: Version) -> str | None:
-    """Return the newest container that has a version, if one is known.
-
-    >>> container_of(Version(0, 12))
-    'nvcr.io/nvidia/tritonserver:24.08-trtllm-python-py3'
-    """
+    """Return the newest container that has a version, if one is known."""
     tags = [tag for tag, has in CONTAINERS.items() if has.same_release(version)]
     return f"nvcr.io/nvidia/tritonserver:{max(tags)}-trtllm-python-py3" if tags else None
 

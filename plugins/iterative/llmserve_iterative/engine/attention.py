@@ -124,7 +124,6 @@ class PagePlan:
         self._masks: dict[tuple[Chunk, int | None], Tensor] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
-        """Return ``[tokens, heads, width]`` for queries ``[heads, tokens, width]``."""
         (heads, count, width), shared = query.shape, keys.shape[1]
         in_place = copies = [whole.transpose(0, 1)[None] for whole in (keys, values)]
         if len(self._scattered):

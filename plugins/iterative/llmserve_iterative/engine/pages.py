@@ -35,11 +35,9 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """How many pages can be taken."""
         return len(self._empty) + len(self._unused)
 
     def pages_for(self, tokens: int) -> int:
-        """Return how many pages so many tokens need."""
         return -(-tokens // self.page_size)
 
     def take(self, behind: int = -1) -> int | None:

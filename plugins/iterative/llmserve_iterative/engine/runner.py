@@ -236,7 +236,6 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer."""
     unknown = (others.get(name) for name in ("s_aux", "position_bias"))
     if attention_mask is not None or any(one is not None for one in unknown):
         raise NotImplementedError("attention with sinks, biases or a mask of its own")

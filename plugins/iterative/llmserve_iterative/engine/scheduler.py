@@ -10,8 +10,6 @@ from llmserve_iterative.engine.pages import START, PagePool
 
 
 class Sequence:
-    """A generation's tokens, the pages they lie in, and how many of them are computed."""
-
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self.generation = generation
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
@@ -37,7 +35,6 @@ class Sequence:
 
 
 def detached_sequence(ids: list[int], pages: list[int]) -> Sequence:
-    """Return a sequence of nobody's, in pages that are given."""
     silent = Generation(ids, Params(), max_tokens=1, eos_ids=frozenset(), decode=lambda _: "")
     sequence = Sequence(silent, None)  # type: ignore[arg-type]
     sequence.pages = pages

@@ -34,11 +34,7 @@ _NO_END = 2**32 - 1
 
 
 class IdTokenizer:
-    """Gives a sampler the ids of bad words, which are written as numbers here.
-
-    >>> IdTokenizer().encode("5 6"), IdTokenizer().encode(" 5 6")
-    ([5, 6], [])
-    """
+    """Gives a sampler the ids of bad words, which are written as numbers here."""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids that a word was written as; its second form, after a space, has none."""

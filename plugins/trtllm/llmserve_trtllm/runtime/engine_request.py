@@ -39,7 +39,6 @@ class EngineLimits:
 
 
 def array(values: Any, data_type: str) -> npt.NDArray[Any]:
-    """Return values as a tensor of one of Triton's types."""
     return np.array(values, _NUMPY[data_type])
 
 
@@ -72,7 +71,6 @@ class RequestWriter:
         self._has = {_SECOND_NAMES.get(name, name) for name in self.types}
 
     def write(self, ids: Sequence[int], params: Params) -> EngineRequest:
-        """Return what the engine is asked; refuse what it cannot do."""
         self._refuse(ids, params)
         kind, guide = form_of(params) or ("", "")
         ends = self._ends(params)
@@ -189,10 +187,5 @@ def word_tensor(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32
 
 
 def words_of(tensor: npt.NDArray[np.int32]) -> list[list[int]]:
-    """Read one row of such a tensor.
-
-    >>> words_of(word_tensor([[[5, 6], [7]]])[0])
-    [[5, 6], [7]]
-    """
     ends = [int(end) for end in tensor[1] if end > 0]
     return [tensor[0, a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]

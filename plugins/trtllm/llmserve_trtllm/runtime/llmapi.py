@@ -48,7 +48,6 @@ class LlmApi:
             self._llm = self._load(tensorrt_llm)
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Take requests; the answers leave through their senders."""
         if self._stand_in is not None:
             self._stand_in.execute(requests)
             return
@@ -154,7 +153,6 @@ class _Row:
 
 
 def _rows(given: Tensors, context: int) -> list[_Row]:
-    """Return a row for each prompt of a request."""
     rows = []
     for index, ids in enumerate(given["input_ids"]):
         asked: dict[str, Any] = {
@@ -176,7 +174,6 @@ def _rows(given: Tensors, context: int) -> list[_Row]:
 
 
 def sampling(row: _Row) -> Any:
-    """Return a row's ``SamplingParams``."""
     from tensorrt_llm import SamplingParams
 
     asked = row.asked
@@ -220,8 +217,6 @@ def _guided(asked: Mapping[str, Any]) -> Any:
 
 
 class _Answer:
-    """The responses that a request gets."""
-
     def __init__(self, raw: Any, given: Tensors, pb: Any, *, streams: bool) -> None:
         self.request_id: str = raw.request_id()
         self.rows: list[_Row] = []

@@ -41,7 +41,6 @@ class Orchestrator:
         self._model = EngineModel(self._settings, parts.pb_utils)
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Answer requests; the answers leave through their responders."""
         for raw in requests:
             outputs = _Outputs(self._parts.pb_utils)
             job = Job(raw, replace(self._parts, pb_utils=outputs, formatter=self._formatter))
@@ -92,7 +91,6 @@ class Orchestrator:
         }
 
     def _direct(self, given: Tensors, row: int, rows: int) -> Tensors:
-        """Return what goes to the engine as it came."""
         direct = {name: given[name] for name in self._settings["direct"] if name in given}
         count = direct.get("num_return_sequences")
         if count is not None and (count > 1).any():
