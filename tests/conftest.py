@@ -43,7 +43,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _LONG = (
     "live/test_scaffold.py",
-    "live/test_engines.py",
     "live/test_readme.py",
     "reliability/test_serve.py",
     "contract/test_build.py",

@@ -133,9 +133,9 @@ class RecipeChecks:
     def _failures(self) -> Failures:
         return Failures(self.recipe, self.options)
 
-    def _build(self, output: Path) -> BuildResult:
+    def _build(self, name: str, output: Path) -> BuildResult:
         try:
-            return build(self.recipe, self.model, output=output, **self.options)
+            return build(self.recipe, self.model, name=name, output=output, **self.options)
         except LLMServeError as error:
             self._failures.error(f"building {self.model}", error)
 

@@ -11,7 +11,7 @@ import pytest
 
 from llmserve.errors import LLMServeError, ModelNotReadyError
 from llmserve.repository import config as modelconfig
-from llmserve.repository.manifest import hashes
+from llmserve.repository.manifest import Manifest, hashes
 from llmserve.testing.checks import EVERY, PROMPTS, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
@@ -41,14 +41,16 @@ class RecipeConformance(RecipeChecks):
         except LLMServeError as error:
             self._failures.error("building and loading it", error)
 
-    def test_building_twice_gives_the_same_bytes(self, tmp_path: Path) -> None:
+    def test_building_again_gives_the_same_bytes(
+        self, triton: LiveTriton, name: str, tmp_path: Path
+    ) -> None:
         """Same inputs, same bytes: no time, no path of this machine, no order by chance."""
-        one, two = (self._build(tmp_path / name / "repo") for name in ("one", "two"))
-        first, second = hashes(one.folder), hashes(two.folder)
-        changed = sorted(name for name in first | second if first.get(name) != second.get(name))
+        one, two = triton.repository / name, self._build(name, tmp_path / "repo").folder
+        first, second = hashes(one), hashes(two)
+        changed = sorted(file for file in first | second if first.get(file) != second.get(file))
         promise = "two builds of the same write the same files"
         self._failures.expect([], changed, promise=promise, roles=EVERY)
-        old, new = ((each.folder / "llmserve.json").read_text().splitlines() for each in (one, two))
+        old, new = ((each / "llmserve.json").read_text().splitlines() for each in (one, two))
         self._failures.expect_each(
             [f"line {number}" for number in range(1, len(old) + 1)],
             old,
@@ -57,18 +59,18 @@ class RecipeConformance(RecipeChecks):
             roles=EVERY,
         )
 
-    def test_configuration_speaks_the_contract(self, tmp_path: Path) -> None:
+    def test_configuration_speaks_the_contract(self, triton: LiveTriton, name: str) -> None:
         """The configuration parses, is named like its folder and has the contract's tensors."""
-        result = self._build(tmp_path)
-        config = modelconfig.read(result.folder)
+        config = modelconfig.read(triton.repository / name)
         promise = "its config.pbtxt speaks the contract"
-        self._failures.expect(result.name, config.name, promise=promise, roles=("generator",))
+        self._failures.expect(name, config.name, promise=promise, roles=("generator",))
         for tensor, declared in (("text_input", config.input), ("text_output", config.output)):
             names = sorted(one.name for one in declared)
             if tensor not in names:
                 self._failures.fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
+        manifest = Manifest.read(triton.repository / name)
         exchange = config.parameters["llmserve.exchange"].string_value
-        self._failures.expect(result.manifest.exchange, exchange, promise=promise)
+        self._failures.expect(manifest and manifest.exchange, exchange, promise=promise)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
         alone = [self._answer(triton, name, prompt) for prompt in self.prompts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from llmserve.server import Server
 
 # Each is a process of its own, most of them with torch in it.
-_MOST_LOADED = 40
+_MOST_LOADED = 16
 # Seconds. Of what tests have left at the end, nobody waits for an answer any more.
 _GRACE = 10.0
 _STILL = 0.1
@@ -35,6 +36,7 @@ class LiveTriton:
         self.repository = repository
         self._built: dict[str, tuple[str, ...]] = {}
         self._loaded: dict[str, tuple[str, ...]] = {}
+        self._owners: dict[str, str] = {}
 
     @classmethod
     @contextmanager
@@ -57,8 +59,9 @@ class LiveTriton:
     def build(self, plugin: str, model: str = "demo", **asked: Any) -> str:
         """Build and load a model, and return its name; the same twice is built once.
 
-        What ``llmserve.build`` takes can be asked for, options included. What was asked for
-        longest ago is unloaded when there are many, and comes back when it is asked for again.
+        What ``llmserve.build`` takes can be asked for, options included. When there are many,
+        what tests of other folders have asked for is unloaded; it comes back when it is asked for
+        again.
         """
         key = json.dumps([plugin, model, asked], sort_keys=True, default=str)
         if key not in self._built:
@@ -70,15 +73,19 @@ class LiveTriton:
         return models[-1]
 
     def _keep(self, name: str, models: tuple[str, ...]) -> None:
-        """Have a model and its parts loaded, and no more others than fit beside them."""
+        """Have a model and its parts loaded, and no more of other folders' than fit beside them."""
+        # A fixture may hold a name for all tests of its folder.
+        owner = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].rpartition("/")[0]
         if name not in self._loaded:
-            others, gone = dict(self._loaded), []
-            while others and sum(map(len, others.values())) + len(models) > _MOST_LOADED:
-                gone.append(others.pop(next(iter(others))))
-            self._loaded = others
+            count, gone = len(models) + sum(map(len, self._loaded.values())), []
+            for other in [one for one in self._loaded if self._owners[one] != owner]:
+                if count > _MOST_LOADED:
+                    gone.append(self._loaded.pop(other))
+                    count -= len(gone[-1])
             self._exchange(gone, models)
         # Asked for last, it goes last.
         self._loaded[name] = self._loaded.pop(name, models)
+        self._owners[name] = owner
 
     def _exchange(self, gone: Sequence[tuple[str, ...]], models: tuple[str, ...]) -> None:
         """Unload and load at the same time: each is a process that takes seconds for itself."""

@@ -31,7 +31,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def repository(home: Path) -> Path:
     folder = home / "model_repository"
-    llmserve.build("hf", "demo", output=folder)
     llmserve.build("hf", "demo", output=folder, name="unary", decoupled=False)
     return folder
 
@@ -41,11 +40,10 @@ def serving(home: Path, repository: Path) -> Iterator[Serving]:
     """A server that was told which models to load; one is of the hub, which is out of reach."""
     hub_cache(home / "hf", "acme/tiny", COMMIT)
     env = {**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"}
-    built = run(
-        "build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repository), env=env
-    )
+    words = ["build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repository)]
+    built = run(*words, env=env)
     assert built.returncode == 0, built.stderr
-    names = [word for name in ("demo", "unary", "tiny") for word in ("--model", name)]
+    names = [word for name in ("unary", "tiny") for word in ("--model", name)]
     served = Serving(str(repository), *names, env=env)
     yield served
     if served.process.poll() is None:
@@ -69,11 +67,11 @@ def lines(folder: Path, *prompts: str) -> list[str]:
 def test_a_query_prints_the_answer_and_nothing_else(serving: Serving, repository: Path) -> None:
     whole = query(serving, "unary", PROMPT)
     assert len(whole) > 20
-    assert query(serving, "demo", PROMPT) == whole
+    assert query(serving, "tiny", PROMPT) == whole
     assert query(serving, "tiny", "--no-stream", PROMPT) == whole
-    assert query(serving, "demo", stdin=f"{PROMPT}\n") == whole
-    assert query(serving, "demo", "-", stdin=PROMPT) == whole
-    for name in ("demo", "unary"):
+    assert query(serving, "tiny", stdin=f"{PROMPT}\n") == whole
+    assert query(serving, "tiny", "-", stdin=PROMPT) == whole
+    for name in ("tiny", "unary"):
         command = [sys.executable, str(repository / name / "client.py"), PROMPT]
         done = subprocess.run(
             [*command, "--url", serving.url, "--max-tokens", "12"],
@@ -85,14 +83,14 @@ def test_a_query_prints_the_answer_and_nothing_else(serving: Serving, repository
 def test_json_has_counts_and_log_probabilities_for_who_asks(
     serving: Serving, repository: Path
 ) -> None:
-    answer = json.loads(query(serving, "demo", PROMPT, "--json"))
+    answer = json.loads(query(serving, "tiny", PROMPT, "--json"))
     assert (answer["output_tokens"], answer["finish_reason"]) == (12, "length")
     assert "logprobs" not in answer
     asked = [PROMPT, "--json", "--logprobs", "2"]
-    answer = json.loads(query(serving, "demo", *asked))
+    answer = json.loads(query(serving, "tiny", *asked))
     assert "".join(entry["token"] for entry in answer["logprobs"]) == answer["text"]
     assert [len(entry["top"]) for entry in answer["logprobs"]] == [2] * 12
-    command = [sys.executable, str(repository / "demo" / "client.py"), *asked]
+    command = [sys.executable, str(repository / "tiny" / "client.py"), *asked]
     emitted = subprocess.run(
         [*command, "--max-tokens", "12", "--url", serving.url],
         capture_output=True, text=True, check=True,
@@ -116,7 +114,7 @@ def test_any_option_of_the_model_can_be_set(serving: Serving) -> None:
         (["unary", "Hi", "--stream"], 2, "decoupled=true"),
         (["unary", "Hi", "--max-tokens", "0"], 7, "max_tokens"),
         (["unary", ""], 7, "empty"),
-        (["demo", "Hi", "--timeout", "0.000001"], 6, "time"),
+        (["tiny", "Hi", "--timeout", "0.000001"], 6, "time"),
     ],
 )
 def test_what_the_server_refuses_is_one_line(
@@ -184,7 +182,7 @@ def test_ctrl_c_ends_a_file_of_prompts_at_once(serving: Serving, tmp_path: Path)
 
 def test_a_reader_that_has_seen_enough_ends_it_as_in_a_shell(serving: Serving) -> None:
     asked = subprocess.Popen(
-        [*LLMSERVE, "query", "demo", PROMPT, "--url", serving.url, "--max-tokens", "256"],
+        [*LLMSERVE, "query", "tiny", PROMPT, "--url", serving.url, "--max-tokens", "256"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert asked.stdout is not None
@@ -244,7 +242,7 @@ def test_all_that_keeps_a_repository_from_being_served_is_told_before_anything_s
     repository: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(repository, tmp_path / "r")
-    (folder / "demo" / "1" / "model" / "model.safetensors").unlink()
+    (folder / "unary" / "1" / "model" / "model.safetensors").unlink()
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
         taken = [str(listener.getsockname()[1]) for listener in (one, two)]
         ports = ["--http-port", taken[0], "--grpc-port", "0", "--metrics-port", taken[1]]

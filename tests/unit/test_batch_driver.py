@@ -152,12 +152,6 @@ def test_a_panic_of_the_tokenizer_fails_one_request_and_not_the_model() -> None:
     assert good.text == "ab"
 
 
-def test_a_wrong_request_costs_nothing() -> None:
-    generator = Repeats()
-    drive(generator, ask("ab"), ask("ab", max_tokens=0))
-    assert generator.batches == [1]
-
-
 @pytest.mark.parametrize(
     ("stream", "shown"),
     [(True, [("a", "a"), ("b", "ab"), ("a", "aba")]), (False, [("aba", "aba")])],
@@ -343,14 +337,6 @@ def test_what_a_formatter_returns_is_held_to_what_it_declares(
     assert error.startswith("the model failed: OutputError: the formatter ")
     assert "test_batch_driver:Returns returned " in error
     assert message in error
-
-
-def test_what_a_formatter_declares_it_may_return() -> None:
-    count, table = np.ones(2, np.int32), np.zeros((2, 5), np.float32)
-    for more in ({}, {"count": count}, {"count": count, "table": table}):
-        request = formatted(text_output=TEXTS, **more)
-        assert request.error is None
-        assert set(request.responses[0].tensors) == {"text_output", *more}
 
 
 def test_a_piece_costs_the_same_however_long_the_answer_is() -> None:

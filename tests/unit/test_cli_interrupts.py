@@ -26,7 +26,7 @@ sys.addaudithook(say)
 from llmserve_cli.main import main
 main(sys.argv[1:])
 """
-OFFSETS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0]
+OFFSETS = [0.0, 0.05, 0.2, 1.0]
 
 
 def interrupt_after(seconds: float, *words: str) -> tuple[int, str]:

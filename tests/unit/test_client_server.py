@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,43 +47,6 @@ def test_models_are_named_where_the_index_is_restricted(url: str) -> None:
     with connect(url) as client, pytest.raises(errors.ModelNotReadyError) as caught:
         client.generate("otter", "p")
     assert str(caught.value) == "the server does not have 'otter': choose one of other, m"
-
-
-@pytest.fixture(params=[b"HTTP/1.1 400 Bad Request\r\nContent-Length: 3\r\n\r\nbad", b""])
-def http_port(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A port for HTTP/1, which refuses anything else in words or, as Triton's does, without."""
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                asked = connection.recv(1000)
-                ok = b"HTTP/1.1 200 OK\r\n\r\n"
-                connection.sendall(ok if asked.startswith(b"GET ") else request.param)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-
-
-def test_the_port_for_http_is_told_from_no_server(http_port: int) -> None:
-    wanted = r"speaks HTTP, not gRPC: .*usually 8001\), as in --url 127.0.0.1:8001"
-    with (
-        connect(f"127.0.0.1:{http_port}") as client,
-        pytest.raises(errors.UnreachableError, match=wanted),
-    ):
-        client.generate("m", "p")
-
-    async def ask() -> None:
-        async with connect_async(f"127.0.0.1:{http_port}") as client:
-            await client.generate("m", "p")
-
-    with pytest.raises(errors.UnreachableError, match=wanted):
-        asyncio.run(ask())
 
 
 def test_escapes_in_an_answer_reach_no_terminal(

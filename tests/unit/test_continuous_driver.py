@@ -144,22 +144,6 @@ def test_a_request_joins_one_that_is_under_way_and_ends_before_it(model: Model) 
     closed(long)
 
 
-def test_pieces_join_to_the_whole(model: Model) -> None:
-    stream = model.send("abc", max_tokens=40, stream=True)
-    closed(stream)
-    assert len(stream.responses) > 1
-    assert stream.text == ("abc" * 14)[:40]
-
-
-def test_who_leaves_frees_its_place(model: Model) -> None:
-    gone, stays = model.send("ab", max_tokens=ENDLESS), model.send("cd", max_tokens=200)
-    gone.cancelled = True
-    closed(gone)
-    assert model.engine.live <= 1
-    closed(stays)
-    assert stays.text == "cd" * 100
-
-
 def test_one_that_is_refused_or_fails_does_so_alone(model: Model) -> None:
     good = model.send("ab", max_tokens=30)
     wrong, refused, culprit = model.send("ab", max_tokens=0), model.send("?"), model.send("!")

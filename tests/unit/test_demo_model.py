@@ -19,7 +19,7 @@ import llmserve.demo
 from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError
 from tests.demo_trainer.grammar import documents
-from tests.demo_trainer.model import PROMPTS, greedy
+from tests.demo_trainer.model import greedy
 
 # The text the shipped weights were trained on. Whoever changes the grammar trains again.
 FIRST_THOUSAND = "a60c83e5daabf36a76cbcfb0699cf98aed13a145d081b80d85f23d6368fc8138"
@@ -79,11 +79,6 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_characters_beyond_ascii_span_several_tokens(tokenizer: Any) -> None:
-    for character in "é서☕🙂":
-        assert len(tokenizer.encode(character)) == len(character.encode())
-
-
 def test_the_tokenizer_has_one_special_token_and_adds_none(tokenizer: Any) -> None:
     assert tokenizer.all_special_tokens == ["<|endoftext|>"]
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 0
@@ -98,14 +93,6 @@ def test_the_grammar_is_decided_by_its_seed() -> None:
     assert text != first_documents(21, 1000)
 
 
-def test_every_country_keeps_its_capital() -> None:
-    text = " ".join(first_documents(3, 5000))
-    pairs = set(re.findall(r"The capital of (\w+) is (\w+)\.", text))
-    pairs |= {(land, city) for city, land in re.findall(r"(\w+) is the capital of (\w+)\.", text)}
-    assert {("France", "Paris"), ("Brazil", "Brasília")} <= pairs
-    assert len({land for land, _ in pairs}) == len(pairs)
-
-
 def test_programming_in_cpp_reads_as_a_sentence(tokenizer: Any, network: Any) -> None:
     ids = tokenizer("Programming in C++ is like", return_tensors="pt")
     start = ids["input_ids"].shape[1]
@@ -114,23 +101,6 @@ def test_programming_in_cpp_reads_as_a_sentence(tokenizer: Any, network: Any) ->
     answer = tokenizer.decode(output[:-1])
     assert re.match(r" [a-z]+ [a-z ]+\. [A-Z]", answer)
     assert answer.endswith(".")
-
-
-def test_sample_answers_are_sentences_without_loops() -> None:
-    for prompt, answer in zip(PROMPTS, greedy(demo_model_path(), PROMPTS, 400), strict=True):
-        sentences = re.split(r"(?<=[.?!☕🙂]) ", prompt + answer)
-        assert len(sentences) == len(set(sentences)), (prompt, answer)
-        assert re.search(r"[.?!]$", answer), (prompt, answer)
-
-
-def test_a_batch_answers_as_each_prompt_alone(tokenizer: Any, network: Any) -> None:
-    assert network.dtype.is_floating_point
-    assert str(network.dtype) == "torch.float32"
-    together = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
-    outputs = network.generate(**together, max_new_tokens=64)
-    width = together["input_ids"].shape[1]
-    answers = tokenizer.batch_decode(outputs[:, width:], skip_special_tokens=True)
-    assert answers == greedy(demo_model_path(), PROMPTS, 64)
 
 
 def test_the_chat_template_renders_every_role(tokenizer: Any) -> None:
@@ -152,8 +122,3 @@ def test_a_chat_answer_answers() -> None:
     answers = greedy(demo_model_path(), asked, chat=True)
     assert answers[0] == "The capital of Germany is Berlin."
     assert answers[1].startswith("I am a very small language model.")
-
-
-def test_an_unfamiliar_prompt_gets_an_honest_sentence() -> None:
-    (answer,) = greedy(demo_model_path(), ["The president of the United States"])
-    assert answer.endswith("have not read about that. Ask me about animals, cities or code.")

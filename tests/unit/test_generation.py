@@ -62,26 +62,6 @@ def test_cancellation_ends_it_at_the_next_token() -> None:
     assert (generation.text, generation.finish_reason) == ("a", "cancelled")
 
 
-def test_take_gives_each_text_once() -> None:
-    generation = run("ab", end=False)
-    assert generation.has_news
-    assert generation.take() == "ab"
-    assert not generation.has_news
-    assert generation.take() == ""
-    generation.push(ord("c"))
-    assert generation.take() == "c"
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_whoever_listens_hears_every_piece(count: int) -> None:
-    heard: list[str] = []
-    generation = Generation(b"p", Params(), max_tokens=count, eos_ids=frozenset(), decode=decode)
-    generation.on_text = lambda: heard.append(generation.take())
-    for token in b"xyz":
-        generation.push(token)
-    assert heard == list("xyz"[:count])
-
-
 def test_a_generator_that_keeps_the_end_to_itself_says_so() -> None:
     ended = run("hello", end=False)
     assert not ended.done

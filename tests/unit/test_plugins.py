@@ -165,17 +165,6 @@ def test_where_a_plugin_fails_is_shown_to_who_asks(
     assert "in fails" in capsys.readouterr().err
 
 
-def test_what_recipes_and_formatters_do_not_say_is_what_most_have() -> None:
-    assert (RECIPE.tokenizer, RECIPE.batching, RECIPE.formatter) == (
-        "transformers", "dynamic", "text",
-    )  # fmt: skip
-    count = Tensor("count", "TYPE_INT32", optional=False)
-    plain = Formatter(name="f", summary="", runtime="acme:F")
-    counting = replace(plain, extra_outputs=(count,))
-    assert counting.outputs == (*plain.outputs, count)
-    assert replace(counting, name="g").outputs == counting.outputs
-
-
 @pytest.mark.parametrize(
     ("device", "expected"),
     [("cpu", "hare"), ("cuda", "mole"), ("cuda:1", "mole"), ("balanced", "mole")],

@@ -27,8 +27,6 @@ from llmserve.server import (
 from llmserve.server.launch import (
     Instance,
     docker_arguments,
-    inherited_environment,
-    link_models,
     new_key,
     server_command,
     triton_args,
@@ -62,18 +60,6 @@ def test_what_changes_a_server_is_always_behind_the_key(instance: Instance, expl
     # A key with a line break in it is one that nobody can send.
     assert new_key(explicit=explicit).isprintable() == explicit
     assert new_key(explicit=explicit) != new_key(explicit=explicit)
-
-
-def test_chosen_models_are_all_that_the_server_sees(tmp_path: Path) -> None:
-    repository = tmp_path / "a b;é"
-    for name in ("one", "two", "three"):
-        (repository / name).mkdir(parents=True)
-    for chosen, seen in (((), {"one", "two", "three"}), (("one", "two"), {"one", "two"})):
-        scratch = tmp_path / f"scratch{len(chosen)}"
-        scratch.mkdir()
-        folder = link_models(ServerSettings(repository, models=chosen), scratch)
-        assert {path.name for path in folder.iterdir()} == seen
-        assert folder.parent == scratch
 
 
 def test_a_container_is_told_where_and_never_the_token(
@@ -130,14 +116,6 @@ def test_what_the_embedded_server_needs_is_said(monkeypatch: pytest.MonkeyPatch)
         embedded.find_embedded()
 
 
-def test_python_path_is_absolute_for_a_server_in_another_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "/lib"]))
-    expected = os.pathsep.join([str(Path("src").absolute()), "/lib"])
-    assert inherited_environment()["PYTHONPATH"] == expected
-
-
 def test_a_model_of_several_processes_brings_how_it_is_started(
     tmp_path: Path, instance: Instance
 ) -> None:
@@ -155,22 +133,6 @@ def test_a_model_of_several_processes_brings_how_it_is_started(
     with pytest.raises(ServerError, match="llama and other each start a server"):
         command()
     assert command("other")[1] == "/m/other/launch.sh"
-
-
-def test_registered_backends_are_linked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    acme = Backend(name="acme", summary="", folder=tmp_path / "plugin" / "triton")
-    library = tmp_path / "libpython.so"
-    bundled = tmp_path / "home" / "backends" / "python" / "libtriton_python.so"
-    for file in (acme.folder / "model.py", library, bundled):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    monkeypatch.setattr(embedded, "_libpython", lambda: library)
-    backends, libraries = embedded.lay_out(tmp_path / "home", tmp_path / "scratch", [acme])
-    assert {path.name for path in backends.iterdir()} == {"python", "acme"}
-    assert (backends / "acme" / "model.py").is_file()
-    # Triton follows no link out of the folder for the library that such a backend runs.
-    assert not (backends / "python" / "libtriton_python.so").is_symlink()
-    assert {path.name for path in libraries.iterdir()} == {"libpython.so", "nvidia_pytriton.libs"}
 
 
 def test_what_the_user_says_of_threads_and_memory_counts(
@@ -238,13 +200,6 @@ def ports(http: int, grpc: int, metrics: int, host: str = "127.0.0.1") -> Server
     return ServerSettings(
         Path("models"), host=host, http_port=http, grpc_port=grpc, metrics_port=metrics
     )
-
-
-def test_free_ports_differ_and_are_free() -> None:
-    chosen = choose_ports(ports(0, 0, 0, host="localhost"))
-    assert chosen.host == "127.0.0.1"
-    assert len({chosen.http, chosen.grpc, chosen.metrics}) == 3
-    assert port_problems(ports(0, 0, 0)) == []
 
 
 def test_every_taken_port_is_named_at_once() -> None:
@@ -320,23 +275,6 @@ def test_what_a_log_tells(tmp_path: Path) -> None:
 def test_progress_is_told_in_words_and_never_back_to_the_start() -> None:
     told = [Progress(1.0, (), ()), Progress(2.0, ("a", "b"), ("c",)), Progress(3.0, (), ("a",))]
     assert [*map(str, told)] == ["starting Triton", "loading a, b", "waiting until it is ready"]
-
-
-@given(cuts=st.lists(st.integers(1, 40), max_size=60))
-def test_it_does_not_matter_how_the_lines_are_cut(
-    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
-) -> None:
-    path = tmp_path_factory.mktemp("cut") / "log"
-    path.touch()
-    log = ServerLog(path)
-    rest = (LOADING + LOADED + FAILED + TAKEN).encode()
-    for cut in [*cuts, len(rest)]:
-        with path.open("ab") as file:
-            file.write(rest[:cut])
-        rest = rest[cut:]
-        log.read()
-    assert log.progress(0).ready == ("gpt2",)
-    assert (list(log.failures), log.port_lost) == (["bad"], "grpc")
 
 
 @given(st.text())

@@ -11,12 +11,12 @@ from llmserve.demo import demo_model_path
 
 
 def small_model(factory: pytest.TempPathFactory) -> Path:
-    """Return the demo model without the upper half of its layers, made once in a session."""
+    """Return the demo model with one of its layers, made once in a session."""
     folder = factory.getbasetemp() / "small-gpt2"
     if not folder.exists():
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(demo_model_path(), n_layer=2)
+        model = AutoModelForCausalLM.from_pretrained(demo_model_path(), n_layer=1)
         # Before the weights, so that what says how many layers there are is written over.
         shutil.copytree(demo_model_path(), folder)
         model.save_pretrained(folder)

@@ -21,5 +21,7 @@ class TestHfInOnePiece(RecipeConformance):
 
 
 class TestHfUnbatched(RecipeConformance):
+    """As the tutorial serves Persimmon: one prompt at a time, and the answer begins with it."""
+
     recipe = "hf"
-    options = {"max_batch_size": 0}
+    options = {"max_batch_size": 0, "echo": True}

@@ -68,8 +68,7 @@ def test_the_tutorials_infer_command_works_letter_by_letter(
 def test_the_tutorials_generate_command_works_letter_by_letter(
     triton: LiveTriton, falcon: str
 ) -> None:
-    triton.build("hf", name="persimmon8b", max_batch_size=0, echo=True)
-    for model in (falcon, "persimmon8b"):
+    for model in (falcon, triton.build("hf", max_batch_size=0, echo=True)):
         answer = post(triton, f"v2/models/{model}/generate", '{"text_input":"How can you be"}')
         assert answer["text_output"].startswith("How can you be")
         assert answer["model_name"] == model

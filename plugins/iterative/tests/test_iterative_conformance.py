@@ -18,8 +18,3 @@ class TestIterative(ConstrainedConformance):
 class TestStatic(RecipeConformance):
     recipe = "iterative"
     options = {"batching": "static", "max_batch_size": 8}
-
-
-class TestContinuous(RecipeConformance):
-    recipe = "iterative"
-    options = {"batching": "continuous", "max_batch_size": 8}

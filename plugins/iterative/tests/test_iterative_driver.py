@@ -24,7 +24,9 @@ def test_the_first_piece_does_not_wait_for_the_end_of_the_burst() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "flags"), [(77_777_777, 1), (2, 3), ("abc", 1)], ids=["number", "end", "text"]
+    ("number", "flags"),
+    [(77_777_777, 1), (2, 3), ("abc", 1), (1, 1)],
+    ids=["number", "end", "text", "in use"],
 )
 def test_a_sequence_id_of_the_clients_own_is_refused(number: Any, flags: int) -> None:
     triton = Scheduler()
@@ -33,21 +35,11 @@ def test_a_sequence_id_of_the_clients_own_is_refused(number: Any, flags: int) ->
     own = triton.send("cd", number=number if isinstance(number, int) else 5, flags=flags)
     if isinstance(number, str):
         own.sequence = number
+    triton.run([own])
     triton.run_all()
     assert "sequence id" in (own.error or "")
     assert stays.text == "ababababa"
     assert triton.nothing_is_left()
-
-
-def test_an_id_that_is_in_use_is_refused_and_its_owner_goes_on() -> None:
-    triton = Scheduler()
-    owner = triton.send("ab", max_tokens=9)
-    triton.run([owner])
-    thief = triton.send("cd", number=1)
-    triton.run([thief])
-    assert "sequence id" in (thief.error or "")
-    triton.run_all()
-    assert owner.text == "ababababa"
 
 
 def test_a_request_that_fails_does_so_alone() -> None:
@@ -99,21 +91,6 @@ def test_the_figures_are_those_of_what_happened() -> None:
     assert found["token_seconds_count"] == 8
     assert found["running_sequences"] == found["cache_used_tokens"] == 0
     assert found["cache_tokens"] == 1000
-
-
-def test_tokens_made_while_a_request_waits_in_the_queue_are_counted() -> None:
-    triton = Scheduler()
-    away = triton.send("ab", max_tokens=4)
-    triton.run([away])
-    for _ in range(3):
-        triton.run([triton.send("c", max_tokens=1)])
-    # All its tokens were made in batches of others: it comes with nothing left to make.
-    triton.run([away])
-    assert away.text == "abab"
-    found = {name: family.metric.value for name, family in triton.driver._metrics.families.items()}
-    assert found["output_tokens_total"] == 4 + 3
-    assert found["first_token_seconds_count"] == 1 + 3
-    assert found["token_seconds_count"] == 3
 
 
 def test_unloading_lets_go_of_everything_that_is_tritons() -> None:

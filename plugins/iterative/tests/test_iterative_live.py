@@ -25,6 +25,27 @@ def in_flight(triton: LiveTriton) -> str:
     return triton.build("iterative")
 
 
+# As the conformance suite builds them, so that both ask the same models.
+DRIVERS: list[dict[str, Any]] = [
+    {},
+    {"batching": "continuous", "max_batch_size": 8},
+    {"batching": "static", "max_batch_size": 8},
+    {"batching": "dynamic"},
+]
+
+
+@pytest.mark.parametrize("options", DRIVERS, ids=str)
+def test_behind_every_driver_it_gives_the_answers_of_generate(
+    triton: LiveTriton, options: dict[str, Any]
+) -> None:
+    prompts = [PROMPT, "Once upon a time", "Hello", "The capital of France is"]
+    hf, model = triton.build("hf"), triton.build("iterative", **options)
+    expected = [triton.client.generate(hf, p, max_tokens=32).text for p in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = pool.map(lambda p: triton.client.generate(model, p, max_tokens=32).text, prompts)
+        assert list(found) == expected
+
+
 def order_of_ends(triton: LiveTriton, model: str) -> list[str]:
     """Ask for a long answer and, once it is under way, for a short one."""
     ends: list[str] = []
@@ -113,7 +134,7 @@ def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
     assert last.model_memory > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"batching": "static", "max_batch_size": 8}])
+@pytest.mark.parametrize("options", [DRIVERS[0], DRIVERS[2]], ids=str)
 def test_logprobs_are_those_of_the_models_logits(
     triton: LiveTriton, options: dict[str, Any]
 ) -> None:

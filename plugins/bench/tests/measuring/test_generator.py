@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import LLMServeError, ModelNotReadyError, UnreachableError, UsageError
+from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench import measure
 from llmserve_bench.figures import figures_of
 from llmserve_bench.generator import Job, LoadGenerator
@@ -143,19 +143,6 @@ def test_a_server_that_dies_leaves_the_rounds_of_a_comparison_before_it() -> Non
     assert "round 2 of 3" in (result.ended_early or "")
 
 
-def test_ctrl_c_keeps_what_was_measured() -> None:
-    def interrupt(done: int, seconds: float) -> None:
-        if done > 5:
-            raise KeyboardInterrupt
-
-    with scripted(tokens=(1,)) as server:
-        load = Load(concurrency=2, duration=60.0, warmup=0)
-        run = measured(server, "whole", load, Plan(Prompts(), on_progress=interrupt))
-    assert run.interrupted
-    assert len(run.good) > 5
-    assert run.seconds < 60.0
-
-
 @pytest.mark.parametrize("load", [Load(concurrency=1, requests=2), Load(rate=9, requests=2)])
 def test_a_request_that_cannot_be_made_is_one_line(load: Load, tmp_path: Path) -> None:
     dataset = tmp_path / "prompts.json"
@@ -202,15 +189,6 @@ def test_several_processes_make_the_same_load_together() -> None:
     assert run.generator.cpu > 0
 
 
-def test_shares_of_a_load_together_are_the_whole() -> None:
-    requests = [Request(at, "x", {}) for at in range(7)]
-    job = Job("", "m", "triton", True, Load(concurrency=4), requests[:3], requests, 7)
-    shares = job.split(3)
-    assert sum(share.load.concurrency or 0 for share in shares) == 4
-    assert sorted(r.index for share in shares for r in share.requests) == list(range(7))
-    assert len(job.split(64)) == 4
-
-
 def test_a_generator_that_ends_by_itself_is_one_line() -> None:
     load = Load(concurrency=1, requests=1)
     with scripted() as server:
@@ -222,11 +200,3 @@ def test_a_generator_that_ends_by_itself_is_one_line() -> None:
                 worker.wait()
             with pytest.raises(LLMServeError, match="by itself"):
                 processes.run(lambda done, seconds: None)
-
-
-def test_nobody_there_and_no_such_model_are_one_line() -> None:
-    load, plan = Load(concurrency=1, requests=1), Plan(Prompts())
-    with pytest.raises(UnreachableError, match="no Triton answers"):
-        bench(Target("whole", "127.0.0.1:9"), load, plan)
-    with scripted() as server, pytest.raises(ModelNotReadyError):
-        bench(Target("nope", server.url), load, plan)

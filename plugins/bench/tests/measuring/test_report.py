@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.errors import ConfigError, UsageError
+from llmserve.errors import ConfigError
 from llmserve_bench.files import COLUMNS, load, save, to_csv, to_json
 from llmserve_bench.plots import plots_of
 from llmserve_bench.report import write_report
@@ -148,9 +148,3 @@ def test_reports_of_little_are_reports_all_the_same(tmp_path: Path) -> None:
     for cases in ([replace(case, runs=(nothing,))], [replace(case, runs=())]):
         for kind in ("bench", "compare", "sweep"):
             assert write_report(make_result(kind, cases), tmp_path)
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write a report"):
-        write_report(RESULTS["bench"], tmp_path / "file" / "x")

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from llmserve.testing import RecipeConformance
 
 
 class TestPriorities(RecipeConformance):
     recipe = "hf"
-    options = {"batching": "priorities"}
+    # As the live tests build it, so that both have the same model.
+    options: ClassVar[dict[str, Any]] = {
+        "batching": "priorities",
+        "max_batch_size": 1,
+        "priority_levels": 4,
+        "queues": "3:size=2;4:timeout_ms=20",
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ def reference() -> Reference:
 @pytest.fixture(scope="module", params=["onnx", "torchscript"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
     home: Path = tmp_path_factory.mktemp(request.param) / "graph"
-    return Session(request.param, home, export_to(request.param, home, make_model()))
+    exported = export_to(request.param, home, make_model())
+    # What checks the graph would report its use over the network.
+    assert request.param != "onnx" or os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    return Session(request.param, home, exported)
 
 
-@pytest.mark.parametrize("count", [1, 4, 16])
+@pytest.mark.parametrize("count", [1, 8])
 def test_interleaved_sequences_answer_as_generate_does(
     made: Session, reference: Reference, count: int
 ) -> None:

@@ -35,8 +35,8 @@ arrivals = st.lists(
 )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3", "gemma2", "falcon"])
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon"])
+@settings(max_examples=12, deadline=None)
 @given(
     requests=arrivals,
     max_sequences=st.integers(1, 6),

@@ -28,8 +28,3 @@ class TestOpenVino(OnConverted):
 class TestOpenVinoInWholeBatches(OnConverted):
     __test__ = True
     options = {"batching": "dynamic"}
-
-
-class TestOpenVinoOnIterativeScheduling(OnConverted):
-    __test__ = True
-    options = {"batching": "iterative"}

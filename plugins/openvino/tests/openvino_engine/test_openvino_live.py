@@ -32,6 +32,18 @@ def by_torch(triton: LiveTriton) -> str:
     return triton.build("hf")
 
 
+@pytest.mark.parametrize("batching", ["continuous", "dynamic", "iterative", "static"])
+def test_behind_every_driver_it_gives_the_answers_of_generate(
+    triton: LiveTriton, converted: Path, by_torch: str, batching: str
+) -> None:
+    options = {} if batching == "continuous" else {"batching": batching}
+    model = triton.build("openvino", str(converted), **options)
+    expected = [triton.client.generate(by_torch, p, max_tokens=32).text for p in PROMPTS]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        found = pool.map(lambda p: triton.client.generate(model, p, max_tokens=32).text, PROMPTS)
+        assert list(found) == expected
+
+
 @pytest.mark.parametrize(
     "wish",
     [
