@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from llmserve.errors import LLMServeError
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import Gone, Receive, read_json
+from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import Asked, Fields, read_messages
 from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
@@ -86,9 +87,7 @@ class Routes:
         options: dict[str, Any] = {}
         if messages is not None:
             options["messages"] = read_messages(messages)
-            told = fields.mapping("chat_template_kwargs")
-            tools = fields.take("tools")
-            options["chat_template_kwargs"] = ({**told, "tools": tools} if tools else told) or None
+            options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
         elif not isinstance(prompt, str):
             raise bad_request("prompt has to be a text, or give messages", "prompt")
         about = await self._catalog.about(name, prompt or "", **options)
@@ -113,10 +112,7 @@ class Routes:
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
         asked: Asked = anthropic.read_count_request(await _body(request))
         self._gateway.check_model(key, asked.model)
-        kwargs = asked.options.get("chat_template_kwargs")
-        about = await self._catalog.about(
-            asked.model, messages=asked.options["messages"], chat_template_kwargs=kwargs
-        )
+        about = await self._catalog.about(asked.model, messages=asked.options["messages"])
         return _json({"input_tokens": len(about["ids"])})
 
     async def live(self, request: Request) -> Response:
@@ -132,6 +128,14 @@ class Routes:
             state = {"ready": ready, **state["models"].get(name, {"why": "it is not loaded"})}
             state["ready"] = ready
         return _json(state, 200 if state["ready"] else 503)
+
+    async def document(self, request: Request, key: Key | None) -> Response:
+        del request
+        try:
+            models = await self._offered(key)
+        except LLMServeError:
+            models = []  # Nobody is there to be asked, and the API is the same.
+        return _json(make_document(models))
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request, key
@@ -242,6 +246,7 @@ def make_app(settings: Settings) -> Starlette:
         Route("/readyz", routes.ready),
         Route("/readyz/{name:path}", routes.ready),
         Route("/health", routes.ready),
+        Route("/openapi.json", guarded(routes.document)),
         Route("/metrics", guarded(routes.metrics)),
         Route("/metrics/triton", guarded(routes.triton_metrics)),
     ]

@@ -30,7 +30,7 @@ class Health:
     answered: float = 0.0
     misses: int = 0
     why: str = ""
-    told: dict[str, Any] | None = field(default=None, repr=False)
+    context: tuple[int | None] | None = field(default=None, repr=False)
 
     @property
     def ready(self) -> bool:
@@ -97,32 +97,22 @@ class Catalog:
         )
         try:
             about = json.loads(answer.text)
-            kept = {key: about[key] for key in ("ids", "text", "context_length")}
-            return {**kept, "chat_template": about.get("chat_template")}
+            return {key: about[key] for key in ("ids", "text", "context_length")}
         except (ValueError, KeyError, TypeError):
             raise strange from None  # An older one, which has answered.
 
     async def context_length(self, name: str) -> int | None:
         """Return how many tokens prompt and answer may have together, where the model tells."""
-        length: int | None = (await self._told(name)).get("context_length")
-        return length
-
-    async def chat_template(self, name: str) -> str | None:
-        """Return the text of a model's chat template, where the model tells it."""
-        template = (await self._told(name)).get("chat_template")
-        return template if isinstance(template, str) else None
-
-    async def _told(self, name: str) -> dict[str, Any]:
-        """Return what a model tells of itself, asked for once."""
         health = self.health(name)
-        if health.told is None:
+        if health.context is None:
             try:
-                health.told = await asyncio.wait_for(self.about(name), _QUICK_SECONDS)
+                about = await asyncio.wait_for(self.about(name), _QUICK_SECONDS)
+                health.context = (about["context_length"],)
             except (RequestRejectedError, ApiError):
-                health.told = {}
+                health.context = (None,)
             except (LLMServeError, asyncio.TimeoutError):
-                return {}
-        return health.told
+                return None
+        return health.context[0]
 
     # Whether they answer
 

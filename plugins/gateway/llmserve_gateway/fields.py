@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve_gateway.errors import bad_request
-from llmserve_gateway.tools import Tools
 
 MAX_ANSWERS = 128
 MAX_STOP_WORDS = 4
+INCLUDE_STOP = "include_stop_str_in_output"
 _MAX_BIASES = 1024
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
@@ -32,7 +32,8 @@ class Asked:
     """A request as the models are asked it; ``unknown`` are fields nobody knows here.
 
     ``options`` are those of the tensor contract. A prompt is a text, or token ids.
-    ``silent`` wants nothing but its prompt back.
+    ``silent`` wants nothing but its prompt back; ``tells_stop`` wants to know at which stop
+    word the answer ended.
     """
 
     model: str
@@ -45,7 +46,7 @@ class Asked:
     echo: bool = False
     silent: bool = False
     logprobs: bool = False
-    tools: Tools | None = None
+    tells_stop: bool = False
     unknown: frozenset[str] = frozenset()
 
     @property
@@ -54,17 +55,11 @@ class Asked:
         return len(self.prompts) * self.choices_each
 
     @property
-    def parallel(self) -> bool:
-        """Whether an answer may have several calls."""
-        return self.tools is None or self.tools.parallel
-
-    @property
     def tokens(self) -> int:
         """How many tokens there are to read, counted roughly; the model counts them exactly."""
         messages = self.options.get("messages")
         if messages:
-            read = [messages, self.options.get("chat_template_kwargs")]
-            size = len(json.dumps(read, ensure_ascii=False).encode(errors="replace"))
+            size = len(json.dumps(messages, ensure_ascii=False).encode(errors="replace"))
         else:
             size = sum(
                 len(prompt.encode(errors="replace"))
@@ -97,13 +92,27 @@ class Asked:
 _BYTES_A_TOKEN = 3
 
 
+class Noted(dict[str, Any]):
+    """A request that is read to learn what can be asked: ``schemas`` has a field's, by name."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self.schemas: dict[str, dict[str, Any]] = {}
+
+
 class Fields:
     """The fields of a request, each taken once; what is left is not known."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._left = dict(content)
+        self._schemas = content.schemas if isinstance(content, Noted) else None
 
-    def take(self, name: str) -> Any:
+    def take(self, name: str, **schema: Any) -> Any:
+        """Take a field; ``schema`` is JSON schema's word for what it may be, beside null."""
+        if self._schemas is not None:
+            if "type" in schema:
+                schema["type"] = [schema["type"], "null"]
+            self._schemas[name] = schema
         return self._left.pop(name, None)
 
     def text(self, name: str) -> str:
@@ -117,7 +126,7 @@ class Fields:
         return value
 
     def boolean(self, name: str) -> bool:
-        value = self.take(name)
+        value = self.take(name, type="boolean")
         if value is not None and not isinstance(value, bool):
             raise bad_request(f"{name} has to be true or false", name)
         return bool(value)
@@ -125,7 +134,8 @@ class Fields:
     def number(
         self, name: str, kind: type[int] | type[float], low: float, high: float = math.inf
     ) -> Any:
-        value = self.take(name)
+        bounds = {"minimum": low, **({} if high == math.inf else {"maximum": high})}
+        value = self.take(name, type="integer" if kind is int else "number", **bounds)
         if value is None:
             return None
         is_number = isinstance(value, (int, float) if kind is float else int)
@@ -136,7 +146,7 @@ class Fields:
         return kind(value)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self.take(name)
+        value = self.take(name, type="object")
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -145,7 +155,8 @@ class Fields:
 
     def texts(self, name: str, most: int = MAX_STOP_WORDS) -> list[str] | None:
         """Take a text or a list of them."""
-        value = self.take(name)
+        several = {"type": "array", "maxItems": most, "items": {"type": "string"}}
+        value = self.take(name, anyOf=[{"type": "string"}, several, {"type": "null"}])
         if value is None:
             return None
         words = [value] if isinstance(value, str) else value
@@ -158,8 +169,17 @@ class Fields:
     def refuse(self, why: str, *names: str) -> None:
         """Refuse fields that mean something which cannot be done."""
         for name in names:
-            if self.take(name):
+            if self._left.pop(name, None):
                 raise bad_request(f"{name}: {why}", name)
+
+    def refuse_tools(self) -> None:
+        """Tools a model may ignore are ignored; what would have to be done is refused."""
+        tools, choice = self.take("tools"), self.take("tool_choice")
+        self.take("parallel_tool_calls")
+        if isinstance(choice, dict):
+            choice = choice.get("type")
+        if tools and choice != "none":
+            raise bad_request("this server cannot do tool calls yet: leave out tools", "tools")
 
     def rest(self) -> frozenset[str]:
         """Return the names of what nobody has taken."""
@@ -180,6 +200,7 @@ def read_sampling(fields: Fields, stop: str = "stop", warmest: float = 2) -> dic
         "min_tokens": fields.number("min_tokens", int, 0),
         "ignore_eos": fields.boolean("ignore_eos") or None,
         "stop_words": fields.texts(stop),
+        INCLUDE_STOP: fields.boolean(INCLUDE_STOP) or None,
         "logit_bias": _biases(fields.mapping("logit_bias")) or None,
     }
     if options["top_k"] is not None and options["top_k"] <= 0:
@@ -249,39 +270,10 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
         raise bad_request(f"{where}.role has to be one of {', '.join(_ROLES)}", where)
-    content, calls = message.get("content"), message.get("tool_calls")
-    told: dict[str, Any] = {"role": _ROLES[role], "content": None}
-    if role == "assistant" and calls:
-        if not isinstance(calls, list):
-            raise bad_request(f"{where}.tool_calls has to be a list", where)
-        told["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)
-        ]
-    elif content is None and role == "assistant":
+    content = message.get("content")
+    if content is None and role == "assistant":
         content = ""
-    if content is not None or "tool_calls" not in told:
-        told["content"] = read_text(content, f"{where}.content")
-    names = ("tool_call_id", "name") if told["role"] == "tool" else ()
-    return told | {name: message[name] for name in names if isinstance(message.get(name), str)}
-
-
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_request(f"{where} has to be a call of a function", where)
-    return past_call(call.get("id"), function["name"], function.get("arguments"), where)
-
-
-def past_call(id: Any, name: str, arguments: Any, where: str) -> dict[str, Any]:
-    """Return a call that has been made as chat templates read it: its arguments are no text."""
-    try:
-        told = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        raise bad_request(f"{where}: the arguments of {name!r:.80} are no JSON object", where)
-    call = {"type": "function", "function": {"name": name, "arguments": told}}
-    return {"id": id, **call} if isinstance(id, str) else call
+    return {"role": _ROLES[role], "content": read_text(content, f"{where}.content")}
 
 
 def read_text(content: Any, where: str) -> str:
