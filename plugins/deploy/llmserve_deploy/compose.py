@@ -1,0 +1,94 @@
+"""A project of Docker Compose: the gateway and Triton on one machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from llmserve.repository.dockerfile import MODELS
+from llmserve_deploy.description import (
+    GATEWAY_PORT,
+    HTTP_PORT,
+    HUB_CACHE,
+    KEYS_FILE,
+    KEYS_FOLDER,
+    LOAD_SECONDS,
+    USER,
+    Deployment,
+)
+from llmserve_deploy.images import GATEWAY_DOCKERFILE, image_files
+from llmserve_deploy.pods import Data
+
+
+def compose_files(d: Deployment, out: Path) -> dict[str, Any]:
+    dockerfiles = image_files(d)
+    project: Data = {
+        "name": d.name,
+        "services": {"gateway": _gateway(d), "triton": _triton(d, out)},
+    }
+    if not d.no_auth:
+        project["secrets"] = {"keys": {"file": f"./{KEYS_FILE}"}}
+    return {
+        "compose.yaml": project,
+        GATEWAY_DOCKERFILE: dockerfiles[GATEWAY_DOCKERFILE],
+    }
+
+
+def _service(image: str, command: list[str], port: int, path: str, stop: int) -> Data:
+    asks = (
+        f"from urllib.request import urlopen; urlopen('http://127.0.0.1:{port}{path}', timeout=5)"
+    )
+    return {
+        "image": image,
+        "command": command,
+        # Whoever starts it, so that what is mounted can be read.
+        "user": f"${{LLMSERVE_USER:-{USER}}}",
+        "read_only": True,
+        "tmpfs": ["/tmp"],  # noqa: S108
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{stop}s",
+        "healthcheck": {
+            "test": ["CMD", "python3", "-c", asks],
+            "interval": "10s",
+            "timeout": "10s",
+            "retries": 3,
+            "start_period": f"{LOAD_SECONDS}s",
+        },
+    }
+
+
+def _gateway(d: Deployment) -> Data:
+    service = _service(d.gateway_image, d.gateway_command("triton"), GATEWAY_PORT, "/readyz",
+                       d.grace + 5)  # fmt: skip
+    service |= {
+        "ports": [f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"],
+        # It says itself when Triton is ready; with this it also goes before Triton.
+        "depends_on": {"triton": {"condition": "service_started"}},
+    }
+    if not d.no_auth:
+        service["secrets"] = [{"source": "keys", "target": f"{KEYS_FOLDER}/{KEYS_FILE}"}]
+    return service
+
+
+def _triton(d: Deployment, out: Path) -> Data:
+    service = _service(d.image, d.triton_command(), HTTP_PORT, "/v2/health/ready", d.grace + 5)
+    repository = os.path.relpath(d.repository.resolve(), out.resolve())
+    mounts = [(repository, MODELS, True)]
+    mounts += [(path, path, True) for path in d.references]
+    mounts += [("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE, False)]
+    service |= {
+        "shm_size": "1gb",
+        # Without a value: it is that of who starts the project, and stands in no file.
+        "environment": {"HF_HOME": HUB_CACHE, "HOME": "/tmp", "HF_TOKEN": None},  # noqa: S108
+        "volumes": [
+            {"type": "bind", "source": source, "target": target, "read_only": read_only}
+            for source, target, read_only in mounts
+        ],
+    }
+    if d.gpus:
+        device = {"driver": "nvidia", "count": d.gpus, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return service

@@ -1,0 +1,205 @@
+"""The one description of a deployment; every file is rendered from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import ConfigError, UsageError
+from llmserve.names import near
+from llmserve.repository.dockerfile import (
+    IMAGE,
+    LAUNCH_SCRIPT,
+    MODELS,
+    Needs,
+    docker_build,
+    groups,
+    image_of,
+    needs_of,
+    served_by,
+)
+from llmserve.repository.manifest import Manifest, parts_of
+
+GATEWAY_PORT = 8080
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+KEYS_FILE = "keys.json"
+KEYS_FOLDER = "/run/secrets/llmserve"
+HUB_CACHE = "/hf"
+SHARED_MEMORY = "1Gi"
+"""Triton's Python backend moves tensors through shared memory."""
+USER = 1000
+"""Who the processes are: ``triton-server`` in NVIDIA's images, ``llmserve`` in the gateway's."""
+LOAD_SECONDS = 1800
+"""How long models may take to load, a download from the hub included."""
+LEAVE_SECONDS = 15
+"""Between the end of a pod's life being decided and nobody sending to it any more."""
+SPARE_SECONDS = 15
+"""For Triton to end, once the gateway has."""
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(m|[kKMGTP]i?)?")
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A gateway and a Triton beside it, as many times as there are replicas."""
+
+    repository: Path
+    image: str
+    """Triton's, with the models in it unless they come from a volume."""
+    built_image: str
+    """The one that the repository's Dockerfile makes, with packages and without models."""
+    build: str
+    """The command that makes it."""
+    chosen: tuple[str, ...]
+    """The models to offer; all where none is named."""
+    folders: tuple[str, ...]
+    """The models with their parts, in the order in which Triton loads them."""
+    script: str
+    """The model whose own script starts Triton, where one process is not enough."""
+    references: tuple[str, ...]
+    """Folders outside of the repository that models need."""
+    name: str = "llmserve"
+    gateway_image: str = "llmserve-gateway"
+    replicas: int = 2
+    max_replicas: int = 0
+    gpus: int = 0
+    cpus: str = "2"
+    memory: str = "8Gi"
+    concurrency: int = 32
+    grace: int = 30
+    volume: str = ""
+    """The claim to a volume that holds the repository; without it the image does."""
+    no_auth: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what Kubernetes or Docker would refuse later, or take for something else."""
+        for option, value, pattern, mend in (
+            ("--name", self.name, _NAME, "at most 40 of a-z, 0-9 and -, a letter first"),
+            ("--image", self.image, _IMAGE, "such as registry.example/llm/models:1"),
+            ("--gateway-image", self.gateway_image, _IMAGE, "such as registry.example/gateway:1"),
+            ("--cpus", self.cpus, _QUANTITY, "such as 2 or 500m"),
+            ("--memory", self.memory, _QUANTITY, "such as 8Gi"),
+            ("--volume", self.volume or "none", _NAME, "the name of a PersistentVolumeClaim"),
+        ):
+            if not pattern.fullmatch(value):
+                raise UsageError(f"{option} cannot be {value!r}", mend=mend)
+        if 0 < self.max_replicas < self.replicas:
+            raise UsageError(
+                f"--max-replicas {self.max_replicas} is less than --replicas {self.replicas}",
+                mend="give more, or leave it out for twice as many",
+            )
+
+    @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or 2 * self.replicas
+
+    @property
+    def keys_secret(self) -> str:
+        return f"{self.name}-keys"
+
+    @property
+    def metrics_secret(self) -> str:
+        """The key with which Prometheus asks."""
+        return f"{self.name}-metrics"
+
+    @property
+    def hub_secret(self) -> str:
+        return f"{self.name}-hub"
+
+    @property
+    def termination_seconds(self) -> int:
+        return LEAVE_SECONDS + self.grace + SPARE_SECONDS
+
+    def triton_command(self, models: str = MODELS, host: str = "") -> list[str]:
+        """Return the words that start Triton on the models in a folder, on one address or all."""
+        words = (
+            ["sh", f"{models}/{self.script}/{LAUNCH_SCRIPT}", models]
+            if self.script
+            else ["tritonserver", f"--model-repository={models}"]
+        )
+        if self.chosen:
+            words += ["--model-control-mode=explicit"]
+            words += [f"--load-model={name}" for name in self.folders]
+        ports = (("http", HTTP_PORT), ("grpc", GRPC_PORT), ("metrics", METRICS_PORT))
+        for what, port in ports:
+            words += [f"--{what}-address={host}"] if host else []
+            words += [f"--{what}-port={port}"]
+        return [*words, f"--exit-timeout-secs={self.grace}"]
+
+    def gateway_command(self, triton: str) -> list[str]:
+        """Return the words that start the gateway before a Triton at this address."""
+        words = ["llmserve", "gateway", "--url", f"grpc://{triton}:{GRPC_PORT}"]
+        words += ["--triton-metrics", f"http://{triton}:{METRICS_PORT}/metrics"]
+        words += ["--host", "0.0.0.0", "--port", str(GATEWAY_PORT)]  # noqa: S104
+        words += ["--grace", str(self.grace), "--max-requests", str(self.concurrency)]
+        words += [word for name in self.chosen for word in ("--model", name)]
+        return [
+            *words,
+            *(["--no-auth"] if self.no_auth else ["--keys", f"{KEYS_FOLDER}/{KEYS_FILE}"]),
+        ]
+
+
+def describe(
+    repository: Path, *, baked: bool, models: Sequence[str] = (), image: str = "", **settings: Any
+) -> Deployment:
+    """Read a repository and complete the settings, or say in one line what cannot be meant.
+
+    ``baked`` says that there is no machine whose folders could be mounted: an image has the
+    models, or a volume.
+    """
+    folders = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    if not folders:
+        raise UsageError(f"{repository} has no models", mend="llmserve build makes one")
+    needs = needs_of(repository)
+    for name in models:
+        if name not in folders:
+            raise UsageError(f"{repository} has no model {name!r}", mend=near(name, needs))
+    served, others = groups(needs)
+    if others and not models:
+        other = min(others)
+        raise UsageError(
+            f"{other} needs another image than the other models",
+            mend=f"deploy those of one image: --model {other}",
+        )
+    built_image, _ = served_by(repository, models)
+    own = next((name for name in models if image_of(name) == built_image), "")
+    base = needs[own] if own else next((one for one in served.values() if one.known), Needs())
+    wanted = [part for name in models for part in (*parts_of(repository, name), name)]
+    loaded = tuple(dict.fromkeys(wanted)) or tuple(folders)
+    scripts = [name for name in loaded if (repository / name / LAUNCH_SCRIPT).is_file()]
+    if len(scripts) > 1:
+        raise UsageError(
+            f"{' and '.join(scripts)} each start a server of several processes",
+            mend=f"deploy one of them: --model {scripts[0]}",
+        )
+    outside = _references(repository, loaded)
+    if baked and outside:
+        raise ConfigError(
+            f"a model's weights are in {outside[0]}, which no other machine has",
+            mend="build it again with --set weights=copy",
+        )
+    in_image = baked and not settings.get("volume")
+    return Deployment(
+        repository=repository,
+        image=image or (f"{IMAGE}-models" if in_image else built_image),
+        built_image=built_image,
+        build=docker_build(repository, own, base),
+        chosen=tuple(models),
+        folders=loaded,
+        script=scripts[0] if scripts else "",
+        references=outside,
+        **settings,
+    )
+
+
+def _references(repository: Path, models: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders outside of the repository that these models need."""
+    manifests = [Manifest.read(repository / name) for name in models]
+    parts = [part for one in manifests if one for part in one.components.values()]
+    paths = {part["settings"].get("path", "") for part in parts}
+    return tuple(path for path in sorted(paths) if path.startswith("/"))

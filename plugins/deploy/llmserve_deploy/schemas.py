@@ -1,0 +1,102 @@
+"""Schemas of what Kubernetes itself does not know: reduced to the fields that are written here.
+
+Each takes no field that it does not list, so that a slip in a name is found. What the pods of a
+runtime hold is checked as a Pod. The fields are those of the definitions in kserve (v1alpha1,
+v1beta1), gateway-api-inference-extension (v1), prometheus-operator (v1), kustomize (v1beta1) and
+in the documentation of prometheus-adapter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+NUMBER: Schema = {"type": "integer", "minimum": 0}
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+ANY: Schema = {}
+
+
+def closed(needed: str = "", **fields: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": needed.split(),
+        "additionalProperties": False,
+    }
+
+
+def listed(of: Schema) -> Schema:
+    return {"type": "array", "items": of, "minItems": 1}
+
+
+def resource(version: str, kind: str, spec: Schema) -> Schema:
+    metadata = closed("name", name=TEXT, labels=TEXTS, annotations=TEXTS)
+    return closed(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": version}, kind={"const": kind}, metadata=metadata, spec=spec,
+    )  # fmt: skip
+
+
+SELECTOR = closed("matchLabels", matchLabels={**TEXTS, "minProperties": 1})
+_POD = {
+    "automountServiceAccountToken": ANY, "securityContext": ANY,
+    "terminationGracePeriodSeconds": NUMBER, "topologySpreadConstraints": ANY,
+}  # fmt: skip
+_SCRAPE = closed(
+    "port path", port=TEXT, path={"type": "string", "pattern": "^/"},
+    interval={"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+    authorization=closed("credentials", credentials=closed("key name", name=TEXT, key=TEXT)),
+)  # fmt: skip
+RULES = closed("groups", groups=listed(closed("name rules", name=TEXT, rules=listed(closed(
+    "alert expr", alert=TEXT, expr=TEXT, labels=TEXTS, annotations=TEXTS,
+    **{"for": {"type": "string", "pattern": "^[0-9]+(s|m|h)$"}},
+)))))  # fmt: skip
+
+KINDS: dict[str, Schema] = {
+    "ServingRuntime": resource("serving.kserve.io/v1alpha1", "ServingRuntime", closed(
+        "containers",
+        supportedModelFormats=listed(closed("name", name=TEXT, version=TEXT,
+                                            autoSelect={"type": "boolean"})),
+        containers=listed(ANY), volumes=listed(ANY), tolerations=listed(ANY),
+    )),
+    "InferenceService": resource("serving.kserve.io/v1beta1", "InferenceService", closed(
+        "predictor",
+        predictor=closed(
+            "model", minReplicas=NUMBER, maxReplicas=NUMBER, **_POD,
+            model=closed("modelFormat", modelFormat=closed("name", name=TEXT, version=TEXT),
+                         runtime=TEXT, storageUri=TEXT),
+        ),
+    )),
+    "InferencePool": resource("inference.networking.k8s.io/v1", "InferencePool", closed(
+        "selector targetPorts endpointPickerRef",
+        selector=SELECTOR,
+        targetPorts={**listed(closed("number", number=PORT)), "maxItems": 8},
+        endpointPickerRef=closed("name port", name=TEXT, port=closed("number", number=PORT)),
+    )),
+    "PodMonitor": resource("monitoring.coreos.com/v1", "PodMonitor", closed(
+        "selector", selector=SELECTOR, podMetricsEndpoints=listed(_SCRAPE),
+    )),
+    "PrometheusRule": resource("monitoring.coreos.com/v1", "PrometheusRule", RULES),
+    "Kustomization": closed(
+        "apiVersion kind resources",
+        apiVersion={"const": "kustomize.config.k8s.io/v1beta1"}, kind={"const": "Kustomization"},
+        resources=listed(TEXT), patches=listed(closed("path", path=TEXT)),
+    ),
+}  # fmt: skip
+
+FILES: dict[str, Schema] = {
+    "prometheus-adapter.yaml": closed("rules", rules=closed(
+        "default custom",
+        default={"type": "boolean"},
+        custom=listed(closed(
+            "seriesQuery resources name metricsQuery",
+            seriesQuery=TEXT, resources=closed("overrides", overrides=ANY),
+            name=closed("as", **{"as": TEXT}), metricsQuery=TEXT,
+        )),
+    )),
+    "alerts.yaml": RULES,
+}  # fmt: skip
+"""Files that are no objects of Kubernetes, by their name."""

@@ -1,0 +1,54 @@
+"""Which files a target has, and what is then left to do by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from llmserve_deploy.compose import compose_files
+from llmserve_deploy.dashboard import dashboard_files
+from llmserve_deploy.description import KEYS_FILE, Deployment
+from llmserve_deploy.images import GATEWAY_DOCKERFILE, MODELS_DOCKERFILE
+from llmserve_deploy.kserve import kserve_files
+from llmserve_deploy.kubernetes import kubernetes_files
+
+TARGETS = ("compose", "kubernetes", "kserve")
+
+
+def files_of(target: str, d: Deployment, out: Path, *, dashboard: bool) -> dict[str, Any]:
+    """Return the content of all files by their paths."""
+    if target == "compose":
+        files = compose_files(d, out)
+    else:
+        files = kubernetes_files(d) if target == "kubernetes" else kserve_files(d)
+    return files | (dashboard_files(d, operator=target != "compose") if dashboard else {})
+
+
+def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[str]:
+    """Return commands; a key goes from the one that makes it to the one that keeps it."""
+    folder, cluster = quote(str(out)), target != "compose"
+    new_key = f"llmserve key new {{}} --file {folder}/{KEYS_FILE}"
+    steps = [d.build]
+    if cluster and not d.volume:
+        models = f"{folder}/{MODELS_DOCKERFILE} {quote(str(d.repository))}"
+        steps += [f"docker build -t {d.image} -f {models}"]
+    elif d.image != d.built_image:
+        steps += [f"docker tag {d.built_image} {d.image}"]
+    steps += [f"docker build -t {d.gateway_image} -f {folder}/{GATEWAY_DOCKERFILE} {folder}"]
+    steps += [] if d.no_auth else [new_key.format("me")]
+    if not cluster:
+        start = f"docker compose -f {folder}/compose.yaml up --wait"
+        return [*steps, f"LLMSERVE_USER=$(id -u) {start}"]
+    steps += ["# push both images to where the cluster pulls them from"]
+    if not d.no_auth:
+        keep = "kubectl create secret generic"
+        # It may read metrics, and ask no model that there is.
+        steps += [
+            f"{new_key.format('prometheus')} --model none | tr -d '\\n' |"
+            f" {keep} {d.metrics_secret} --from-file=key=/dev/stdin",
+            f"{keep} {d.keys_secret} --from-file={folder}/{KEYS_FILE}",
+        ]
+    overlay = f"/overlays/{'gpu' if d.gpus else 'cpu'}" if target == "kubernetes" else ""
+    steps += [f"kubectl apply -k {folder}{overlay}"]
+    return steps + ([f"kubectl apply -f {folder}/alerts.yaml"] if dashboard else [])

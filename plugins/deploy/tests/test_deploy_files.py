@@ -1,0 +1,263 @@
+"""What is written, that it is valid, and what is refused.
+
+``python plugins/deploy/tests/test_deploy_files.py`` writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from llmserve.errors import LLMServeError
+from llmserve.repository.manifest import Manifest
+from llmserve_deploy.checking import check
+from llmserve_deploy.commands import deploy
+from llmserve_deploy.description import Deployment, describe
+from llmserve_deploy.files import rendered, write
+from llmserve_deploy.targets import TARGETS, files_of, next_steps
+
+GOLDEN = Path(__file__).with_name("golden")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "compose": {"gpus": 1},
+    "kubernetes": {"gpus": 2, "image": "registry.example/models:1"},
+    "kserve": {"volume": "models", "models": ("b",), "no_auth": True},
+}
+
+
+def add(repository: Path, name: str, **about: Any) -> Path:
+    """Make a folder that a deployment takes for a model which llmserve has built."""
+    folder = repository / name
+    folder.mkdir(parents=True)
+    (folder / "config.pbtxt").touch()
+    nothing: Any = {key: {} for key in ("source", "options", "components", "contract", "packages")}
+    told = {"recipe": "r", "plugin": "p", "exchange": "text", "llmserve": "1", **nothing, **about}
+    Manifest(name=name, trust_remote_code=False, **told).write(folder)
+    return folder
+
+
+def make_repository(folder: Path) -> Path:
+    add(folder, "a")
+    add(folder, "b", parts=["b_generator"])
+    add(folder, "b_generator", part_of="b")
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return make_repository(tmp_path / "repository")
+
+
+def describe_for(target: str, repository: Path, **more: Any) -> Deployment:
+    return describe(repository, baked=target != "compose", **{**OPTIONS[target], **more})
+
+
+def golden(target: str, folder: Path) -> dict[str, bytes]:
+    """Return the files of a target; of KServe's, those that it does not share."""
+    d = describe_for(target, make_repository(folder / "repository"))
+    files = rendered(files_of(target, d, folder / "out", dashboard=False))
+    shared = (*(f"{name}.yaml" for name in (
+        "networkpolicy", "poddisruptionbudget", "podmonitor", "prometheus-adapter",
+        "queue-to-compute",
+    )), "Dockerfile.gateway")  # fmt: skip
+    return {name: text for name, text in files.items() if target != "kserve" or name not in shared}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_files_are_the_golden_ones_whenever_they_are_written(
+    target: str, tmp_path: Path
+) -> None:
+    files = golden(target, tmp_path / "one")
+    assert files == golden(target, tmp_path / "two")
+    paths = [path for path in (GOLDEN / target).rglob("*") if path.is_file()]
+    kept = {str(path.relative_to(GOLDEN / target)): path.read_bytes() for path in paths}
+    assert files == kept
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {}, {"no_auth": True, "gpus": 1, "max_replicas": 9, "models": ("b",), "volume": "v"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("more", VARIANTS)
+def test_all_that_is_written_is_valid(
+    target: str, more: dict[str, Any], repository: Path, tmp_path: Path
+) -> None:
+    d = describe(repository, baked=target != "compose", **more)
+    files = rendered(files_of(target, d, tmp_path / "out", dashboard=True))
+    write(files, tmp_path / "out", force=False)
+    check(tmp_path / "out", list(files))
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "old", "new", "told"),
+    [
+        ("kubernetes", "base/deployment.yaml", "periodSeconds", "periodSecond", "periodSecond"),
+        ("kubernetes", "overlays/gpu/deployment.yaml", "limits:", "limit:", "limit"),
+        ("kubernetes", "base/kustomization.yaml", "- service.yaml", "- gone.yaml", "gone.yaml"),
+        ("kubernetes", "prometheus-adapter.yaml", "seriesQuery:", "query:", "seriesQuery"),
+        ("kserve", "servingruntime.yaml", "failureThreshold", "failures", "failures"),
+        ("kserve", "inferenceservice.yaml", "minReplicas", "least", "least"),
+        ("kserve", "inferencepool.yaml", "number: 8080", "number: 80800", "80800"),
+        ("compose", "compose.yaml", "healthcheck", "health", "health"),
+        ("compose", "compose.yaml", "services:", "services: [", "flow"),
+    ],
+)
+def test_a_slip_is_found_by_the_file_and_the_name(
+    target: str, file: str, old: str, new: str, told: str, repository: Path, tmp_path: Path
+) -> None:
+    files = files_of(target, describe_for(target, repository), tmp_path, dashboard=False)
+    write(rendered(files), tmp_path, force=True)
+    path = tmp_path / file
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    with pytest.raises(LLMServeError) as caught:
+        check(tmp_path, [file])
+    assert f"{path} is not valid: " in str(caught.value)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def everything(content: Any) -> Iterator[tuple[str, Any]]:
+    """Give every field of nested data."""
+    for name, value in content.items() if isinstance(content, dict) else ():
+        yield name, value
+    for value in content.values() if isinstance(content, dict) else content:
+        if isinstance(value, dict | list):
+            yield from everything(value)
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_the_next_steps_make_every_secret_that_has_to_be_there(
+    target: str, repository: Path, tmp_path: Path
+) -> None:
+    d = describe(repository, baked=True)
+    wanted = set()
+    for content in files_of(target, d, tmp_path, dashboard=True).values():
+        for name, value in everything(content) if isinstance(content, dict) else ():
+            if name == "secretName":
+                wanted.add(value)
+            if name in ("credentials", "secretKeyRef") and not value.get("optional"):
+                wanted.add(value["name"])
+    steps = "\n".join(next_steps(target, d, tmp_path, True))
+    assert wanted == set(re.findall(r"create secret generic (\S+)", steps))
+
+
+def test_a_pod_has_time_to_drain_and_triton_leaves_last(repository: Path) -> None:
+    d = describe(repository, baked=True, grace=77)
+    pod = files_of("kubernetes", d, Path(), dashboard=False)["base/deployment.yaml"]
+    spec = pod["spec"]["template"]["spec"]
+    triton, gateway = spec["containers"]
+    leaves = int(gateway["lifecycle"]["preStop"]["exec"]["command"][-1])
+    assert gateway["command"][gateway["command"].index("--grace") + 1] == "77"
+    assert spec["terminationGracePeriodSeconds"] >= leaves + 77 + 5
+    waits = triton["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert waits.startswith(f"sleep {leaves}; while")
+    assert str(gateway["ports"][0]["containerPort"]) in waits
+
+
+def test_triton_is_started_as_the_models_want_it(repository: Path) -> None:
+    assert "--model-control-mode=explicit" not in describe(repository, baked=True).triton_command()
+    loaded = describe(repository, baked=True, models=("b",)).triton_command()
+    assert [word for word in loaded if "load-model" in word] == [
+        "--load-model=b_generator", "--load-model=b",
+    ]  # fmt: skip
+    (repository / "a" / "launch.sh").touch()
+    scripted = describe(repository, baked=True, models=("a",)).triton_command("/mnt/models")
+    assert scripted[:3] == ["sh", "/mnt/models/a/launch.sh", "/mnt/models"]
+
+
+def test_weights_outside_of_the_repository_are_mounted_where_that_can_be(tmp_path: Path) -> None:
+    part = {"name": "g", "runtime": "m:C", "settings": {"path": "/weights/x"}}
+    add(tmp_path, "far", components={"generator": part})
+    d = describe(tmp_path, baked=False)
+    volumes = files_of("compose", d, tmp_path, dashboard=False)["compose.yaml"]
+    mounted = [volume["target"] for volume in volumes["services"]["triton"]["volumes"]]
+    assert "/weights/x" in mounted
+    with pytest.raises(LLMServeError, match="--set weights=copy"):
+        describe(tmp_path, baked=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere"], "nowhere has no models: llmserve build makes one"),
+        (["R", "--model", "xyz"], "R has no model 'xyz': choose one of a, b"),
+        (["R", "--name", "No"], "--name cannot be 'No': at most 40 of a-z, 0-9 and -, a letter"),
+        (["R", "--memory", "lots"], "--memory cannot be 'lots': such as 8Gi"),
+        (["R", "--image", "a b"], "--image cannot be 'a b': such as registry"),
+        (["R", "--max-replicas", "1"], "--max-replicas 1 is less than --replicas 2: give more"),
+        (["MIXED"], "c needs another image than the other models: deploy those of one image: "
+                    "--model c"),
+        (["MIXED", "--model", "a", "--model", "c"], "a and c need different images: serve one: "),
+        (["BROKEN"], "BROKEN/d/llmserve.json is damaged: build the model again"),
+        (["R", "--out", "R"], "which is not of this deployment: name an empty folder with --out"),
+        (["R", "--out", "R/Dockerfile/out"], "cannot write R/Dockerfile/out"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_one_line_with_its_mend(
+    words: list[str], told: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    repository.rename("R")
+    shutil.copytree("R", "MIXED")
+    add(Path("MIXED"), "c", image="nvcr.io/other:1")
+    (add(Path("BROKEN"), "d") / "llmserve.json").write_text("{")
+    Path("R/Dockerfile").touch()
+    if "--out" not in words:
+        words = [*words, "--out", "out"]
+    done = CliRunner().invoke(deploy, ["kubernetes", *words])
+    assert isinstance(done.exception, LLMServeError | SystemExit), done.exc_info
+    assert told in (str(done.exception) + done.output)
+    assert not Path("out").exists()
+
+
+def test_what_was_edited_is_not_overwritten_and_nothing_is_deleted(
+    repository: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = ["compose", str(repository), "--out", str(out)]
+
+    def ask(*more: str) -> Any:
+        return CliRunner().invoke(deploy, [*words, *more])
+
+    first = ask()
+    assert first.exit_code == 0, first.exception
+    assert str(out / "compose.yaml") in first.stdout
+    (out / "keys.json").touch()
+    assert ask().exit_code == 0
+    path = out / "compose.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.write_text(yaml.safe_dump({**content, "name": "mine"}), encoding="utf-8")
+    assert "compose.yaml was changed, or written with other options" in str(ask().exception)
+    assert ask("--force").exit_code == 0
+    assert yaml.safe_load(path.read_text(encoding="utf-8")) == content
+    assert (out / "keys.json").exists()
+
+
+def test_waiting_as_the_readme_reckons_it_is_that_of_theory() -> None:
+    readme = Path(__file__).parents[1] / "README.md"
+    found = re.search(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    names: dict[str, Any] = {}
+    exec(found[1], names)
+    waits = names["waits"]([1.0], 1, 0.5)
+    # A single place, half used, and requests that all take a second: half a second in the mean.
+    assert sum(waits) / len(waits) == pytest.approx(0.5, rel=0.02)
+    assert waits == sorted(waits)
+
+
+if __name__ == "__main__":
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for each in TARGETS:
+        with TemporaryDirectory() as scratch:
+            for name, text in golden(each, Path(scratch)).items():
+                (GOLDEN / each / name).parent.mkdir(parents=True, exist_ok=True)
+                (GOLDEN / each / name).write_bytes(text)
