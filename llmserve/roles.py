@@ -85,6 +85,7 @@ class Batching(Component):
         contract.MAX_TOKENS,
         contract.STREAM,
         contract.STOP_WORDS,
+        contract.INCLUDE_STOP,
         contract.INPUT_IDS,
         contract.PROMPT_ONLY,
     )

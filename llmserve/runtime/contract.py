@@ -111,6 +111,8 @@ PROMPT_LOGPROBS_OUTPUT = Tensor("prompt_logprobs", "TYPE_STRING")
 """JSON as that of ``logprobs``, with the first piece; before the first token nothing is likely."""
 
 STOP_WORDS = Tensor("stop_words", "TYPE_STRING", dims=(-1,), ragged=True)
+INCLUDE_STOP = Tensor("include_stop_str_in_output", "TYPE_BOOL")
+"""Keeps the stop word at the end of the answer, so that it can be told which one it was."""
 
 TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", optional=False)
 FINISH_REASON = Tensor("finish_reason", "TYPE_STRING", optional=False)

@@ -62,7 +62,7 @@ class Generation:
         self._constrained_at = 0
         self._is_cancelled = is_cancelled
         self._decoder = IncrementalDecoder(decode, prompt_ids)
-        self._scanner = StopScanner(params.stop_words)
+        self._scanner = StopScanner(params.stop_words, keep=params.include_stop_str_in_output)
         self._text = ""
         self._undecoded: list[int] = []
         self._taken = 0

@@ -36,6 +36,7 @@ class Params:
     ignore_eos: bool = False
     end_id: int | None = None
     stop_words: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     return_log_probs: bool = False
@@ -232,6 +233,7 @@ READERS: dict[str, Read] = {
     "ignore_eos": _truth,
     "end_id": _whole(-1, _INT32),
     "stop_words": _words,
+    "include_stop_str_in_output": _truth,
     "bad_words": _words,
     "logprobs": _whole(0, MOST),
     "return_log_probs": _truth,

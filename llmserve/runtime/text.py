@@ -69,8 +69,9 @@ class StopScanner:
     ('an ', '', '', True)
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], *, keep: bool = False) -> None:
         self._words = [word for word in words if word]
+        self._keep = keep
         self._held = ""
         self.hit = False
 
@@ -81,10 +82,11 @@ class StopScanner:
         if not self._words:
             return piece
         text = self._held + piece
-        found = [at for word in self._words if (at := text.find(word)) >= 0]
+        found = [(at, len(word)) for word in self._words if (at := text.find(word)) >= 0]
         if found:
             self.hit, self._held = True, ""
-            return text[: min(found)]
+            at, length = min(found)
+            return text[: at + length if self._keep else at]
         keep = max(_overlap(text, word) for word in self._words)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -26,6 +26,7 @@ _INPUTS = (
     contract.MAX_TOKENS,
     contract.STREAM,
     contract.STOP_WORDS,
+    contract.INCLUDE_STOP,
     contract.INPUT_IDS,
     contract.PROMPT_ONLY,
     *contract.TEXT_FORMAT_INPUTS,

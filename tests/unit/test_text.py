@@ -88,6 +88,8 @@ def test_a_stop_word_is_found_across_any_borders(text: str, word: str, widths: l
 def test_the_earliest_of_several_stop_words_counts() -> None:
     scanner = StopScanner(["later", "now"])
     assert scanner.push("here and now and later") == "here and "
+    keeping = StopScanner(["later", "now"], keep=True)
+    assert (keeping.push("here and n"), keeping.push("ow and later")) == ("here and ", "now")
 
 
 @pytest.mark.parametrize("words", [[], [""]])

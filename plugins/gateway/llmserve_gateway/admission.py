@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from llmserve_gateway.errors import ApiError
@@ -17,6 +17,7 @@ class Limits:
 
     ``max_requests`` run at a time, ``max_queue`` wait for their turn, and the prompts of all
     of them together have at most ``max_queued_tokens`` tokens, counted roughly from their bytes.
+    A request for several answers counts as so many.
     """
 
     max_requests: int = 256
@@ -32,61 +33,68 @@ class Admission:
         self.running = 0
         self.tokens = 0
         self.draining = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return sum(places for _, places in self._waiting)
 
     @asynccontextmanager
-    async def place(self, tokens: int) -> AsyncIterator[None]:
-        """Hold a place for a request with a prompt of about so many tokens."""
-        self._refuse(tokens)
+    async def place(self, tokens: int, answers: int = 1) -> AsyncIterator[None]:
+        """Hold a place for each answer to a request with about so many tokens to read."""
+        # One that wants more than there is waits until it is alone.
+        places = min(answers, self.limits.max_requests)
+        self._refuse(tokens, places)
         self.tokens += tokens
         try:
-            if self.running < self.limits.max_requests and not self._waiting:
-                self.running += 1
+            if self._fits(places) and not self._waiting:
+                self.running += places
             else:
-                await self._turn()
+                await self._turn(places)
             try:
                 yield
             finally:
-                self._leave()
+                self._leave(places)
         finally:
             self.tokens -= tokens
 
-    def _refuse(self, tokens: int) -> None:
+    def _fits(self, places: int) -> bool:
+        return self.running + places <= self.limits.max_requests
+
+    def _refuse(self, tokens: int, places: int) -> None:
         if self.draining:
             raise ApiError(
                 503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
             )
-        room = self.running < self.limits.max_requests and not self._waiting
-        if not room and self.waiting >= self.limits.max_queue:
+        room = self._fits(places) and not self._waiting
+        if not room and self.waiting + places > self.limits.max_queue:
             raise _full(f"{self.running} requests are under way and {self.waiting} wait")
         under_way = self.running + self.waiting
         if under_way and self.tokens + tokens > self.limits.max_queued_tokens:
             raise _full(f"prompts of about {self.tokens} tokens are under way")
 
-    async def _turn(self) -> None:
+    async def _turn(self, places: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, places))
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._leave()  # The place had just been handed over.
+                self._leave(places)  # They had just been handed over.
             else:
-                self._waiting.remove(turn)
+                with suppress(ValueError):  # Somebody who left has passed it over already.
+                    self._waiting.remove((turn, places))
+                self._leave(0)  # Whoever waits behind it may need fewer.
             raise
 
-    def _leave(self) -> None:
-        """Hand the place to whoever has waited longest."""
-        while self._waiting:
-            turn = self._waiting.popleft()
+    def _leave(self, places: int) -> None:
+        """Hand places to those who have waited longest."""
+        self.running -= places
+        while self._waiting and self._fits(self._waiting[0][1]):
+            turn, wanted = self._waiting.popleft()
             if not turn.done():
+                self.running += wanted
                 turn.set_result(None)
-                return
-        self.running -= 1
 
 
 def _full(why: str) -> ApiError:

@@ -53,6 +53,7 @@ def _read(content: Mapping[str, Any], *, counts: bool) -> Asked:
         model=fields.text("model"),
         options={**given(options), "messages": messages},
         stream=fields.boolean("stream"),
+        tells_stop="stop_words" in given(options),
         unknown=fields.rest(),
     )
 
@@ -62,24 +63,25 @@ class MessageAnswers:
 
     def __init__(self, asked: Asked, request_id: str) -> None:
         self.usage = Usage(1, 1)
-        self._reason = "end_turn"
+        self._stops = asked.options.get("stop_words") or [] if asked.tells_stop else []
+        self._end: dict[str, str | None] = {"stop_reason": "end_turn", "stop_sequence": None}
         self._message: dict[str, Any] = {
             "id": f"msg_{request_id}",
             "type": "message",
             "role": "assistant",
             "model": asked.model,
             "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
+            **dict.fromkeys(self._end),
         }
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
         answer = answers[0]
         self.usage.note(0, answer.input_tokens, answer.output_tokens)
+        text = self._told(answer)
         message = {
             **self._message,
-            "content": [{"type": "text", "text": answer.text}],
-            "stop_reason": _REASONS.get(answer.finish_reason or "stop", "end_turn"),
+            **self._end,
+            "content": [{"type": "text", "text": text}],
             "usage": {"input_tokens": self.usage.read, "output_tokens": self.usage.written},
         }
         return dump(message)
@@ -94,19 +96,30 @@ class MessageAnswers:
 
     def chunk(self, piece: Piece) -> bytes:
         self.usage.note(0, piece.input_tokens, piece.output_tokens)
-        if piece.finish_reason:
-            self._reason = _REASONS.get(piece.finish_reason, "end_turn")
-        if not piece.text:
+        text = self._told(piece)
+        if not text:
             return b""
-        return _TEXT + dump({"type": "text_delta", "text": piece.text}) + b"}\n\n"
+        return _TEXT + dump({"type": "text_delta", "text": text}) + b"}\n\n"
 
     def closing(self) -> bytes:
-        delta = {"stop_reason": self._reason, "stop_sequence": None}
+        usage = {"output_tokens": self.usage.written}
         return (
             _event("content_block_stop", index=0)
-            + _event("message_delta", delta=delta, usage={"output_tokens": self.usage.written})
+            + _event("message_delta", delta=self._end, usage=usage)
             + _event("message_stop")
         )
+
+    def _told(self, answer: Completion | Piece) -> str:
+        """Return a text without the stop word at its end, and take note of why it ended."""
+        if answer.finish_reason:
+            self._end["stop_reason"] = _REASONS.get(answer.finish_reason, "end_turn")
+        if answer.finish_reason == "stop":
+            met = [word for word in self._stops if answer.text.endswith(word)]
+            if met:
+                word = max(met, key=len)
+                self._end = {"stop_reason": "stop_sequence", "stop_sequence": word}
+                return answer.text.removesuffix(word)
+        return answer.text
 
 
 def error_body(error: ApiError) -> bytes:

@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from llmserve.errors import LLMServeError
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import Gone, Receive, read_json
+from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import Asked, Fields, read_messages
 from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
@@ -127,6 +128,14 @@ class Routes:
             state = {"ready": ready, **state["models"].get(name, {"why": "it is not loaded"})}
             state["ready"] = ready
         return _json(state, 200 if state["ready"] else 503)
+
+    async def document(self, request: Request, key: Key | None) -> Response:
+        del request
+        try:
+            models = await self._offered(key)
+        except LLMServeError:
+            models = []  # Nobody is there to be asked, and the API is the same.
+        return _json(make_document(models))
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request, key
@@ -237,6 +246,7 @@ def make_app(settings: Settings) -> Starlette:
         Route("/readyz", routes.ready),
         Route("/readyz/{name:path}", routes.ready),
         Route("/health", routes.ready),
+        Route("/openapi.json", guarded(routes.document)),
         Route("/metrics", guarded(routes.metrics)),
         Route("/metrics/triton", guarded(routes.triton_metrics)),
     ]

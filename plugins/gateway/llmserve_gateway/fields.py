@@ -12,6 +12,7 @@ from llmserve_gateway.errors import bad_request
 
 MAX_ANSWERS = 128
 MAX_STOP_WORDS = 4
+INCLUDE_STOP = "include_stop_str_in_output"
 _MAX_BIASES = 1024
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
@@ -31,7 +32,8 @@ class Asked:
     """A request as the models are asked it; ``unknown`` are fields nobody knows here.
 
     ``options`` are those of the tensor contract. A prompt is a text, or token ids.
-    ``silent`` wants nothing but its prompt back.
+    ``silent`` wants nothing but its prompt back; ``tells_stop`` wants to know at which stop
+    word the answer ended.
     """
 
     model: str
@@ -44,6 +46,7 @@ class Asked:
     echo: bool = False
     silent: bool = False
     logprobs: bool = False
+    tells_stop: bool = False
     unknown: frozenset[str] = frozenset()
 
     @property
@@ -89,13 +92,27 @@ class Asked:
 _BYTES_A_TOKEN = 3
 
 
+class Noted(dict[str, Any]):
+    """A request that is read to learn what can be asked: ``schemas`` has a field's, by name."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self.schemas: dict[str, dict[str, Any]] = {}
+
+
 class Fields:
     """The fields of a request, each taken once; what is left is not known."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._left = dict(content)
+        self._schemas = content.schemas if isinstance(content, Noted) else None
 
-    def take(self, name: str) -> Any:
+    def take(self, name: str, **schema: Any) -> Any:
+        """Take a field; ``schema`` is JSON schema's word for what it may be, beside null."""
+        if self._schemas is not None:
+            if "type" in schema:
+                schema["type"] = [schema["type"], "null"]
+            self._schemas[name] = schema
         return self._left.pop(name, None)
 
     def text(self, name: str) -> str:
@@ -109,7 +126,7 @@ class Fields:
         return value
 
     def boolean(self, name: str) -> bool:
-        value = self.take(name)
+        value = self.take(name, type="boolean")
         if value is not None and not isinstance(value, bool):
             raise bad_request(f"{name} has to be true or false", name)
         return bool(value)
@@ -117,7 +134,8 @@ class Fields:
     def number(
         self, name: str, kind: type[int] | type[float], low: float, high: float = math.inf
     ) -> Any:
-        value = self.take(name)
+        bounds = {"minimum": low, **({} if high == math.inf else {"maximum": high})}
+        value = self.take(name, type="integer" if kind is int else "number", **bounds)
         if value is None:
             return None
         is_number = isinstance(value, (int, float) if kind is float else int)
@@ -128,7 +146,7 @@ class Fields:
         return kind(value)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self.take(name)
+        value = self.take(name, type="object")
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -137,7 +155,8 @@ class Fields:
 
     def texts(self, name: str, most: int = MAX_STOP_WORDS) -> list[str] | None:
         """Take a text or a list of them."""
-        value = self.take(name)
+        several = {"type": "array", "maxItems": most, "items": {"type": "string"}}
+        value = self.take(name, anyOf=[{"type": "string"}, several, {"type": "null"}])
         if value is None:
             return None
         words = [value] if isinstance(value, str) else value
@@ -150,7 +169,7 @@ class Fields:
     def refuse(self, why: str, *names: str) -> None:
         """Refuse fields that mean something which cannot be done."""
         for name in names:
-            if self.take(name):
+            if self._left.pop(name, None):
                 raise bad_request(f"{name}: {why}", name)
 
     def refuse_tools(self) -> None:
@@ -181,6 +200,7 @@ def read_sampling(fields: Fields, stop: str = "stop", warmest: float = 2) -> dic
         "min_tokens": fields.number("min_tokens", int, 0),
         "ignore_eos": fields.boolean("ignore_eos") or None,
         "stop_words": fields.texts(stop),
+        INCLUDE_STOP: fields.boolean(INCLUDE_STOP) or None,
         "logit_bias": _biases(fields.mapping("logit_bias")) or None,
     }
     if options["top_k"] is not None and options["top_k"] <= 0:

@@ -18,7 +18,7 @@ from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.bodies import Gone, Receive, read_json
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import ApiError, from_llmserve
-from llmserve_gateway.fields import Asked
+from llmserve_gateway.fields import INCLUDE_STOP, Asked
 from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.reply import Reply, Send, Visit, request_id
@@ -154,12 +154,14 @@ class Gateway:
         if key and self.keys:
             self.keys.spend(key, asked.tokens)
         # Whoever leaves frees the place: while an answer is made, somebody listens for that.
-        async with _cancelled_when_gone(receive), self.admission.place(asked.tokens):
+        async with _cancelled_when_gone(receive), self.admission.place(asked.tokens, asked.count):
             visit.admitted = time.perf_counter()
             info = await self.catalog.info(asked.model)
             visit.model = info.name
             if info.made_by_llmserve:
                 asked.options["x-request-id"] = visit.id
+            if asked.tells_stop and INCLUDE_STOP in info.inputs:
+                asked.options[INCLUDE_STOP] = True
             answers = dialect.answers(asked, visit.id)
             with self.metrics.under_way(info.name, answers.usage):
                 try:

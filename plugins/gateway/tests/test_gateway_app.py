@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from starlette.routing import Route
 
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
@@ -22,11 +23,12 @@ from llmserve_gateway.keys import new_key
 
 NOBODY = "127.0.0.1:9"
 TEXT = {"model": "m", "prompt": "Hi"}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PATHS = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"),
     ("POST", "/detokenize"), ("GET", "/v1/models"), ("GET", "/v1/models/m"), ("GET", "/metrics"),
-    ("GET", "/metrics/triton"),
+    ("GET", "/metrics/triton"), ("GET", "/openapi.json"),
 ]  # fmt: skip
 
 
@@ -172,3 +174,16 @@ print(sorted({{"starlette", "uvicorn", "grpc", "prometheus_client"}} & sys.modul
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["refused" if refused else "taken", "[]"]
+
+
+def test_the_document_has_every_path_and_the_bounds_that_requests_are_held_to() -> None:
+    told = ask(Settings(NOBODY), "GET", "/openapi.json").json()
+    routes = [route for route in make_app(Settings(NOBODY)).routes if isinstance(route, Route)]
+    assert {*told["paths"]} == {route.path.replace(":path", "") for route in routes}
+    chat = told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
+    fields = chat["application/json"]["schema"]["properties"]
+    assert fields["temperature"] == {"type": ["number", "null"], "minimum": 0, "maximum": 2}
+    for value, refused in ((fields["temperature"]["maximum"], False), (2.1, True)):
+        body = {**CHAT, "temperature": value}
+        answer = ask(Settings(NOBODY), "POST", "/v1/chat/completions", json=body)
+        assert (answer.status_code == 400) is refused

@@ -198,3 +198,35 @@ def test_places_are_taken_in_the_step_that_checks() -> None:
     assert [error.status for error in refused] == [429, 429, 429]
     assert {*refused[0].headers} == {"retry-after", "retry-after-ms"}
     assert left == 0
+
+
+def test_several_answers_take_several_places() -> None:
+    async def meet() -> list[str]:
+        admission = Admission(Limits(max_requests=4, max_queue=4))
+        began: list[str] = []
+        ends = {name: asyncio.Event() for name in ("three", "two", "one", "many")}
+
+        async def ask(name: str, answers: int) -> None:
+            async with admission.place(1, answers):
+                began.append(name)
+                await ends[name].wait()
+
+        tasks = [
+            asyncio.ensure_future(ask(*call)) for call in (("three", 3), ("two", 2), ("one", 1))
+        ]
+        await asyncio.sleep(0)
+        assert (began, admission.waiting) == (["three"], 3), "nobody is overtaken"
+        with pytest.raises(ApiError, match="3 wait"):
+            await ask("many", 2)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert began == ["three", "one"], "who waited behind one that left has room"
+        for end in ends.values():
+            end.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await ask("many", 128)
+        assert (admission.running, admission.waiting) == (0, 0)
+        return began
+
+    assert asyncio.run(meet()) == ["three", "one", "many"]

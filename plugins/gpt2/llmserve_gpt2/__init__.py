@@ -29,7 +29,7 @@ _DIRECT_OLDEST = Pair(
     "direct=gpt2-onnx:batching=sequence-direct",
     "oldest=gpt2-onnx:batching=sequence-oldest",
 )
-_INPUTS = (contract.MAX_TOKENS, contract.STOP_WORDS)
+_INPUTS = (contract.MAX_TOKENS, contract.STOP_WORDS, contract.INCLUDE_STOP)
 _GENERATOR_OPTIONS = (
     Option("device", "cpu", "Where the graph runs: cpu, cuda (the first GPU) or cuda:N."),
     Option(

@@ -106,6 +106,14 @@ def test_anthropics_messages(gateway: Gateway, model: str) -> None:
     assert count == {"input_tokens": whole["usage"]["input_tokens"]}
     cut = gateway.post("/v1/messages", {**body, "max_tokens": 2}).json()
     assert cut["stop_reason"] == "max_tokens"
+    stops = {"stop_sequences": ["okyo", "Tokyo"]}
+    stopped = gateway.post("/v1/messages", {**body, **stops}).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "Tokyo")
+    assert stopped["content"][0]["text"] == "The capital of Japan is "
+    told = list(events(gateway, "/v1/messages", {**body, **stops}))
+    assert told[-2][1]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "Tokyo"}
+    text = "".join(e["delta"]["text"] for kind, e in told if kind == "content_block_delta")
+    assert text == "The capital of Japan is "
     refused = gateway.post("/v1/messages", {"model": model, "messages": CHAT})
     assert refused.status_code == 400
     assert refused.json()["error"]["type"] == "invalid_request_error"

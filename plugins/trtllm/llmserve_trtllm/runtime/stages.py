@@ -106,6 +106,7 @@ class Preprocessing:
         about = {
             "prompt": prompt.text if self._echoes(prompt) else "",
             "stop": params.stop_words,
+            "include_stop": params.include_stop_str_in_output,
             "min_tokens": params.min_tokens,
             "input_tokens": len(prompt.ids),
             "context": prompt.ids[-8:],
@@ -184,7 +185,11 @@ class Postprocessing:
         # which some versions of the engine send and others do not.
         generation = Generation(
             about["context"],
-            Params(stop_words=tuple(about["stop"]), min_tokens=about["min_tokens"]),
+            Params(
+                stop_words=tuple(about["stop"]),
+                include_stop_str_in_output=about["include_stop"],
+                min_tokens=about["min_tokens"],
+            ),
             max_tokens=about["max_tokens"],
             eos_ids=frozenset(about["end"]),
             decode=self._parts.tokenizer.decode,
