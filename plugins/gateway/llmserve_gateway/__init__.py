@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmserve.plugin import Frontend, Place, hookimpl, section
+from llmserve.plugin import Frontend, Place, ToolParser, hookimpl, section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,14 @@ def llmserve_register_frontends() -> Sequence[Frontend]:
     """Have ``llmserve serve`` start the gateway."""
     summary = "The OpenAI API, with keys, limits, metrics and a page"
     return [Frontend(name="openai", summary=summary, command=_command, port=8080, path="/v1")]
+
+
+@hookimpl
+def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
+    """Say how the families of models write that they call tools."""
+    from llmserve_gateway.tool_parsers import PARSERS
+
+    return PARSERS
 
 
 @hookimpl

@@ -87,7 +87,9 @@ class Routes:
         options: dict[str, Any] = {}
         if messages is not None:
             options["messages"] = read_messages(messages)
-            options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
+            told = fields.mapping("chat_template_kwargs")
+            tools = fields.take("tools")
+            options["chat_template_kwargs"] = ({**told, "tools": tools} if tools else told) or None
         elif not isinstance(prompt, str):
             raise bad_request("prompt has to be a text, or give messages", "prompt")
         about = await self._catalog.about(name, prompt or "", **options)
@@ -112,7 +114,10 @@ class Routes:
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
         asked: Asked = anthropic.read_count_request(await _body(request))
         self._gateway.check_model(key, asked.model)
-        about = await self._catalog.about(asked.model, messages=asked.options["messages"])
+        kwargs = asked.options.get("chat_template_kwargs")
+        about = await self._catalog.about(
+            asked.model, messages=asked.options["messages"], chat_template_kwargs=kwargs
+        )
         return _json({"input_tokens": len(about["ids"])})
 
     async def live(self, request: Request) -> Response:

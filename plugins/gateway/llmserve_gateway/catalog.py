@@ -30,7 +30,7 @@ class Health:
     answered: float = 0.0
     misses: int = 0
     why: str = ""
-    context: tuple[int | None] | None = field(default=None, repr=False)
+    told: dict[str, Any] | None = field(default=None, repr=False)
 
     @property
     def ready(self) -> bool:
@@ -97,22 +97,32 @@ class Catalog:
         )
         try:
             about = json.loads(answer.text)
-            return {key: about[key] for key in ("ids", "text", "context_length")}
+            kept = {key: about[key] for key in ("ids", "text", "context_length")}
+            return {**kept, "chat_template": about.get("chat_template")}
         except (ValueError, KeyError, TypeError):
             raise strange from None  # An older one, which has answered.
 
     async def context_length(self, name: str) -> int | None:
         """Return how many tokens prompt and answer may have together, where the model tells."""
+        length: int | None = (await self._told(name)).get("context_length")
+        return length
+
+    async def chat_template(self, name: str) -> str | None:
+        """Return the text of a model's chat template, where the model tells it."""
+        template = (await self._told(name)).get("chat_template")
+        return template if isinstance(template, str) else None
+
+    async def _told(self, name: str) -> dict[str, Any]:
+        """Return what a model tells of itself, asked for once."""
         health = self.health(name)
-        if health.context is None:
+        if health.told is None:
             try:
-                about = await asyncio.wait_for(self.about(name), _QUICK_SECONDS)
-                health.context = (about["context_length"],)
+                health.told = await asyncio.wait_for(self.about(name), _QUICK_SECONDS)
             except (RequestRejectedError, ApiError):
-                health.context = (None,)
+                health.told = {}
             except (LLMServeError, asyncio.TimeoutError):
-                return None
-        return health.context[0]
+                return {}
+        return health.told
 
     # Whether they answer
 

@@ -36,6 +36,14 @@ KEYS = Path("llmserve-keys.json")
     help="Triton's metrics, to give at /metrics/triton; on this machine port 8002 by default.",
 )
 @click.option("--supervisor", type=FILE, hidden=True, help="Where `serve` tells how models are.")
+@click.option(
+    "--tool-parser",
+    "tool_parsers",
+    multiple=True,
+    envvar="LLMSERVE_TOOL_PARSER",
+    metavar="[MODEL=]NAME",
+    help="How calls of tools are read, where not by the chat template; repeat for several.",
+)
 @click.option("--cors-origin", "origins", multiple=True, help="Let pages of this origin ask.")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Its key (PEM).")
@@ -53,6 +61,7 @@ def gateway(
     grace: float,
     triton_metrics: str | None,
     supervisor: Path | None,
+    tool_parsers: tuple[str, ...],
     origins: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -78,6 +87,7 @@ def gateway(
         triton_metrics=triton_metrics,
         supervisor=supervisor,
         cors_origins=origins,
+        tool_parsers=tool_parsers,
     )
     listening = Listening(host, port, grace, no_auth, tls_cert, tls_key)
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve_gateway.errors import bad_request
+from llmserve_gateway.tools import Tools
 
 MAX_ANSWERS = 128
 MAX_STOP_WORDS = 4
@@ -47,6 +48,7 @@ class Asked:
     silent: bool = False
     logprobs: bool = False
     tells_stop: bool = False
+    tools: Tools | None = None
     unknown: frozenset[str] = frozenset()
 
     @property
@@ -55,11 +57,17 @@ class Asked:
         return len(self.prompts) * self.choices_each
 
     @property
+    def parallel(self) -> bool:
+        """Whether an answer may have several calls."""
+        return self.tools is None or self.tools.parallel
+
+    @property
     def tokens(self) -> int:
         """How many tokens there are to read, counted roughly; the model counts them exactly."""
         messages = self.options.get("messages")
         if messages:
-            size = len(json.dumps(messages, ensure_ascii=False).encode(errors="replace"))
+            read = [messages, self.options.get("chat_template_kwargs")]
+            size = len(json.dumps(read, ensure_ascii=False).encode(errors="replace"))
         else:
             size = sum(
                 len(prompt.encode(errors="replace"))
@@ -172,15 +180,6 @@ class Fields:
             if self._left.pop(name, None):
                 raise bad_request(f"{name}: {why}", name)
 
-    def refuse_tools(self) -> None:
-        """Tools a model may ignore are ignored; what would have to be done is refused."""
-        tools, choice = self.take("tools"), self.take("tool_choice")
-        self.take("parallel_tool_calls")
-        if isinstance(choice, dict):
-            choice = choice.get("type")
-        if tools and choice != "none":
-            raise bad_request("this server cannot do tool calls yet: leave out tools", "tools")
-
     def rest(self) -> frozenset[str]:
         """Return the names of what nobody has taken."""
         return frozenset(self._left) - _WITHOUT_EFFECT
@@ -270,10 +269,39 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
         raise bad_request(f"{where}.role has to be one of {', '.join(_ROLES)}", where)
-    content = message.get("content")
-    if content is None and role == "assistant":
+    content, calls = message.get("content"), message.get("tool_calls")
+    told: dict[str, Any] = {"role": _ROLES[role], "content": None}
+    if role == "assistant" and calls:
+        if not isinstance(calls, list):
+            raise bad_request(f"{where}.tool_calls has to be a list", where)
+        told["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)
+        ]
+    elif content is None and role == "assistant":
         content = ""
-    return {"role": _ROLES[role], "content": read_text(content, f"{where}.content")}
+    if content is not None or "tool_calls" not in told:
+        told["content"] = read_text(content, f"{where}.content")
+    names = ("tool_call_id", "name") if told["role"] == "tool" else ()
+    return told | {name: message[name] for name in names if isinstance(message.get(name), str)}
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(f"{where} has to be a call of a function", where)
+    return past_call(call.get("id"), function["name"], function.get("arguments"), where)
+
+
+def past_call(id: Any, name: str, arguments: Any, where: str) -> dict[str, Any]:
+    """Return a call that has been made as chat templates read it: its arguments are no text."""
+    try:
+        told = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise bad_request(f"{where}: the arguments of {name!r:.80} are no JSON object", where)
+    call = {"type": "function", "function": {"name": name, "arguments": told}}
+    return {"id": id, **call} if isinstance(id, str) else call
 
 
 def read_text(content: Any, where: str) -> str:

@@ -22,6 +22,8 @@ from llmserve_gateway.fields import INCLUDE_STOP, Asked
 from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.reply import Reply, Send, Visit, request_id
+from llmserve_gateway.tool_calls import Answer, Call, read_whole
+from llmserve_gateway.tool_readers import NewReader, Readers
 from llmserve_gateway.usage import Usage
 
 log = logging.getLogger("llmserve.gateway")
@@ -46,6 +48,8 @@ class Settings:
     """The socket at which ``serve`` tells how its models are."""
     canary_interval: float = 10.0
     cors_origins: tuple[str, ...] = ()
+    tool_parsers: tuple[str, ...] = ()
+    """How calls of tools are read: a parser's name for all models, ``MODEL=NAME`` for one."""
 
 
 class Answers(Protocol):
@@ -53,9 +57,9 @@ class Answers(Protocol):
 
     usage: Usage
 
-    def whole(self, answers: Sequence[Completion]) -> bytes: ...
+    def whole(self, answers: Sequence[tuple[Completion, Sequence[Call]]]) -> bytes: ...
     def opening(self, piece: Piece) -> bytes: ...
-    def chunk(self, piece: Piece) -> bytes: ...
+    def chunk(self, piece: Piece, calls: Sequence[Call] = ()) -> bytes: ...
     def closing(self) -> bytes: ...
 
 
@@ -78,6 +82,7 @@ class Gateway:
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
         self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
+        self.readers = Readers(settings.tool_parsers, self.catalog)
         self._client: AsyncClient | None = None
         self._noted: set[str] = set()
 
@@ -128,7 +133,7 @@ class Gateway:
         except LLMServeError as error:
             if visit.model:
                 self.catalog.failed(visit.model, error)
-            await reply.fail(from_llmserve(error))
+            await reply.fail(from_llmserve(error, tools=visit.tools))
         except Exception:
             log.exception("request %s", visit.id)
             await reply.fail(ApiError(500, "the gateway failed; its log says why"))
@@ -163,18 +168,26 @@ class Gateway:
             if asked.tells_stop and INCLUDE_STOP in info.inputs:
                 asked.options[INCLUDE_STOP] = True
             answers = dialect.answers(asked, visit.id)
+            visit.tools = asked.tools is not None
+            reader = await self.readers.of(info, asked.tools) if asked.tools else None
             with self.metrics.under_way(info.name, answers.usage):
                 try:
                     if asked.stream:
-                        await self._stream(asked, answers, reply, visit, timeout)
+                        await self._stream(asked, answers, reply, visit, timeout, reader)
                     else:
-                        await self._whole(asked, answers, reply, visit, timeout)
+                        await self._whole(asked, answers, reply, visit, timeout, reader)
                 finally:
                     visit.read, visit.written = answers.usage.read, answers.usage.written
         self.catalog.answered(visit.model)
 
     async def _whole(
-        self, asked: Asked, answers: Answers, reply: Reply, visit: Visit, timeout: float | None
+        self,
+        asked: Asked,
+        answers: Answers,
+        reply: Reply,
+        visit: Visit,
+        timeout: float | None,
+        reader: NewReader | None,
     ) -> None:
         calls = asked.calls()
         ask = self.client.generate
@@ -187,17 +200,24 @@ class Gateway:
         finally:
             for task in tasks:
                 task.cancel()
-        body = answers.whole(found)
+        read = [read_whole(reader, answer, asked.parallel) for answer in found]
+        body = answers.whole(read)
         visit.first = time.perf_counter()
-        visit.outcome = found[-1].finish_reason or "stop"
+        visit.outcome = read[-1][0].finish_reason or "stop"
         await reply.whole(body)
 
     async def _stream(
-        self, asked: Asked, answers: Answers, reply: Reply, visit: Visit, timeout: float | None
+        self,
+        asked: Asked,
+        answers: Answers,
+        reply: Reply,
+        visit: Visit,
+        timeout: float | None,
+        reader: NewReader | None,
     ) -> None:
         health = self.catalog.health(visit.model)
-        async with aclosing(self._pieces(asked, timeout)) as pieces:
-            async for piece in pieces:
+        async with aclosing(self._read(asked, timeout, reader)) as pieces:
+            async for piece, calls in pieces:
                 health.answered = time.monotonic()
                 if visit.first is None:
                     # Not before: until the model has said something it can be an error's status.
@@ -205,10 +225,28 @@ class Gateway:
                     await reply.begin(answers.opening(piece))
                 if piece.finish_reason:
                     visit.outcome = piece.finish_reason
-                await reply.more(answers.chunk(piece))
+                # What may become a call is held back, and says nothing yet.
+                if (chunk := answers.chunk(piece, calls)) and (piece.is_news or calls):
+                    await reply.more(chunk)
         if visit.first is None:
             await reply.begin(answers.opening(Piece("")))
         await reply.end(answers.closing())
+
+    async def _read(
+        self, asked: Asked, timeout: float | None, reader: NewReader | None
+    ) -> AsyncGenerator[tuple[Piece, Sequence[Call]], None]:
+        """Give the pieces of all answers, with the calls in them."""
+        async with aclosing(self._pieces(asked, timeout)) as pieces:
+            if reader is None:
+                async for piece in pieces:
+                    yield piece, ()
+                return
+            answers = [Answer(reader(), asked.parallel) for _ in range(asked.count)]
+            async for piece in pieces:
+                yield answers[piece.index].take(piece)
+            for index, answer in enumerate(answers):
+                if not answer.ended:
+                    yield answer.take(Piece("", index, finish_reason="stop"))
 
     async def _pieces(self, asked: Asked, timeout: float | None) -> AsyncGenerator[Piece, None]:
         """Give the pieces of all answers as they come."""

@@ -11,6 +11,7 @@ from typing import Any
 from llmserve.client import Completion, Piece
 from llmserve.client.results import Logprob
 from llmserve_gateway.fields import Asked
+from llmserve_gateway.tool_calls import Call
 from llmserve_gateway.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -33,18 +34,19 @@ class ChatAnswers:
         self._chunk_head = b"data: " + dump({**self._head, "object": self.chunk_kind})[:-1]
         self.usage = Usage(asked.count, asked.choices_each)
 
-    def whole(self, answers: Sequence[Completion]) -> bytes:
+    def whole(self, answers: Sequence[tuple[Completion, Sequence[Call]]]) -> bytes:
         choices = []
-        for index, answer in enumerate(answers):
+        for index, (answer, calls) in enumerate(answers):
             written = 0 if self._asked.silent else answer.output_tokens
             self.usage.note(index, answer.input_tokens, written)
-            choices.append(self._choice(index, answer))
+            choices.append(self._choice(index, answer, calls))
         return dump({**self._head, "choices": choices, "usage": self.usage.as_json()})
 
     def opening(self, piece: Piece) -> bytes:
         """Return the chunks before the first text: whose turn it is."""
         del piece
-        delta = {"role": "assistant", "content": ""}
+        # Nobody knows yet whether an answer that may be a call has any text.
+        delta = {"role": "assistant", "content": None if self._asked.tools else ""}
         return b"".join(
             self._chunk(
                 dump({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
@@ -52,9 +54,9 @@ class ChatAnswers:
             for index in range(self._asked.count)
         )
 
-    def chunk(self, piece: Piece) -> bytes:
+    def chunk(self, piece: Piece, calls: Sequence[Call] = ()) -> bytes:
         self.usage.note(piece.index, piece.input_tokens, piece.output_tokens)
-        news = self._news(piece)
+        news = self._news(piece, calls)
         logprobs = self._logprobs(piece.index, piece) if self._asked.logprobs else None
         # Most of what is sent are these: to write them piece by piece costs a third of dump().
         return self._chunk(
@@ -81,19 +83,26 @@ class ChatAnswers:
             usage = b',"usage":null'
         return b'%b,"choices":[%b]%b}\n\n' % (self._chunk_head, choice, usage)
 
-    def _choice(self, index: int, answer: Completion) -> dict[str, Any]:
+    def _choice(self, index: int, answer: Completion, calls: Sequence[Call]) -> dict[str, Any]:
         return {
             "index": index,
-            **self._told(index, answer),
+            **self._told(index, answer, calls),
             "logprobs": self._logprobs(index, answer),
             "finish_reason": reason(answer.finish_reason or "stop"),
         }
 
-    def _told(self, index: int, answer: Completion) -> dict[str, Any]:
+    def _told(self, index: int, answer: Completion, calls: Sequence[Call]) -> dict[str, Any]:
         del index
-        return {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if calls:
+            message |= {"content": answer.text or None, "tool_calls": [_call(c) for c in calls]}
+        return {"message": message}
 
-    def _news(self, piece: Piece) -> bytes:
+    def _news(self, piece: Piece, calls: Sequence[Call]) -> bytes:
+        if calls:
+            text = {"content": piece.text} if piece.text else {}
+            told = [{"index": call.index, **_call(call)} for call in calls]
+            return b'"delta":' + dump({**text, "tool_calls": told})
         if not piece.text:
             return b'"delta":{}'
         return b'"delta":{"content":%b}' % encode_basestring(piece.text).encode()
@@ -118,10 +127,12 @@ class CompletionAnswers(ChatAnswers):
         del piece
         return b""
 
-    def _told(self, index: int, answer: Completion) -> dict[str, Any]:
+    def _told(self, index: int, answer: Completion, calls: Sequence[Call]) -> dict[str, Any]:
+        del calls
         return {"text": self._echoed(index, answer)}
 
-    def _news(self, piece: Piece) -> bytes:
+    def _news(self, piece: Piece, calls: Sequence[Call]) -> bytes:
+        del calls
         return b'"text":%b' % encode_basestring(self._echoed(piece.index, piece)).encode()
 
     def _echoed(self, index: int, answer: Completion | Piece) -> str:
@@ -171,6 +182,14 @@ def _token(one: Logprob) -> dict[str, Any]:
 
 def _one(one: Logprob) -> dict[str, Any]:
     return {"token": one.token, "logprob": one.logprob, "bytes": list(one.token.encode())}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    """Return a call, or the next part of one: the rest of it came before."""
+    if not call.name:
+        return {"function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def reason(finish_reason: str) -> str:

@@ -15,6 +15,7 @@ from llmserve_gateway.fields import (
     read_messages,
     read_sampling,
 )
+from llmserve_gateway.tool_requests import read_tools
 
 _MOST_LOGPROBS = 20
 _TOKEN = range(2**31)
@@ -34,14 +35,15 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     if wants_logprobs:
         options["logprobs"] = alternatives or 0
-    fields.refuse_tools()
     fields.refuse("only text can be answered", "audio")
     if (modalities := fields.take("modalities")) not in (None, ["text"]):
         raise bad_request(f"modalities: only text can be answered, not {modalities!r:.80}",
                           "modalities")  # fmt: skip
     options["messages"] = messages
     options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
-    return _asked(fields, options, [""], logprobs=wants_logprobs)
+    if tools := read_tools(fields):
+        options = tools.options(given(options))
+    return _asked(fields, options, [""], logprobs=wants_logprobs, tools=tools)
 
 
 def read_completion(content: Mapping[str, Any]) -> Asked:

@@ -45,6 +45,7 @@ class Visit:
     admitted: float | None = None
     ended: float = 0.0
     streamed: bool = False
+    tools: bool = False
     read: int = 0
     written: int = 0
 

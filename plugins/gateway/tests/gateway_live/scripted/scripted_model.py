@@ -1,0 +1,75 @@
+"""A plugin that plays models which call tools: each says what the last message asks it to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmserve.plugin import Generator, Recipe, ToolParser, ToolPart, hookimpl
+from llmserve.runtime import Generation, Tokenizer
+
+SAY, OVER = "Say this: ", "<over>"
+
+
+class Scripted:
+    """A generator that answers with what stands between two marks of its prompt."""
+
+    context_length = 4096
+    eos_ids = frozenset({0})
+
+    def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        del settings, folder
+
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        for generation in generations:
+            prompt = tokenizer.decode(generation.prompt_ids)
+            script = prompt.rpartition(SAY)[2].partition(OVER)[0]
+            for token in (*tokenizer.encode(script, special=False), 0):
+                generation.push(token)
+
+
+class Shouts:
+    """Reads ``NAME!`` as a call without arguments, which no other family writes."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._text = ""
+
+    def read(self, text: str) -> list[ToolPart]:
+        self._text += text
+        return []
+
+    def end(self) -> list[ToolPart]:
+        name = self._text.removesuffix("!")
+        if name not in self._names:
+            return [ToolPart("text", self._text)]
+        return [ToolPart("name", name), ToolPart("arguments", "{}"), ToolPart("end")]
+
+
+@hookimpl
+def llmserve_register_generators() -> Sequence[Generator]:
+    return [
+        Generator(
+            name="scripted",
+            summary="Says what it is asked to",
+            runtime="scripted_model:Scripted",
+            source=None,
+        )
+    ]
+
+
+@hookimpl
+def llmserve_register_recipes() -> Sequence[Recipe]:
+    return [Recipe(name="scripted", summary="Says what it is asked to", generator="scripted")]
+
+
+@hookimpl
+def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
+    shouts = ToolParser(
+        name="shouts",
+        summary="NAME!",
+        reader=Shouts,
+        suits=lambda template: 99 * ("shout" in template),
+    )
+    return [shouts]

@@ -1,0 +1,239 @@
+"""Calls of tools in what models write, without a server: each family's own form, cut anywhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmserve.client import Completion, Piece
+from llmserve_gateway.anthropic import read_messages_request
+from llmserve_gateway.errors import ApiError
+from llmserve_gateway.openai_requests import read_chat
+from llmserve_gateway.responses import read_response_request
+from llmserve_gateway.tool_calls import Answer, read_whole
+from llmserve_gateway.tool_parsers import PARSERS, Arguments
+
+NAMES = frozenset({"weather", "add"})
+READERS: dict[str, Any] = {parser.name: parser.reader for parser in PARSERS}
+CITY, SUM = '{"city": "Zürich \\"} ]"}', '{"a": 1, "b": [2]}'
+
+# What each family writes for both calls, as its chat template shows it to the model.
+WRITTEN = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {CITY}}}\n</tool_call>\n'
+    f'<tool_call>\n{{"arguments": {SUM}, "name": "add"}}\n</tool_call>',
+    "llama3": f'<|python_tag|>{{"name": "weather", "parameters": {CITY}}}; '
+    f'{{"name": "add", "parameters": {SUM}}}',
+    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {CITY}, "id": "123456789"}}, '
+    f'{{"name": "add", "arguments": {SUM}}}]',
+    "mistral-11": f"[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{CITY}[TOOL_CALLS]add{SUM}",
+    "deepseek": "<|tool▁calls▁begin|><|tool▁call▁begin|>function<|tool▁sep|>weather\n"
+    "```json\n"
+    f"{CITY}\n```<|tool▁call▁end|>\n<|tool▁call▁begin|>function<|tool▁sep|>add\n```json\n"
+    f"{SUM}\n```<|tool▁call▁end|><|tool▁calls▁end|>",
+    "deepseek-3.1": f"<|tool▁calls▁begin|><|tool▁call▁begin|>weather<|tool▁sep|>{CITY}"
+    f"<|tool▁call▁end|><|tool▁call▁begin|>add<|tool▁sep|>{SUM}<|tool▁call▁end|>"
+    "<|tool▁calls▁end|>",
+    "json": f'```json\n[{{"name": "weather", "arguments": {CITY}}}, '
+    f'{{"type": "function", "name": "add", "id": 1, "arguments": {SUM}}}]\n```',
+}
+# What is no call, though it begins like one.
+BROKEN = {
+    "hermes": [
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": 1',
+        '<tool_call>{"name": "add", "arguments": {"a": ]}}</tool_call> so',
+        "<tool_call>{'name': 'add'}</tool_call>",
+        '<tool_call>{"name": "add", "arguments": "x"}</tool_call>',
+        "a <tool_ca",
+    ],
+    "llama3": ['{"name": "Anna"}', '{"city": "x"}', "<|python_tag|>print(1)", " [1, 2]", "{\\"],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]unknown[ARGS]{}", "[TOOL_CALLS] []", "[TOOL"],
+    "deepseek": [
+        "<|tool▁calls▁begin|>weather",
+        "<|tool▁calls▁begin|><|tool▁call▁begin|>function<|tool▁sep|>unknown\n```json\n{}\n```",
+    ],
+    "json": ["```python\n1\n```", "```\n{}\n```", '[{"name": "add", "arguments": {}', "[]", ""],
+}
+# DeepSeek's bars are wider than others.
+for name in ("deepseek", "deepseek-3.1"):
+    WRITTEN[name] = WRITTEN[name].replace("|", "\uff5c")
+BROKEN["deepseek"] = [text.replace("|", "\uff5c") for text in BROKEN["deepseek"]]
+
+
+def reader(family: str) -> Any:
+    return READERS[family.partition("-")[0]](NAMES)
+
+
+def whole(family: str, text: str) -> tuple[str, list[tuple[str, str]], str | None]:
+    answer, calls = read_whole(lambda: reader(family), Completion(text, "stop"), True)
+    return answer.text, [(call.name, call.arguments) for call in calls], answer.finish_reason
+
+
+def streamed(family: str, pieces: list[str]) -> tuple[str, list[list[str]], str | None]:
+    answer = Answer(reader(family), True)
+    text, calls = "", list[list[str]]()
+    for piece in [*map(Piece, pieces), Piece("", finish_reason="stop")]:
+        told, parts = answer.take(piece)
+        text += told.text
+        for part in parts:
+            if part.name:
+                assert (part.index, len(part.id)) == (len(calls), 9)
+                calls.append([part.name, ""])
+            calls[part.index][1] += part.arguments
+    return text, calls, told.finish_reason
+
+
+def cuts(text: str) -> st.SearchStrategy[list[str]]:
+    places = st.lists(st.integers(0, len(text)), max_size=8).map(sorted)
+    return places.map(lambda at: [text[i:j] for i, j in zip([0, *at], [*at, None], strict=True)])
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_each_familys_calls_are_read(family: str) -> None:
+    found = whole(family, WRITTEN[family])
+    assert found == ("", [("weather", CITY), ("add", SUM)], "tool_calls")
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-11", "deepseek", "llama3"])
+def test_text_before_calls_is_content(family: str) -> None:
+    text, calls, _ = whole(family, f"Let me see.\n\n{WRITTEN[family]}")
+    assert (text, len(calls)) == ("Let me see.", 2)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_stream_says_the_same_however_it_is_cut(data: st.DataObject) -> None:
+    family = data.draw(st.sampled_from(sorted(WRITTEN)))
+    others = [*BROKEN[family.partition("-")[0]], "So: \n", "\n", " ", "{", "[", WRITTEN[family]]
+    text = "".join(data.draw(st.lists(st.sampled_from(others), max_size=4)))
+    at_once = streamed(family, [text])
+    assert streamed(family, data.draw(cuts(text))) == at_once
+    assert streamed(family, list(text)) == at_once
+    content, calls, reason = whole(family, text)
+    begun = iter(map(tuple, at_once[1]))
+    assert all(call in begun for call in calls), "a stream begins what a whole answer has"
+    assert reason == at_once[2] == ("tool_calls" if calls else "stop")
+    if not calls:
+        assert content == text
+    for _, arguments in calls:
+        assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize(
+    ("family", "text"), [(family, text) for family, texts in BROKEN.items() for text in texts]
+)
+def test_what_is_no_call_is_content(family: str, text: str) -> None:
+    assert whole(family, text) == (text, [], "stop")
+
+
+@settings(deadline=None)
+@given(st.sampled_from([*READERS, "named"]), st.text('{}[]"\\:,` <tool_call>a1\n', max_size=40))
+def test_any_text_is_read_without_loss(family: str, text: str) -> None:
+    read: Any = Arguments(frozenset({"add"})) if family == "named" else reader(family)
+    answer, calls = read_whole(lambda: read, Completion(text, "length"), True)
+    assert calls or answer.text == text
+    assert answer.finish_reason == "length"
+
+
+def test_arguments_come_as_they_are_written_and_the_name_once() -> None:
+    answer = Answer(reader("hermes"), False)
+    told = [answer.take(Piece(text))[1] for text in (
+        'Well <tool_call>{"name": "add", "argu', 'ments": {"a"', ": 1", "}}",
+        '</tool_call><tool_call>{"name": "add", "arguments": {}}',
+    )]  # fmt: skip
+    flat = [(call.index, call.name, call.arguments) for calls in told for call in calls]
+    assert flat == [(0, "add", '{"a"'), (0, "", ": 1"), (0, "", "}")]
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        ("<tool_call>\n{{ tool_call.arguments|tojson }}\n</tool_call>", "hermes"),
+        ("<tool_call>\n<function=' + tool_call.name", "json"),
+        ('{"name": function name, "parameters": dictionary}', "llama3"),
+        ("<|python_tag|>", "llama3"),
+        ("[TOOL_CALLS] [", "mistral"),
+        ("'<\uff5ctool▁call▁begin\uff5c>'", "deepseek"),
+        ("{{ tools }}", "json"),
+    ],
+)
+def test_a_family_is_known_by_its_template(template: str, family: str) -> None:
+    assert max(PARSERS, key=lambda parser: parser.suits(template)).name == family
+
+
+FUNCTION = {"name": "add", "parameters": {"type": "object", "$defs": {"N": {"type": "integer"}},
+                                          "properties": {"a": {"$ref": "#/$defs/N"}}}}  # fmt: skip
+TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
+TALK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def test_a_call_that_has_to_be_made_is_a_form() -> None:
+    named = {"type": "function", "function": {"name": "add"}}
+    asked = read_chat({**TALK, **TOOLS, "tool_choice": named})
+    assert json.loads(asked.options["json_schema"]) == FUNCTION["parameters"]
+    assert asked.options["chat_template_kwargs"] == TOOLS
+    asked = read_chat({**TALK, **TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
+    schema = json.loads(asked.options["json_schema"])
+    (call,) = schema["items"]["anyOf"]
+    assert (call["properties"]["name"], schema["maxItems"]) == ({"const": "add"}, 1)
+    # What refers into its own definitions still does, one level deeper.
+    assert call["properties"]["arguments"] == {"$ref": "#/$defs/0"}
+    assert schema["$defs"]["0"]["properties"]["a"] == {"$ref": "#/$defs/0/$defs/N"}
+    without: list[Any] = [{"tool_choice": "none"}, {"tools": []}]
+    for free in without:
+        assert "chat_template_kwargs" not in read_chat({**TALK, **TOOLS, **free}).options
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": 3}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]}, "tools"),
+        ({"tools": TOOLS["tools"] * 2}, "tools"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"response_format": {"type": "json_object"}}, "tools"),
+        ({"functions": [{}]}, "functions"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a",
+                        "arguments": "["}}]}]}, "messages[0].tool_calls[0]"),
+    ],
+)  # fmt: skip
+def test_tools_that_cannot_be_meant_are_refused_by_name(body: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_chat({**TALK, **TOOLS, **body})
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_every_dialect_says_the_same_to_the_template() -> None:
+    past = {"name": "add", "arguments": {"a": 1}}
+    chat = read_chat({**TALK, **TOOLS, "messages": [
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {**past, "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"}]})  # fmt: skip
+    tool = {"name": "add", "input_schema": FUNCTION["parameters"]}
+    message = read_messages_request({"model": "m", "max_tokens": 9, "tools": [tool], "messages": [
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": "2"}]}]})  # fmt: skip
+    response = read_response_request({
+        "model": "m", "tools": [{"type": "function", **FUNCTION}], "input": [
+            {"type": "function_call", "call_id": "1", "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "1", "output": "2"}]})  # fmt: skip
+    assert chat.options["messages"] == [
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": past}]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]  # fmt: skip
+    for other in (message, response):
+        assert other.options["messages"] == chat.options["messages"]
+        (told,) = other.options["chat_template_kwargs"]["tools"]
+        assert {k: told["function"][k] for k in FUNCTION} == FUNCTION
