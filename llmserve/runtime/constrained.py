@@ -29,6 +29,10 @@ _CONTRARY = ("ignore_eos", "min_tokens", "bad_words", "end_id")
 _JSON = {"whitespace_pattern": r"(\n {0,12}| )?"}
 _FORMS = ("json_schema", "json_object", "choice", "regex", "grammar", "guided_decoding_guide")
 
+# What scores may be at most, for the bits of a byte: quicker to look up than to choose each.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BOUNDS = np.where(_BITS, np.inf, -np.inf)
+
 Form = tuple[str, str]
 """What kind of form it is, and the form."""
 
@@ -62,6 +66,10 @@ class Compiler:
         matcher = self._library.LLMatcher(self._table, self._grammar(*form), log_level=0)
         if matcher.is_error():
             raise _refusal(form[0], matcher.get_error())
+        # What can never end, or begin, is found out at the first mask; later ones are as quick.
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _refusal(form[0], "nothing has this form")
         return matcher
 
     def _grammar(self, kind: str, text: str) -> Any:
@@ -91,20 +99,51 @@ class _Held:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._read = len(generation.token_ids)
+        self._known = 0
+        self._run: list[int] = []
+        self._run_from = 0
 
     def __call__(self, scores: npt.NDArray[Any]) -> None:
-        tokens = self._generation.token_ids
-        self._matcher.consume_tokens(tokens[self._read :])
-        self._read = len(tokens)
+        self._follow()
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise _refusal("form", self._matcher.get_error())
-        known = min(self._vocabulary, scores.size)
-        bits = np.frombuffer(mask, dtype=np.uint8)
-        allowed = np.unpackbits(bits, count=known, bitorder="little").view(np.bool_)
         # A model can have more scores than its tokenizer has tokens.
-        scores[known:] = -np.inf
-        np.copyto(scores[:known], -np.inf, where=~allowed)
+        self._known = min(self._vocabulary, scores.size)
+        scores[self._known :] = -np.inf
+        _keep(scores[: self._known], np.frombuffer(mask, dtype=np.uint32))
+
+    def forced(self) -> Sequence[int]:
+        """Return the tokens that come next where the form leaves one choice."""
+        at = self._follow() - self._run_from
+        # What follows from the middle of a run could be cut into other tokens.
+        if self._generation.token_ids[self._run_from :] != self._run[:at] or at >= len(self._run):
+            run, self._run_from = self._matcher.compute_ff_tokens(), self._read
+            at, self._run = 0, run if all(token < self._known for token in run) else []
+        return self._run[at:]
+
+    def _follow(self) -> int:
+        """Take in what was chosen, and return how many tokens that is."""
+        tokens = self._generation.token_ids
+        if len(tokens) > self._read:
+            self._matcher.consume_tokens(tokens[self._read :])
+            self._read = len(tokens)
+        return self._read
+
+
+def _keep(scores: npt.NDArray[Any], words: npt.NDArray[np.uint32]) -> None:
+    """Leave those scores alone whose bits are set; the others become minus infinity."""
+    places = np.flatnonzero(words)
+    if places.size < words.size // 8:
+        at = np.flatnonzero(np.unpackbits(words[places].view(np.uint8), bitorder="little"))
+        ids = places[at // 32] * 32 + at % 32
+        ids = ids[ids < scores.size]
+        kept = scores[ids]
+        scores.fill(-np.inf)
+        scores[ids] = kept
+    else:
+        bounds = _BOUNDS.take(words.view(np.uint8), axis=0).reshape(-1)
+        np.minimum(scores, bounds[: scores.size], out=scores)
 
 
 def form_of(params: Params) -> Form | None:
@@ -148,7 +187,7 @@ def _checked_schema(text: str) -> str:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"json_schema is not JSON: {error}") from None
-    if not isinstance(schema, (dict, bool)):
+    if not isinstance(schema, dict):
         raise RequestError("json_schema takes a JSON object, as json-schema.org has it")
     if _depth(schema) > _DEEPEST:
         raise RequestError(f"json_schema is nested deeper than {_DEEPEST}: make it flatter")
@@ -176,8 +215,10 @@ def _literally(word: str) -> str:
 
 def _refusal(kind: str, message: str) -> RequestError:
     lines: Sequence[str] = [line.strip() for line in message.splitlines() if line.strip()]
-    reason = (lines[0] if lines else "it cannot be compiled")[:200]
-    return RequestError(f"the {kind.replace('_', ' ')} cannot be kept to: {reason}")
+    reason = lines[0] if lines else "it cannot be compiled"
+    if reason.endswith(":"):
+        reason = f"{reason} {lines[-1]}"
+    return RequestError(f"the {kind.replace('_', ' ')} cannot be kept to: {reason[:200]}")
 
 
 def _llguidance() -> Any:

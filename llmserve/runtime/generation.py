@@ -15,7 +15,8 @@ from llmserve.runtime.text import IncrementalDecoder, StopScanner
 
 Constraint = Callable[[npt.NDArray[Any]], None]
 """What one answer is held to: in a row of scores, it makes minus infinity of all that must not
-come next. What was chosen so far is in ``token_ids`` of the generation that it was made for."""
+come next. What was chosen so far is in ``token_ids`` of the generation that it was made for.
+One with a method ``forced()`` tells by it which tokens come next in any case, if it knows."""
 
 STOP = "stop"
 LENGTH = "length"
@@ -99,6 +100,13 @@ class Generation:
         if scores.max() == -math.inf:
             raise RequestError("nothing may come next: no token of this model fits what was asked")
         self._constrained_at = len(self.token_ids) + 1
+
+    def forced(self) -> Sequence[int]:
+        """Return the tokens that come next whatever the scores; for most, there are none."""
+        told = getattr(self.constraint, "forced", None)
+        tokens: Sequence[int] = told() if told else ()
+        self._constrained_at = max(self._constrained_at, len(self.token_ids) + len(tokens))
+        return tokens
 
     def push(self, token_id: int, logits: npt.NDArray[Any] | None = None) -> None:
         """Take the next token. After the end, tokens of a batch that goes on are ignored.

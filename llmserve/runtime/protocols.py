@@ -84,7 +84,7 @@ class Stepper(Protocol):
         """
 
     def step(self) -> Progress:
-        """Push a token into every generation under way."""
+        """Push a token, or more where no choice is left, into every generation under way."""
 
     def drop(self, generation: Generation) -> None:
         """Forget a generation and free what it holds."""

@@ -7,6 +7,7 @@ the same text whatever else is in the batch.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,16 @@ class Sampler:
         # Each token took one number.
         self._random.random(len(generation.token_ids))
 
+    def forced(self) -> Sequence[int]:
+        """Return the tokens that come next whatever the scores, as if each had been chosen."""
+        tokens = self._generation.forced()
+        self._random.random(len(tokens))
+        return tokens
+
     def choose(self, logits: Row) -> int:
+        if forced := self._generation.forced():
+            self._random.random()
+            return forced[0]
         # In double precision no penalty and no temperature makes a score overflow.
         scores = logits.astype(np.float64)
         self._penalise(scores)

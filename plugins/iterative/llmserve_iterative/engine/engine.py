@@ -131,6 +131,10 @@ class Engine:
             if sequence.sampler is not None and own is not None:
                 token = sequence.sampler.choose(own)
             generation.push(token, own if generation.wants_logits else None)
+            if sequence.sampler is not None and self._runner.takes_runs and own is not None:
+                # What a form leaves no choice about is computed together in the next pass.
+                for forced in () if generation.wants_logits else sequence.sampler.forced():
+                    generation.push(forced)
         except Exception as error:
             progress.failed.append((generation, error))
             self.drop(generation)

@@ -81,6 +81,8 @@ class FlatRunner:
         # What fills up a recorded pass writes to a page of its own.
         self._store = Store((self.page_count + graphs) * self.page_size, dtype)
         self._graphs = DecodeGraphs(self._forward, self.page_count) if graphs else None
+        # A pass that was recorded has one token of each sequence.
+        self.takes_runs = not graphs
         for module in model.modules():
             if hasattr(module, "warn_if_padding_and_no_attention_mask"):
                 # There is no padding, and looking for it waits for the device in each pass.
@@ -118,6 +120,7 @@ class PaddedRunner:
 
     way = "padded"
     page_size = 32
+    takes_runs = False
 
     def __init__(self, model: Any, tokens: int) -> None:
         self.page_count = _page_count(tokens, self.page_size)

@@ -79,7 +79,9 @@ class Scheduler:
         """In the order in which they came."""
 
     def plan(self) -> list[Chunk]:
-        """Return the newest token of every running sequence and pieces of new prompts.
+        """Return the newest token of every running sequence and pieces of what has several.
+
+        Those are new prompts, and sequences to which a form added a run of tokens.
 
         Chunks of a single token come first.
         """
@@ -89,10 +91,12 @@ class Scheduler:
         # Growing puts back only those at the end, which are not planned yet.
         for sequence in self.running:
             start = sequence.computed
-            if sequence.length - start == 1:
-                if self._grow(sequence):
-                    chunks.append(Chunk(sequence, start, start + 1))
-            elif budget:
+            single = sequence.length - start == 1
+            if not (single or budget) or not self._grow(sequence):
+                continue
+            if single:
+                chunks.append(Chunk(sequence, start, start + 1))
+            else:
                 # The logits of every token are wanted, and a pass gives those of the last one.
                 most = 1 if sequence.generation.wants_prompt_logits else budget
                 stop = min(sequence.length, start + most)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from llmserve.errors import IncompatibleError
+from llmserve.runtime import Generation
 from llmserve.runtime.errors import RequestError
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
@@ -142,6 +144,44 @@ def test_a_seed_gives_the_same_whoever_is_beside_it() -> None:
     alone = drawn(0)
     assert alone == drawn(1) == drawn(3)
     assert alone != expected("gpt2", (9, 8, 7), 24)
+
+
+def test_a_run_that_a_form_leaves_no_choice_about_takes_one_pass() -> None:
+    """The tokens are those of a runner that takes one at a time, in fewer steps, in any company."""
+    form = b"ab" * 40
+
+    class Repeating:
+        def __init__(self, one: Generation) -> None:
+            self._one = one
+
+        def __call__(self, scores: Any) -> None:
+            # Of every eight tokens, the first is free.
+            if len(self._one.token_ids) % 8:
+                scores[np.arange(scores.size) != self.forced()[0]] = -np.inf
+
+        def forced(self) -> list[int]:
+            at = len(self._one.token_ids)
+            return [int(byte) % 50 for byte in form[at : at + -at % 8]]
+
+    def drawn(*, runs: bool, cache_tokens: int) -> tuple[list[list[int]], int]:
+        engine = make_engine(cache_tokens=cache_tokens)
+        engine._runner.takes_runs = runs
+        several = [generation([n + 3] * 20, 60, temperature=1.3, seed=n) for n in range(3)]
+        for one in several:
+            one.constraint = Repeating(one)
+            engine.admit(one)
+        steps = 0
+        while engine.busy:
+            assert not engine.step().failed
+            steps += 1
+        assert engine.cache_used == 0
+        return [one.token_ids for one in several], steps
+
+    slow, many = drawn(runs=False, cache_tokens=512)
+    for cache_tokens in (512, 96):
+        quick, few = drawn(runs=True, cache_tokens=cache_tokens)
+        assert quick == slow
+        assert few < many / 2 or cache_tokens == 96
 
 
 def test_one_that_fails_fails_alone() -> None:
