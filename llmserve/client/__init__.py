@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmserve.client.aio import AsyncClient as AsyncClient
+    from llmserve.client.deadlines import Timeout
+    from llmserve.client.deadlines import Timeouts as Timeouts
     from llmserve.client.model import ModelInfo as ModelInfo
     from llmserve.client.model import ModelState as ModelState
     from llmserve.client.results import Completion as Completion
@@ -32,7 +34,10 @@ _HOMES = {
     "ModelInfo": "llmserve.client.model",
     "ModelState": "llmserve.client.model",
     "Piece": "llmserve.client.results",
+    "Timeouts": "llmserve.client.deadlines",
 }
+
+CONNECT_SECONDS = 5.0
 
 __all__ = sorted([*_HOMES, "connect", "connect_async"])
 
@@ -43,19 +48,30 @@ def connect(
     tls: bool = False,
     root_certificates: str | None = None,
     headers: Mapping[str, str] | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
+    connect_timeout: float = CONNECT_SECONDS,
 ) -> Client:
     """Give a client of the Triton at ``url``; nothing is sent before it is used.
 
     ``url`` is ``host:port``, ``grpc://host:port`` or ``grpcs://host:port`` (TLS), by default
     ``LLMSERVE_URL`` from the environment, else ``127.0.0.1:8001``. ``root_certificates`` is a
     PEM file that TLS trusts in place of the system's, ``headers`` go with every call, and
-    ``timeout`` is in seconds, for every request that names none of its own.
+    ``timeout`` is in seconds, for every request that names none of its own; :class:`Timeouts` has
+    one for each part of it. ``connect_timeout`` is for each attempt to connect.
+
+    A request that may have begun is never sent again. What a server says that it has not looked
+    at, since it was about to end, goes to the next connection.
     """
     from llmserve.client.sync import Client
     from llmserve.client.url import Endpoint
 
-    endpoint = Endpoint.make(url, tls=tls, root_certificates=root_certificates, headers=headers)
+    endpoint = Endpoint.make(
+        url,
+        tls=tls,
+        root_certificates=root_certificates,
+        headers=headers,
+        connect_timeout=connect_timeout,
+    )
     return Client(endpoint, timeout=timeout)
 
 
@@ -65,13 +81,20 @@ def connect_async(
     tls: bool = False,
     root_certificates: str | None = None,
     headers: Mapping[str, str] | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
+    connect_timeout: float = CONNECT_SECONDS,
 ) -> AsyncClient:
     """Do what :func:`connect` does, for asyncio."""
     from llmserve.client.aio import AsyncClient
     from llmserve.client.url import Endpoint
 
-    endpoint = Endpoint.make(url, tls=tls, root_certificates=root_certificates, headers=headers)
+    endpoint = Endpoint.make(
+        url,
+        tls=tls,
+        root_certificates=root_certificates,
+        headers=headers,
+        connect_timeout=connect_timeout,
+    )
     return AsyncClient(endpoint, timeout=timeout)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, overload
@@ -12,6 +11,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from llmserve.client.deadlines import Deadline, Timeout
 from llmserve.client.exchange import Exchange, Steps, open_exchange
 from llmserve.client.failures import (
     Where,
@@ -45,19 +45,6 @@ CLOSE_SECONDS = 5.0
 """How long closing a client waits for such ends."""
 
 
-class Deadline:
-    """The time that a request has, over all of its messages; None means that there is no end."""
-
-    def __init__(self, seconds: float | None) -> None:
-        if seconds is not None and not seconds > 0:
-            raise UsageError(f"a timeout of {seconds} cannot be meant", mend="give seconds above 0")
-        self.seconds = seconds
-        self._end = None if seconds is None else time.monotonic() + seconds
-
-    def left(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
-
-
 class AsyncChannel:
     """A channel of gRPC's asyncio; it is opened at the first call, by the loop that runs then."""
 
@@ -76,9 +63,9 @@ class AsyncChannel:
     async def result(self, call: Any) -> Any:
         return await call
 
-    async def read(self, stream: Any) -> Any:
+    async def read(self, stream: Any, seconds: float | None = None) -> Any:
         """Wait for the next message of a stream; None at its end."""
-        message = await stream.read()
+        message = await asyncio.wait_for(stream.read(), seconds)
         return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
 
     async def settle(self, calls: list[Any], seconds: float) -> None:
@@ -117,7 +104,7 @@ class AsyncClient:
         self,
         endpoint: Endpoint,
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         channel: AsyncChannel | None = None,
     ) -> None:
         self._address = endpoint.address
@@ -159,7 +146,7 @@ class AsyncClient:
 
     @overload
     async def generate(
-        self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
+        self, model: str, prompt: str = "", *, timeout: Timeout = None, **options: Any
     ) -> Completion: ...
 
     @overload
@@ -168,7 +155,7 @@ class AsyncClient:
         model: str,
         prompt: list[str] | tuple[str, ...],
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> list[Completion]: ...
 
@@ -177,7 +164,7 @@ class AsyncClient:
         model: str,
         prompt: Prompt = "",
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> Completion | list[Completion]:
         """Answer a prompt, or each of several; see :meth:`llmserve.client.Client.generate`."""
@@ -189,7 +176,7 @@ class AsyncClient:
         prompt: str,
         form: type[F],
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> F:
         """Answer with an object of a pydantic model; see :meth:`llmserve.client.Client.parse`."""
@@ -201,7 +188,7 @@ class AsyncClient:
         model: str,
         prompt: Prompt = "",
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Give an answer piece by piece; a model that cannot stream gives one piece.
@@ -216,7 +203,7 @@ class AsyncClient:
 
     @asynccontextmanager
     async def sequence(
-        self, model: str, *, timeout: float | None = None
+        self, model: str, *, timeout: Timeout = None
     ) -> AsyncIterator[AsyncSequence]:
         """Go through a sequence step by step; leaving the ``async with`` block ends it."""
         deadline = self._deadline(timeout)
@@ -228,7 +215,7 @@ class AsyncClient:
             await self._finish(steps)
 
     async def _generate(
-        self, model: str, prompt: Prompt, timeout: float | None, options: dict[str, Any]
+        self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> Completion | list[Completion]:
         exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
         pieces = [piece async for piece in self._pieces(exchange, deadline)]
@@ -236,7 +223,7 @@ class AsyncClient:
             return gather(pieces, 1)[0]
         return gather(pieces, len(prompt))
 
-    def _deadline(self, timeout: float | None) -> Deadline:
+    def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
 
     async def _is_ready(self, method: str, request: Any) -> bool:
@@ -247,9 +234,10 @@ class AsyncClient:
 
     async def _ask(self, method: str, request: Any, deadline: Deadline | None = None) -> Any:
         deadline = deadline or self._deadline(None)
-        seconds = QUICK_SECONDS if deadline.seconds is None else deadline.left()
+        if deadline.seconds is None:
+            deadline = Deadline(QUICK_SECONDS)
         async with self._explained(getattr(request, "name", None), deadline):
-            return await self._channel.result(self._call(method, request, seconds))
+            return await self._channel.result(self._call(method, request, deadline.left()))
 
     async def _info(self, name: str, deadline: Deadline) -> ModelInfo:
         if name not in self._infos:
@@ -259,7 +247,7 @@ class AsyncClient:
         return self._infos[name]
 
     async def _open(
-        self, model: str, prompt: Prompt, timeout: float | None, options: Any, *, pieces: bool
+        self, model: str, prompt: Prompt, timeout: Timeout, options: Any, *, pieces: bool
     ) -> tuple[Exchange, Deadline]:
         deadline = self._deadline(timeout)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
@@ -280,10 +268,12 @@ class AsyncClient:
             await self._finish(exchange)
 
     async def _unary(self, requests: list[Any], deadline: Deadline) -> AsyncGenerator[Any, None]:
-        calls = [self._call("ModelInfer", request, deadline.left()) for request in requests]
+        calls = [self._call("ModelInfer", request, deadline.next()) for request in requests]
         try:
             for call in calls:
-                yield await self._channel.result(call)
+                answer = await self._channel.result(call)
+                deadline.begun = True
+                yield answer
         finally:
             for call in calls:
                 call.cancel()
@@ -294,7 +284,8 @@ class AsyncClient:
         # One stream carries all requests; closing our side lets the server end it when done.
         call = self._open_channel().stream(requests, deadline.left())
         try:
-            while message := await self._channel.read(call):
+            while message := await self._channel.read(call, deadline.part):
+                deadline.begun = True
                 if is_last(message):
                     unanswered.discard(message.infer_response.id)
                 if message.error_message:
@@ -327,13 +318,16 @@ class AsyncClient:
             await self._channel.settle(ends, END_GRACE)
 
     def _where(self, model: str | None, deadline: Deadline) -> Where:
-        return Where(str(self._address), model, deadline.seconds)
+        late = deadline.late(repr(model) if model else str(self._address))
+        return Where(str(self._address), model, late)
 
     @asynccontextmanager
     async def _explained(self, model: str | None, deadline: Deadline) -> AsyncIterator[None]:
         """Raise what goes wrong as an error of llmserve that names the mend."""
         try:
             yield
+        except (asyncio.TimeoutError, TimeoutError):
+            raise translate("DEADLINE_EXCEEDED", "", self._where(model, deadline)) from None
         except (grpc.RpcError, grpc.FutureCancelledError, ClientError) as error:
             if model:
                 # It may have been built anew.
@@ -368,7 +362,8 @@ class AsyncSequence:
 
     async def send(self, text: str = "", **options: Any) -> Piece:
         request = self._steps.step(text, check_options(options))
-        call = self._client._call("ModelInfer", request, self._deadline.left())
+        call = self._client._call("ModelInfer", request, self._deadline.next())
         async with self._client._explained(self._steps.info.name, self._deadline):
             pieces = read_response(await self._client._channel.result(call), 1)
+        self._deadline.begun = True
         return pieces[0] if pieces else Piece("")

@@ -26,6 +26,7 @@ _TRACE_AFTER = re.compile(r"\n\s*At:\n.*", re.S)
 _TRACE_BEFORE = re.compile(r"Traceback \(most recent call last\):.*\n(?=\S)", re.S)
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
 _NEVER_CAME = re.compile(r"failed to connect|errors resolving|resolution failed|handshake", re.I)
+_CONNECTING = re.compile(r"timed out|tcp handshaker", re.I)
 _NOT_GRPC = re.compile(r"Socket closed|HTTP/2|SETTINGS|http1|GOAWAY", re.I)
 _UNKNOWN_MODEL = re.compile(r"(\[[^\]]*\]\s*)?Request for unknown model")
 _LONGEST = 600
@@ -35,7 +36,8 @@ _LONGEST = 600
 class Where:
     url: str
     model: str | None = None
-    seconds: float | None = None
+    late: str = ""
+    """What has not come in time, if something has not."""
 
 
 def one_line(message: str) -> str:
@@ -97,9 +99,9 @@ def translate(code: str, details: str, where: Where) -> ClientError:
 
 def _by_code(code: str, details: str, where: Where) -> ClientError:
     if code == "DEADLINE_EXCEEDED":
-        what = f"no complete answer from {where.model!r}" if where.model else "no answer"
-        within = "in time" if where.seconds is None else f"within {where.seconds:g} s"
-        return RequestTimeoutError(f"{what} {within}", mend="allow more time, or ask for less")
+        return RequestTimeoutError(
+            where.late or "no answer in time", mend="allow more time, or ask for less"
+        )
     if code == "CANCELLED":
         return RequestCancelledError("the request was cancelled")
     if code == "UNAVAILABLE" and _NEVER_CAME.search(details):
@@ -113,13 +115,14 @@ def _by_code(code: str, details: str, where: Where) -> ClientError:
 
 
 def _unreachable(details: str, where: Where) -> UnreachableError:
-    if "handshake" in details.lower():
+    late = " in time" if _CONNECTING.search(details) else ""
+    if "handshake" in details.lower() and not late:
         return UnreachableError(
             f"no TLS connection to {where.url}",
             mend="use grpc:// when the server has no TLS, else check its certificate",
         )
     return UnreachableError(
-        f"no Triton answers at {where.url}",
+        f"no Triton answers at {where.url}{late}",
         mend="start one with `llmserve serve`, name another with --url, or wait if it is still "
         "loading its models",
     )

@@ -194,6 +194,8 @@ def _channel(url: str) -> Any:
         ("grpc.max_send_message_length", -1),
         # Notices a server that is gone; Triton allows no more than a question every five minutes.
         ("grpc.keepalive_time_ms", 330_000),
+        # How long an attempt to connect may take, whatever the name says.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
     ]
     if scheme == "grpcs":
         return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=options)

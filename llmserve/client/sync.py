@@ -6,6 +6,7 @@ to its end at once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, overload
@@ -13,7 +14,8 @@ from typing import Any, TypeVar, overload
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from llmserve.client.aio import AsyncChannel, AsyncClient, AsyncSequence, Deadline
+from llmserve.client.aio import AsyncChannel, AsyncClient, AsyncSequence
+from llmserve.client.deadlines import Deadline, Timeout
 from llmserve.client.model import ModelInfo, ModelState
 from llmserve.client.results import Completion, F, Piece, Prompt
 from llmserve.client.url import Endpoint
@@ -24,7 +26,7 @@ T = TypeVar("T")
 class Client:
     """A Triton and its models. Made by :func:`llmserve.connect`; threads may share it."""
 
-    def __init__(self, endpoint: Endpoint, *, timeout: float | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, *, timeout: Timeout = None) -> None:
         self._client = AsyncClient(endpoint, timeout=timeout, channel=BlockingChannel(endpoint))
 
     def __enter__(self) -> Client:
@@ -56,7 +58,7 @@ class Client:
 
     @overload
     def generate(
-        self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
+        self, model: str, prompt: str = "", *, timeout: Timeout = None, **options: Any
     ) -> Completion: ...
 
     @overload
@@ -65,7 +67,7 @@ class Client:
         model: str,
         prompt: list[str] | tuple[str, ...],
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> list[Completion]: ...
 
@@ -74,12 +76,13 @@ class Client:
         model: str,
         prompt: Prompt = "",
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> Completion | list[Completion]:
         r"""Answer a prompt, or each of several prompts, as a whole.
 
-        ``timeout`` is in seconds, over everything; ``queue_timeout``, where a model allows it, is
+        ``timeout`` is in seconds, over everything, or the :class:`Timeouts` of the request's parts;
+        ``queue_timeout``, where a model allows it, is
         for the time until it is the request's turn. Options are those of the model, such as
         ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or ``messages=[...]``.
         """
@@ -91,7 +94,7 @@ class Client:
         prompt: str,
         form: type[F],
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> F:
         """Answer with an object of a pydantic model, whose schema the answer is held to.
@@ -105,7 +108,7 @@ class Client:
         model: str,
         prompt: Prompt = "",
         *,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         **options: Any,
     ) -> Generator[Piece, None, None]:
         """Give an answer piece by piece; a model that cannot stream gives one piece.
@@ -117,7 +120,7 @@ class Client:
         return _drain(self._client._pieces(*opened))
 
     @contextmanager
-    def sequence(self, model: str, *, timeout: float | None = None) -> Iterator[Sequence]:
+    def sequence(self, model: str, *, timeout: Timeout = None) -> Iterator[Sequence]:
         """Go through a sequence step by step; leaving the ``with`` block ends it."""
         sequence = self._client.sequence(model, timeout=timeout)
         steps = _run(sequence.__aenter__())
@@ -157,8 +160,19 @@ class BlockingChannel(AsyncChannel):
     async def result(self, call: Any) -> Any:
         return call.result()
 
-    async def read(self, stream: Any) -> Any:
-        return next(stream, None)
+    async def read(self, stream: Any, seconds: float | None = None) -> Any:
+        if seconds is None:
+            return next(stream, None)
+        timer = threading.Timer(seconds, stream.cancel)
+        timer.start()
+        try:
+            return next(stream, None)
+        except grpc.RpcError:
+            if timer.finished.is_set():
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
 
     async def settle(self, calls: list[Any], seconds: float) -> None:
         deadline = Deadline(seconds)

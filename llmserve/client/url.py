@@ -74,6 +74,7 @@ class Endpoint:
     address: Address
     certificates: bytes | None = None
     metadata: tuple[tuple[str, str], ...] = ()
+    connect_timeout: float = 5.0
 
     @classmethod
     def make(
@@ -83,6 +84,7 @@ class Endpoint:
         tls: bool = False,
         root_certificates: str | None = None,
         headers: Mapping[str, str] | None = None,
+        connect_timeout: float = 5.0,
     ) -> Endpoint:
         address = parse_url(url, tls=tls or root_certificates is not None)
         certificates = None
@@ -95,11 +97,13 @@ class Endpoint:
                     mend="root_certificates is a PEM file",
                 ) from None
         metadata = tuple((key.lower(), value) for key, value in (headers or {}).items())
-        return cls(address, certificates, metadata)
+        return cls(address, certificates, metadata, connect_timeout)
 
     def open(self, api: Any) -> Any:
         """Make a channel with ``api``, which is ``grpc`` or ``grpc.aio``."""
         options = _DIRECT if self.address.host in _LOOPBACK else _OPTIONS
+        # By its name the time between two attempts, it is that of each as well.
+        options += (("grpc.min_reconnect_backoff_ms", int(self.connect_timeout * 1000)),)
         if not self.address.tls:
             return api.insecure_channel(str(self.address), options=options)
         import grpc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 from pathlib import Path
 
@@ -13,14 +14,14 @@ from tests.live.servers import PATIENCE, WORDS, Serving, eventually, figure, rep
 
 pytestmark = pytest.mark.soak
 
-APART = 13.0
+APART = 15.5
 """Seconds between two deaths: five within a minute, and it is left alone."""
 
 
 @pytest.mark.parametrize("program", ["models/words/1/model.py ", "bin/tritonserver"])
 def test_killed_twenty_times_it_serves_again(tmp_path: Path, program: str) -> None:
     serve = Serving(str(repository(tmp_path, words=WORDS)))
-    worst = 0.0
+    took: list[float] = []
     try:
         for _ in range(20):
             (process,) = serve.processes(program)
@@ -28,11 +29,11 @@ def test_killed_twenty_times_it_serves_again(tmp_path: Path, program: str) -> No
             os.kill(process, signal.SIGKILL)
             serve.said("words: restarting", killed)
             eventually(lambda: serve.answers("words"), PATIENCE)
-            worst = max(worst, time.monotonic() - killed)
+            took.append(time.monotonic() - killed)
             serve.said("words: ready", killed)
             time.sleep(max(0.0, APART - (time.monotonic() - killed)))
-        figure(f"killed twenty times, {program.strip()}: serving after at most", worst)
-        assert worst < PATIENCE
+        figure(f"killed twenty times, {program.strip()}: serving after", statistics.median(took))
+        figure(f"killed twenty times, {program.strip()}: after at most", max(took))
         code, _ = serve.end()
         assert code == 0
         assert serve.nothing_is_left()

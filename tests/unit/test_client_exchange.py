@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from llmserve.client.aio import Deadline
+from llmserve.client.deadlines import Deadline
 from llmserve.client.exchange import FINAL_RESPONSE, open_exchange
 from llmserve.client.messages import pack_texts
 from llmserve.client.model import ModelInfo, Tensor

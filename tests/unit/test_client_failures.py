@@ -10,7 +10,7 @@ from llmserve import errors
 from llmserve.client.failures import Where, one_line, translate, unknown_model
 from llmserve.client.model import ModelState
 
-WHERE = Where("127.0.0.1:8001", "demo", 2.5)
+WHERE = Where("127.0.0.1:8001", "demo", "no complete answer from 'demo' within 2.5 s")
 NOWHERE = "failed to connect to all addresses; last error: UNKNOWN: "
 REFUSED = f"{NOWHERE}ipv4:127.0.0.1:8001: Failed to connect to remote host: Connection refused"
 KEY = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmserve import errors
-from llmserve.client import connect, connect_async, script
+from llmserve.client import Timeouts, connect, connect_async, script
 from tests.unit.scripted import Scripted
 
 
@@ -56,3 +61,88 @@ def test_escapes_in_an_answer_reach_no_terminal(
     assert script._printable(evil) == evil
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert script._printable(evil) == "a\\x1b]0;title\\x07b\\x9b31m\\r\n\té 👩‍🚀"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "pieces", "told"),
+    [
+        (Timeouts(first=0.3), [], "no answer from 'm' within 0.3 s"),
+        (Timeouts(between=0.3), ["cut "], "no more from 'm' within 0.3 s"),
+        (Timeouts(whole=0.5, between=30), ["cut "], "no complete answer from 'm' within 0.5 s"),
+        (0.5, ["cut "], "no complete answer from 'm' within 0.5 s"),
+    ],
+)
+def test_what_has_not_come_in_time_is_told(
+    scripted: Scripted, url: str, timeout: Any, pieces: list[str], told: str
+) -> None:
+    scripted.pieces, scripted.ends = pieces, "silent"
+    with connect(url) as client:
+        stream = client.stream("m", "p", timeout=timeout)
+        assert [next(stream).text for _ in pieces] == pieces
+        with pytest.raises(errors.RequestTimeoutError, match=told):
+            next(stream)
+
+    async def ask() -> None:
+        async with connect_async(url, timeout=timeout) as client:
+            await client.generate("m", "p")
+
+    with pytest.raises(errors.RequestTimeoutError, match=told):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("accepts", [True, False], ids=["silent", "full"])
+def test_a_connection_that_does_not_come_about_is_given_up(tmp_path: Path, accepts: bool) -> None:
+    """What listens there says nothing, or nobody takes what has connected."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        url = f"127.0.0.1:{listener.getsockname()[1]}"
+        held = [] if accepts else [socket.create_connection(listener.getsockname())]
+        begun = time.monotonic()
+        told = f"no Triton answers at {url} in time"
+        with (
+            connect(url, connect_timeout=0.5) as client,
+            pytest.raises(errors.UnreachableError, match=told),
+        ):
+            client.generate("m", "p")
+        assert time.monotonic() - begun < 8
+        del held
+
+
+GOING_AWAY = b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)
+"""A frame of HTTP/2: whoever sends it ends, and has looked at nothing."""
+
+
+@pytest.mark.parametrize(("last_word", "sent"), [(GOING_AWAY, 1), (b"", 0)])
+def test_only_what_was_not_begun_is_sent_again(
+    scripted: Scripted, url: str, last_word: bytes, sent: int
+) -> None:
+    """The first connection ends as soon as a request has come; others lead to a server."""
+    host, _, port = url.partition(":")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def meet() -> None:
+            first, _ = listener.accept()
+            first.sendall(b"\0\0\0\x04\0\0\0\0\0")
+            while b"ModelConfig" not in first.recv(65536):
+                pass
+            first.sendall(last_word)
+            first.close()
+            for _ in range(2):
+                connection, _ = listener.accept()
+                server = socket.create_connection((host, int(port)))
+                for one, other in ((connection, server), (server, connection)):
+                    threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+
+        threading.Thread(target=meet, daemon=True).start()
+        with connect(f"127.0.0.1:{listener.getsockname()[1]}") as client:
+            if sent:
+                assert client.generate("m", "p").text == "cut off"
+            else:
+                with pytest.raises(errors.UnreachableError):
+                    client.generate("m", "p")
+    assert len(scripted.prompts) == sent
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)

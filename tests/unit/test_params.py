@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -85,6 +86,9 @@ def test_a_near_miss_is_refused_and_a_strangers_name_is_left_alone() -> None:
     with pytest.raises(RequestError, match="did you mean 'max_tokens'"):
         read_params({"max_token": 3})
     assert read_params({"traceparent": "00-x"}) == Params()
+    begun = time.process_time()
+    assert read_params({f"x{n}_of_y": 1 for n in range(20_000)}) == Params()
+    assert time.process_time() - begun < 0.2, "whoever sends many stalls nobody"
 
 
 def test_what_a_plugin_reads_itself_is_kept() -> None:
