@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -149,10 +149,14 @@ class Serving:
     """`llmserve serve` in a process of its own, and each line it says with the moment it came."""
 
     def __init__(
-        self, *words: str, cwd: Path | None = None, env: Mapping[str, str] = os.environ
+        self,
+        *words: str,
+        cwd: Path | None = None,
+        env: Mapping[str, str] = os.environ,
+        within: Sequence[str] = (),
     ) -> None:
         self.process = subprocess.Popen(
-            [*LLMSERVE, "serve", *words, *FREE],
+            [*within, *LLMSERVE, "serve", *words, *FREE],
             cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8",
         )  # fmt: skip
         self.lines: list[tuple[float, str]] = []
@@ -243,6 +247,6 @@ class Serving:
             self.lines.append((time.monotonic(), line.rstrip("\n")))
 
 
-def figure(what: str, seconds: float) -> None:
+def figure(what: str, number: float, unit: str = " s") -> None:
     """Print a figure of this run; what is asserted leaves room for a machine that is busy."""
-    print(f"\n  {what}: {seconds:.1f} s", file=sys.__stderr__)
+    print(f"\n  {what}: {number:.2g}{unit}", file=sys.__stderr__)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from llmserve.errors import ClientError
 from tests.live.servers import DIES, PATIENCE, WORDS, Serving, eventually, figure, repository
 from tests.support import run
+
+TOKEN = "hf_planted0123456789"
+ELSEWHERE = ["unshare", "-Urm", "sh", "-c"]
+"""A mount namespace of one's own, where one may mount what one likes."""
+LITTLE = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serve(folder: Path) -> Iterator[Serving]:
-    watched = Serving(str(folder))
+    watched = Serving(str(folder), env={**os.environ, "HF_TOKEN": TOKEN})
     yield watched
     watched.close()
 
@@ -70,6 +79,23 @@ def test_the_frontend_is_started_and_its_address_comes_first(serve: Serving) -> 
     root = addresses[0][1].removesuffix("/v1")
     with urllib.request.urlopen(f"{root}/readyz", timeout=PATIENCE) as answer:
         assert {"words", "other"} <= set(json.loads(answer.read())["models"])
+
+
+def test_nothing_listens_beyond_this_machine(serve: Serving) -> None:
+    inodes = set()
+    for process in [serve.process.pid, *serve.processes("")]:
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(link.readlink().name)
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+                listening.append(words[1].partition(":")[0])
+    assert set(listening) <= {"0100007F", "00000000000000000000000001000000"}
+    assert len(listening) >= 4
+    figure("listeners on loopback, and none elsewhere", len(listening), "")
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
@@ -165,7 +191,32 @@ def test_triton_killed_comes_back_with_all_models_and_leaves_nothing(serve: Serv
     serve.said("triton: ready", killed)
 
 
+def test_another_serve_of_the_same_models_with_little_shared_memory(
+    serve: Serving, folder: Path
+) -> None:
+    """Whoever sends more than it holds hits one model; HOME cannot be written to either."""
+    if subprocess.run([*ELSEWHERE, LITTLE, "sh", "true"], check=False).returncode:
+        pytest.skip("this machine lets nobody mount")
+    home = {**os.environ, "HOME": "/proc/nobody"}
+    words = [str(folder), "--frontend", "none"]
+    little = Serving(*words, env=home, within=[*ELSEWHERE, LITTLE, "sh"])
+    try:
+        with pytest.raises(ClientError) as refused:
+            little.client.generate("words", "a" * (100 << 20), timeout=PATIENCE)
+        assert "'words'" in str(refused.value)
+        assert "shared memory" in str(refused.value)
+        assert little.name not in str(refused.value)
+        assert little.answers("other") == "word "
+        eventually(lambda: little.answers("words") == "word ", PATIENCE)
+        assert little.end()[0] == 0
+        assert little.nothing_is_left()
+    finally:
+        little.close()
+    assert serve.answers("words") == serve.answers("other") == "word "
+
+
 def test_stopped_with_a_dead_model_and_ten_streams_all_of_them_finish(serve: Serving) -> None:
+    log = Path(re.findall(r"log in (\S+)", serve.told)[0]).read_text(errors="replace")
     streams = [Stream(serve, "other", 60, 0.05) for _ in range(10)]
     serve.kill_stub("words")
     code, seconds = serve.end(signal.SIGTERM)
@@ -175,6 +226,23 @@ def test_stopped_with_a_dead_model_and_ten_streams_all_of_them_finish(serve: Ser
     assert seconds < 35
     assert serve.nothing_is_left()
     assert run("status", "--url", serve.url).returncode == 4
+    assert TOKEN not in log + serve.told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    serve = Serving(str(repository(tmp_path, words=WORDS)), "--frontend", "none")
+    try:
+        Stream(serve, "words", 600, 0.1)
+        serve.process.send_signal(number)
+        serve.said("stopping, requests in flight")
+        code, seconds = serve.end(number)
+        figure(f"a second {number.name}, with a stream of a minute: gone after", seconds)
+        assert seconds < 15
+        assert code == 0
+        assert serve.nothing_is_left()
+    finally:
+        serve.close()
 
 
 def test_a_model_that_dies_over_and_over_has_failed_and_serve_says_why(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Builds that are killed, named by somebody who means harm, or made twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import llmserve
+from llmserve.errors import LLMServeError
+from tests.live.servers import figure
+
+# The child of a process that has imported everything builds in a moment, so that is when it dies.
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+import llmserve
+from llmserve.repository.manifest import Manifest, hashes
+
+here = Path(sys.argv[1])
+
+def build(repository, tokens):
+    llmserve.build("hf", "demo", output=repository, name="m", max_tokens=tokens, force=True)
+
+def found():
+    folder = here / "repo" / "m"
+    manifest = Manifest.read(folder)
+    assert manifest and manifest.differences(folder) == [], manifest
+    return manifest.options["max_tokens"]
+
+build(here / "repo", 1)
+begun = time.monotonic()
+build(here / "repo", 2)
+took = time.monotonic() - begun
+chance, old, new = random.Random(0), 2, 0
+for tokens in range(3, 23):
+    child = os.fork()
+    if child == 0:
+        build(here / "repo", tokens)
+        os._exit(0)
+    time.sleep(chance.random() * took * 2)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    now = found()
+    assert now in (old, tokens), (now, old, tokens)
+    new += now == tokens
+    old = now
+build(here / "repo", 99)
+build(here / "other", 99)
+assert hashes(here / "repo" / "m") == hashes(here / "other" / "m")
+left = {path.name for path in here.iterdir()} - {"repo", "other"}
+assert not left, left
+print(new)
+"""
+
+
+def test_a_build_that_is_killed_leaves_the_old_model_or_the_new_one(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path],
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figure("a build killed at 20 points: models that were new by then", int(done.stdout), "")
+
+
+PARTS = ["..", "../x", "/tmp/x", "a/b", "a\\b", "~", "$HOME", "`id`", "a;b", "a b", "a\nb", "a\0b"]
+PARTS += ["", ".", "-x", "a|b", "a>b", "a*", "CON\x1b[1m", "é", "a" * 300, "%2e%2e", "..\u2215x"]
+NAMES = [*PARTS, *(f"m{part}" for part in PARTS), *(f"{part}/m" for part in PARTS[:6])]
+
+
+def test_no_name_writes_anything_outside(tmp_path: Path) -> None:
+    (tmp_path / "in" / "repo").mkdir(parents=True)
+    refused = 0
+    for name in NAMES:
+        try:
+            llmserve.build("hf", "demo", output=tmp_path / "in" / "repo", name=name)
+        except (LLMServeError, ValueError):
+            refused += 1
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+    assert {path.name for path in (tmp_path / "in").iterdir()} == {"repo"}
+    assert not Path("/tmp/x").exists()
+    inside = [path.name for path in (tmp_path / "in" / "repo").iterdir() if path.is_dir()]
+    assert all(name.isascii() and name.isprintable() for name in inside)
+    figure(f"{len(NAMES)} hostile names: refused", refused, "")
