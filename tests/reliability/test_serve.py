@@ -89,7 +89,7 @@ def test_nothing_listens_beyond_this_machine(serve: Serving) -> None:
                 inodes.add(link.readlink().name)
     listening = []
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
                 listening.append(words[1].partition(":")[0])
@@ -216,7 +216,9 @@ def test_another_serve_of_the_same_models_with_little_shared_memory(
 
 
 def test_stopped_with_a_dead_model_and_ten_streams_all_of_them_finish(serve: Serving) -> None:
-    log = Path(re.findall(r"log in (\S+)", serve.told)[0]).read_text(errors="replace")
+    log = Path(re.findall(r"log in (\S+)", serve.told)[0]).read_text(
+        encoding="utf-8", errors="replace"
+    )
     streams = [Stream(serve, "other", 60, 0.05) for _ in range(10)]
     serve.kill_stub("words")
     code, seconds = serve.end(signal.SIGTERM)
