@@ -216,10 +216,16 @@ def _written(
     )
 
 
+# Whoever could load a model could run code. No request can carry a line break in a header.
+_NOBODYS_KEY = "llmserve-key=no\nkey"
+
+
 def _command(models: Sequence[str], script: str = "") -> list[str]:
     start = ["sh", script, MODELS] if script else ["tritonserver", f"--model-repository={MODELS}"]
     only = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
-    return [*start, *(only if models else ())]
+    closed = f"shared-memory,trace,logging{',model-repository' if models else ''}:{_NOBODYS_KEY}"
+    keys = [f"--http-restricted-api={closed}", f"--grpc-restricted-protocol={closed}"]
+    return [*start, *(only if models else ()), *keys]
 
 
 def _loaded(models: Mapping[str, Needs]) -> list[str]:

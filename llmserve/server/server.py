@@ -81,14 +81,13 @@ class GuardedProcess:
         try:
             self._order(grace)
             # The guard kills after ``grace``, so this only ends late where the guard hangs.
-            deadline = time.monotonic() + grace + 40.0
+            deadline, hurried = time.monotonic() + grace + 40.0, False
             while self.wait(_LOOK) is None:
                 if time.monotonic() > deadline:
                     self._kill()
-                elif idle():
+                elif not hurried and idle():
+                    hurried = True
                     self._order(_IDLE)
-                    deadline = min(deadline, time.monotonic() + _IDLE + 40.0)
-                    idle = lambda: False  # noqa: E731
         except BaseException:
             # Interrupted while waiting, as by a second Ctrl-C: no more patience.
             self._order(0.0)

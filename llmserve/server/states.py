@@ -111,7 +111,7 @@ class Watch:
         if not self.alive:
             self.loading(now)
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return what ``llmserve status`` prints of it."""
         return {
             "name": self.name,

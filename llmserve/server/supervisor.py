@@ -366,9 +366,9 @@ class Supervisor:
             "state": self._triton.state.value,
             "restarts": self._triton.restarts,
             "stopping": self._end.is_set(),
-            "models": [model.watch.told() for model in self._models.values()],
+            "models": [model.watch.report() for model in self._models.values()],
             "frontends": [
-                {**front.watch.told(), "url": front.running.url} for front in self._fronts
+                {**front.watch.report(), "url": front.running.url} for front in self._fronts
             ],
         }
 

@@ -2,8 +2,9 @@
 
     python bench/soak.py --seconds 600 [--model demo] [--clients 24]
 
-Prints how memory, sequences and requests stand over time. Exits with 1 if a request failed,
-a sequence is left at the end, or memory grew by over 5 % after its first two minutes.
+The first half a minute finds out how much can be asked; from then on it is 80 % of that. Prints
+how memory, sequences and requests stand over time. Exits with 1 if a request failed, a sequence is
+left at the end, or memory grew by over 5 %, or 100 MB, after its first two minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ WORDS = ("Programming", "The capital", "Once upon a time", "weather", "in", "a",
 WARM = 120.0
 """Seconds after which memory has no reason to grow any more."""
 GROWTH = 0.05
+MOST = 100 << 20
+SHARE, TRIAL = 0.8, 30.0
+"""How much of the peak is asked for, and for so many seconds the peak is looked for."""
 PATIENCE = 5.0
 """Seconds after which nothing may be left of those who have gone."""
 
@@ -62,6 +66,11 @@ class Report:
         warm = [moment.model_memory for moment in self.moments if moment.seconds >= WARM]
         return warm[-1] / warm[0] - 1 if len(warm) > 1 else None
 
+    def grown(self) -> int:
+        """Return by how many bytes the model and its server grew after they were warm."""
+        warm = [m.model_memory + m.server_memory for m in self.moments if m.seconds >= WARM]
+        return warm[-1] - warm[0] if warm else 0
+
     def problems(self) -> list[str]:
         """Return what is wrong, a line each."""
         found = [f"a request failed: {failure}" for failure in self.failures[:5]]
@@ -72,6 +81,8 @@ class Report:
         growth = self.growth()
         if growth is not None and growth > GROWTH:
             found.append(f"memory grew by {growth:.0%} after it was warm")
+        if self.grown() > MOST:
+            found.append(f"memory grew by {self.grown() >> 20} MB after it was warm")
         return found
 
 
@@ -79,8 +90,17 @@ class Soak:
     """Clients that ask for all kinds of things, leave at random, and ask again."""
 
     def __init__(
-        self, live: LiveTriton, model: str, *, clients: int = 24, longest: int = 200, seed: int = 0
+        self,
+        live: LiveTriton,
+        model: str,
+        *,
+        clients: int = 24,
+        longest: int = 200,
+        seed: int = 0,
+        rate: float | None = None,
     ) -> None:
+        self._pause = 1 / rate if rate else 0.0
+        self._due = 0.0
         self._live, self._model = live, model
         self._clients, self._longest, self._seed = clients, longest, seed
         self._counts = dict.fromkeys(("answered", "cancelled", "refused"), 0)
@@ -119,6 +139,7 @@ class Soak:
     def _ask_on(self, number: int, end: float) -> None:
         chance = random.Random(f"{self._seed} {number}")
         while time.monotonic() < end:
+            self._wait_for_turn()
             try:
                 what = self._ask(chance)
             except Exception as error:
@@ -127,6 +148,12 @@ class Soak:
             else:
                 with self._lock:
                     self._counts[what] += 1
+
+    def _wait_for_turn(self) -> None:
+        with self._lock:
+            self._due = max(self._due + self._pause, time.monotonic())
+            due = self._due
+        time.sleep(max(0.0, due - time.monotonic()))
 
     def _ask(self, chance: random.Random) -> str:
         prompt = " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, 60)))
@@ -239,14 +266,18 @@ def main() -> int:
     ):
         model = live.build("iterative", args.model, **options)
         console.print(" ".join(f"{name:>9}" for name in COLUMNS))
-        soak = Soak(live, model, clients=args.clients, seed=args.seed)
+        last = Soak(live, model, clients=args.clients, seed=args.seed).run(TRIAL).moments[-1]
+        peak = (last.answered + last.cancelled + last.refused) / last.seconds
+        console.print(f"peak: {peak:.1f} requests a second, and from now on {SHARE:.0%} of that")
+        soak = Soak(live, model, clients=args.clients, seed=args.seed, rate=SHARE * peak)
         report = soak.run(
             args.seconds,
             every=max(1.0, args.seconds / 20),
             on_moment=lambda moment: console.print(line(moment)),
         )
     if (growth := report.growth()) is not None:
-        console.print(f"memory after the first two minutes: {growth:+.1%}")
+        told = f"the model {growth:+.1%}, with its server {report.grown() / 1e6:+.1f} MB"
+        console.print(f"memory after the first two minutes: {told}")
     for problem in report.problems():
         console.print(problem)
     return 1 if report.problems() else 0
