@@ -149,6 +149,12 @@ def code_elsewhere(config: Mapping[str, Any]) -> str | None:
             repository, found, _ = str(name).partition("--")
             if found:
                 return repository
+    for name, value in config.items():
+        # Versions of transformers before 5.3 run what this names whatever they were told.
+        if "attn_implementation" in name and "/" in str(value):
+            return str(value)
+        if isinstance(value, dict) and (found_inside := code_elsewhere(value)):
+            return found_inside
     return None
 
 

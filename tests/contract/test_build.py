@@ -120,14 +120,16 @@ def test_remote_code_is_refused_unless_asked_and_then_said(repo: Path, folder: P
 @pytest.mark.parametrize(
     ("file", "code"),
     [
-        ("config.json", {"AutoModelForCausalLM": "someone/else--own.Model"}),
-        ("tokenizer_config.json", {"AutoTokenizer": [None, "someone/else--own.Tokenizer"]}),
+        ("config.json", {"auto_map": {"AutoModelForCausalLM": "someone/else--own.Model"}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "someone/else--own.T"]}}),
+        ("config.json", {"_attn_implementation_internal": "someone/else"}),
+        ("config.json", {"text_config": {"attn_implementation": "someone/else"}}),
     ],
 )
 def test_code_that_would_be_fetched_from_elsewhere_is_refused(
     repo: Path, folder: Path, file: str, code: dict[str, Any]
 ) -> None:
-    edit_json(folder / file, auto_map=code)
+    edit_json(folder / file, **code)
     with pytest.raises(ModelSourceError, match=f"{file} takes its Python code from someone/else"):
         llmserve.build("hf", str(folder), output=repo, trust_remote_code=True)
 
