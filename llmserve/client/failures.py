@@ -94,6 +94,11 @@ def translate(code: str, details: str, where: Where) -> ClientError:
             f"the process that runs {where.model!r} has died",
             mend="look at the server's log; `llmserve serve` loads it anew, so try again",
         )
+    if "shared memory pool" in details:
+        return RequestRejectedError(
+            f"the server has too little shared memory for a request to {where.model!r}",
+            mend="send less at a time, or enlarge its /dev/shm",
+        )
     return _by_code(code, details, where)
 
 

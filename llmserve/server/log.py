@@ -128,4 +128,6 @@ def in_plain_words(reason: str) -> str:
     "ModuleNotFoundError: No module named 'acme'"
     """
     message = reason.replace("\\n", "\n").split("\n\nAt:\n")[0]
+    if "shared memory key" in message:
+        return "too little room in /dev/shm"
     return " ".join(_CATEGORY.sub("", message).split()).rstrip(" ;")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import ClientError, RequestRejectedError
+from llmserve.errors import RequestRejectedError, UsageError
 from llmserve.testing import LiveTriton
 from tests.live.servers import PROMPT, eventually, figure
 
@@ -54,7 +54,7 @@ def test_any_text_streams_to_the_whole_and_what_is_no_text_is_refused(
         assert "".join(piece.text for piece in pieces) == whole
     for raw in (b"\xff", b"\xc3", b"\xed\xa0\xbd", b"\xf0\x9f\x91"):
         assert "UTF-8" in triton.send_bytes(model, raw)
-    with pytest.raises(ClientError):
+    with pytest.raises(UsageError):
         triton.client.generate(model, "\ud83d")
     body = json.dumps({"text_input": "\ud83d"}).encode()
     url = f"{triton.server.http_url}/v2/models/{model}/generate"

@@ -93,7 +93,7 @@ def test_nothing_listens_beyond_this_machine(serve: Serving) -> None:
             words = line.split()
             if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
                 listening.append(words[1].partition(":")[0])
-    assert set(listening) <= {"0100007F", "00000000000000000000000001000000"}
+    assert all(address.endswith(("0100007F", "000001000000")) for address in listening)
     assert len(listening) >= 4
     figure("listeners on loopback, and none elsewhere", len(listening), "")
 
