@@ -84,7 +84,8 @@ class Client:
         ``timeout`` is in seconds, over everything, or the :class:`Timeouts` of the request's parts;
         ``queue_timeout``, where a model allows it, is
         for the time until it is the request's turn. Options are those of the model, such as
-        ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or ``messages=[...]``.
+        ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or ``messages=[...]``, with
+        ``tools=[...]`` as OpenAI has them.
         """
         return _run(self._client._generate(model, prompt, timeout, options))
 

@@ -46,15 +46,18 @@ class TransformersTokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Return the ids of a conversation, by the model's own chat template."""
+        if self.chat_template is None:
+            raise RequestError(
+                "this model has no chat template: send text_input instead of messages"
+            )
+        if "chat_template" in options:
+            # Nothing bounds how long a stranger's template runs.
+            raise RequestError("chat_template_kwargs cannot have a chat_template of its own")
         options = {"add_generation_prompt": True, **options, "tokenize": False}
         reason: Exception | None = None
         for attempt in _as_templates_take(messages):
             try:
                 text = self._tokenizer.apply_chat_template(attempt, **options)
-            except ValueError:
-                raise RequestError(
-                    "this model has no chat template: send text_input instead of messages"
-                ) from None
             except Exception as error:  # a template refuses in Jinja's own way
                 reason = reason or error
             else:

@@ -50,8 +50,14 @@ def test_calls_go_to_a_template_in_the_form_that_it_takes(make: Any, write: str)
 
 
 def test_what_no_form_mends_is_the_templates_refusal(make: Any) -> None:
-    with pytest.raises(RequestError, match="refuses these messages: can only concatenate"):
-        make("{{ '' + messages }}").encode_chat(TALK)
+    tokenizer = make("{{ '' + messages }}")
+    for options, why in (
+        ({}, "refuses these messages: can only concatenate"),
+        ({"tools": [1]}, "refuses these messages: Tools"),
+        ({"chat_template": "{{ 1 }}"}, "of its own"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            tokenizer.encode_chat(TALK, **options)
 
 
 def test_marks_of_calls_are_text_and_other_special_tokens_are_not(make: Any) -> None:

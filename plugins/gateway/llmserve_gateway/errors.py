@@ -34,7 +34,6 @@ _FIELDS = {
     "json_object": "response_format",
     "return_log_probs": "logprobs",
 }
-_OF_TOOLS = {"response_format": "tool_choice", "chat_template_kwargs": "tools"}
 _OVER_CONTEXT = re.compile(r"over the model's context|the model's context \d+")
 _NOT_TAKEN = re.compile(r"this model does not take (\w+)")
 _NAMED = re.compile(r"(\w+)(?: must be| takes|:| has a character| cannot )")
@@ -89,18 +88,8 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def from_llmserve(error: LLMServeError, *, tools: bool = False) -> ApiError:
-    """Return what a failure between here and the model means to the client.
-
-    Of a request with ``tools`` it knows nothing else that they became.
-    """
-    told = _told(error)
-    if tools and told.param:
-        told.param = _OF_TOOLS.get(told.param, told.param)
-    return told
-
-
-def _told(error: LLMServeError) -> ApiError:
+def from_llmserve(error: LLMServeError) -> ApiError:
+    """Return what a failure between here and the model means to the client."""
     message = str(error)
     if isinstance(error, ModelNotReadyError):
         return ApiError(404, message, param="model", code="model_not_found")

@@ -133,7 +133,7 @@ class Gateway:
         except LLMServeError as error:
             if visit.model:
                 self.catalog.failed(visit.model, error)
-            await reply.fail(from_llmserve(error, tools=visit.tools))
+            await reply.fail(from_llmserve(error))
         except Exception:
             log.exception("request %s", visit.id)
             await reply.fail(ApiError(500, "the gateway failed; its log says why"))
@@ -168,7 +168,6 @@ class Gateway:
             if asked.tells_stop and INCLUDE_STOP in info.inputs:
                 asked.options[INCLUDE_STOP] = True
             answers = dialect.answers(asked, visit.id)
-            visit.tools = asked.tools is not None
             reader = await self.readers.of(info, asked.tools) if asked.tools else None
             with self.metrics.under_way(info.name, answers.usage):
                 try:

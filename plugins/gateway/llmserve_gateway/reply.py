@@ -45,7 +45,6 @@ class Visit:
     admitted: float | None = None
     ended: float = 0.0
     streamed: bool = False
-    tools: bool = False
     read: int = 0
     written: int = 0
 

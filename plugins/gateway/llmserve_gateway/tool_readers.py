@@ -28,6 +28,8 @@ class Readers:
 
     async def of(self, info: ModelInfo, tools: Tools) -> NewReader:
         """Return what makes a reader for one answer, or refuse what the model cannot do."""
+        if info.made_by_llmserve and "chat_template_kwargs" not in info.inputs:
+            raise bad_request(f"the tokenizer of {info.name!r} cannot show it any tools", "tools")
         if tools.held:
             if info.made_by_llmserve and "json_schema" not in info.inputs:
                 raise bad_request(

@@ -20,7 +20,8 @@ def read_tools(fields: Fields) -> Tools | None:
     for at, tool in enumerate(told if isinstance(told, list) else []):
         _refuse_other(tool, f"tools[{at}]")
         # Responses have them a level less deep than chats.
-        functions.append(tool.get("function", tool))
+        function = tool.get("function", tool)
+        functions.append({name: part for name, part in function.items() if name != "type"})
     choice, named = fields.take("tool_choice"), None
     if isinstance(choice, dict):
         _refuse_other(choice, "tool_choice", "tool_choice")

@@ -105,7 +105,7 @@ def test_an_answer_is_held_to_a_call(gateway: Gateway, model: str, stream: bool)
     for choice in ("required", {"type": "function", "function": {"name": "Nested"}}):
         asked: dict[str, Any] = {"model": model, "messages": CHAT, "tools": TOOLS,
                                  "tool_choice": choice, "parallel_tool_calls": False,
-                                 "max_tokens": 200}  # fmt: skip
+                                 "max_tokens": 450}  # fmt: skip
         if stream:
             with client.stream(**asked) as events:
                 found = events.get_final_completion()
