@@ -59,26 +59,6 @@ def test_an_answer_to_nothing_is_an_error() -> None:
         exchange.take(answer("7", ("x", "")))
 
 
-def test_a_model_that_counts_steps_is_told_how_many_tokens_each_gives() -> None:
-    counted = Tensor("step_tokens", "INT32", (1,), optional=True)
-    model = replace(SEQUENCE, inputs={**SEQUENCE.inputs, "step_tokens": counted})
-
-    def told(request: Any) -> int:
-        return int(request.parameters["step_tokens"].int64_param)
-
-    for pieces, asked, expected in (
-        (True, {}, 4),
-        (False, {}, 1 << 20),
-        (True, {"step_tokens": 2}, 2),
-    ):
-        exchange = open_exchange(model, ["one"], asked, pieces=pieces)
-        (start,) = exchange.next_round()
-        exchange.take(answer("0", ("a", "")))
-        (step,) = exchange.next_round()
-        (end,) = exchange.end_requests()
-        assert [told(start), told(step), told(end)] == [expected, expected, 0]
-
-
 def test_a_model_that_never_says_when_it_ends_is_asked_once() -> None:
     mute = replace(SEQUENCE, outputs={"text_output": OUTPUT["text_output"]})
     exchange = open_exchange(mute, ["one"], {}, pieces=True)

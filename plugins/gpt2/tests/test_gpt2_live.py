@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -113,6 +114,11 @@ def test_a_sequence_without_start_and_after_its_end(
         with pytest.raises(RequestRejectedError, match="START"):
             send(triton, model, stranger)
         send(triton, model, start)
+        # What belongs to the start is refused later, and harms nobody.
+        with pytest.raises(RequestRejectedError, match="once"):
+            send(triton, model, steps.step("Hello", {}))
+        with pytest.raises(RequestRejectedError, match="temperature is said with"):
+            send(triton, model, steps.step("", {"temperature": 0.5}))
         (end,) = steps.end_requests()
         send(triton, model, end)
         with pytest.raises(RequestRejectedError, match="START"):
@@ -191,6 +197,8 @@ def test_the_repository_passes_the_check(triton: LiveTriton, model: str) -> None
     assert [p for p in check_repository(triton.repository) if p.model in ours] == []
     config = modelconfig.read(triton.repository / f"{model}_generator")
     assert (config.backend, config.platform) in {("onnxruntime", ""), ("", "pytorch_libtorch")}
+    # What checks an exported graph would report its use over the network.
+    assert config.platform or os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
 def tutorial_client(url: str, text: str, number: int, steps: int) -> str:

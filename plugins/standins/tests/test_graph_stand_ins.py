@@ -102,29 +102,6 @@ def test_state_goes_from_request_to_request_of_its_own_sequence(adding: GraphMod
     assert adding.kept == {}
 
 
-def test_a_sequence_that_is_idle_too_long_is_forgotten(
-    adding: GraphModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    ask(adding, given([[1]], sequence=1, flags=START))
-    now = 159.0
-    assert ask(adding, given([[2]], sequence=1)) == [[[3]]]
-    now = 220.0
-    ask(adding, given([[1]], sequence=2, flags=START))
-    assert list(adding.kept) == [2]
-
-
-def test_a_request_that_the_graph_cannot_run_fails_without_a_trace_of_it(
-    adding: GraphModel,
-) -> None:
-    assert ask(adding, given([[1]], sequence=1, flags=START)) == [[[1]]]
-    odd = FakeRequest({"x__0": np.ones((1, 1, 1), np.float32)}, sequence=1)
-    (answer,) = adding.execute([odd])
-    assert "\n" not in answer.error.message()
-    assert ask(adding, given([[2]], sequence=1)) == [[[3]]]
-
-
 @pytest.mark.parametrize("manifest", [None, "{", "{}", json.dumps({"files": {"1/model.pt": "0"}})])
 def test_torchscript_that_llmserve_has_not_built_is_not_run(
     tmp_path: Path, manifest: str | None

@@ -56,7 +56,7 @@ class BuildOption(Option):
             uses=frozenset(word for word in where.split() if ":" not in word),
             older_key=(Range.parse(key.split()[0]), key.split()[1]) if key else None,
         )
-        return replace(unset, default=unset.check(default))
+        return replace(unset, default=unset.check(default)) if default else unset
 
     def parse(self, text: str) -> Value:
         return self.check(text)

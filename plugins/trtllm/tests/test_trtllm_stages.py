@@ -63,14 +63,6 @@ def texts(*rows: list[str]) -> Any:
     return np.array([[text.encode() for text in row] for row in rows], object)
 
 
-def test_prompts_of_different_lengths_are_filled_up_behind() -> None:
-    given = tensors(read(QUERY=texts(["ab"], ["abcd"])))
-    assert given["INPUT_ID"].tolist() == [[97, 98, 0, 0], [97, 98, 99, 100]]
-    assert given["REQUEST_INPUT_LEN"].tolist() == [[2], [4]]
-    assert given["REQUEST_OUTPUT_LEN"].tolist() == [[8], [8]]
-    assert given["OUT_END_ID"].tolist() == [[0], [0]]
-
-
 def test_who_asks_about_a_prompt_need_not_wait_for_the_engine_to_read_it() -> None:
     settings = {**SETTINGS, "makes": {**SETTINGS["makes"], "REQUEST": "TYPE_STRING"}}
     components = parts(inputs=frozenset({"text_input", "prompt_only"}))
@@ -105,22 +97,6 @@ def test_a_bias_is_a_number_for_every_id() -> None:
     assert given["EMBEDDING_BIAS"].shape == (1, 256)
     assert np.flatnonzero(given["EMBEDDING_BIAS"][0]).tolist() == [97, 98]
     assert tensors(read())["EMBEDDING_BIAS"].shape == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"QUERY": texts(["a" * 33])}, "has 33 tokens and the engine takes 32 of its context of"),
-        ({"QUERY": texts([""])}, "text_input is empty"),
-        ({"max_tokens": 64}, "ask for at most 63"),
-        ({"stream": True}, "decoupled=true"),
-        ({"min_tokens": 5}, "has no min_tokens"),
-    ],
-)
-def test_what_cannot_be_served_costs_the_engine_nothing(
-    asked: dict[str, Any], message: str
-) -> None:
-    assert message in read(**asked).error.message()
 
 
 def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
@@ -185,11 +161,6 @@ def test_a_formatter_gets_the_whole_answer() -> None:
 
     write(list(b"hello"), {}, formatter=Listening({}, Path()))
     assert set(seen) == {"hello"}
-
-
-def test_the_prompts_tokens_are_cut_off_where_the_engine_sends_them() -> None:
-    made = write([97, 98, *b"hi", 0, 0, 0], {}, echoes=True)
-    assert made["OUTPUT"].tolist() == [b"hi"]
 
 
 def test_a_piece_keeps_its_leading_space() -> None:

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import LLMServeError, UsageError
+from llmserve.errors import UsageError
 from llmserve_bench import measure
 from llmserve_bench.figures import figures_of
-from llmserve_bench.generator import Job, LoadGenerator
+from llmserve_bench.generator import Job
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Prompts
 from llmserve_bench.results import Load, Run
-from llmserve_bench.schedule import Request
 from llmserve_bench.targets import Target
 
 from .scripted_triton import Running, scripted
@@ -187,16 +186,3 @@ def test_several_processes_make_the_same_load_together() -> None:
     assert sorted(record.index for record in run.records) == list(range(22))
     assert run.generator.processes == 3
     assert run.generator.cpu > 0
-
-
-def test_a_generator_that_ends_by_itself_is_one_line() -> None:
-    load = Load(concurrency=1, requests=1)
-    with scripted() as server:
-        job = Job(server.url, "whole", "triton", True, load, [], [Request(0, "x", {})], 1)
-        with LoadGenerator([job]) as processes:
-            processes.warm_up()
-            for worker in processes._workers.values():
-                worker.kill()
-                worker.wait()
-            with pytest.raises(LLMServeError, match="by itself"):
-                processes.run(lambda done, seconds: None)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import ModelNotReadyError, UnreachableError
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Lengths, Prompts
@@ -114,11 +113,3 @@ def test_a_stream_that_breaks_off_is_a_failure(endpoint: Endpoint) -> None:
     run = measured(endpoint, "chat", stream=True)
     assert not run.good
     assert "the stream broke off before its end" in {record.message for record in run.records}
-
-
-def test_no_such_model_and_nobody_there_are_one_line(endpoint: Endpoint) -> None:
-    load, plan = Load(concurrency=1, requests=2, warmup=1), Plan(Prompts())
-    with pytest.raises(ModelNotReadyError, match="HTTP 404: there is no such model"):
-        bench(Target("nope", endpoint.url, api="chat"), load, plan)
-    with pytest.raises(UnreachableError, match="does not answer"):
-        bench(Target("demo", "http://127.0.0.1:9/v1", api="chat"), load, plan)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from llmserve.runtime import RequestError, TransformersTokenizer
 from llmserve.testing import demo_model_path
@@ -20,7 +20,6 @@ from llmserve_tokens.runtime import FileTokenizer
 LINES = ["the cat sat on the mat", "programming in C++ is like", "naïve café, 東京 and 🙂"]
 TALK = [{"role": "user", "content": "Where is <b>Paris</b>?"}]
 SETTINGS = {"path": "."}
-END = {"pieces": "</s>", "words": "[SEP]"}
 
 
 def pieces() -> Tokenizer:
@@ -49,30 +48,14 @@ def pieces() -> Tokenizer:
     return made
 
 
-def words() -> Tokenizer:
-    """A tokenizer of the word-piece kind, which asks for cutting and filling up."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.decoder = decoders.WordPiece(cleanup=False)
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False
-    )
-    made.train_from_iterator(LINES, trainer)
-    made.add_special_tokens([AddedToken("[MARK]", special=True)])
-    made.enable_truncation(4)
-    made.enable_padding(length=16, pad_id=1, pad_token="[SEP]")
-    return made
-
-
-@pytest.fixture(params=["demo", "pieces", "words"])
+@pytest.fixture(params=["demo", "pieces"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "demo":
         return Path(shutil.copytree(demo_model_path(), tmp_path / "demo"))
-    made = {"pieces": pieces, "words": words}[request.param]()
-    made.save(str(tmp_path / "tokenizer.json"))
+    pieces().save(str(tmp_path / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": {"__type": "AddedToken", "content": END[request.param], "special": True},
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "special": True},
         "clean_up_tokenization_spaces": False,
         "chat_template": "{{ messages | tojson }}{{ eos_token }}",
     }
@@ -84,7 +67,7 @@ def test_ids_and_texts_are_those_of_transformers(folder: Path) -> None:
     ours, theirs = FileTokenizer(SETTINGS, folder), TransformersTokenizer(SETTINGS, folder)
     assert ours.eos_ids == theirs.eos_ids
     assert ours.eos_ids
-    for text in (*LINES, "  two  spaces ", "\n\ttabs", "unseen: ÿ ሴ", "[MARK] </s> <|endoftext|>"):
+    for text in (*LINES, "  two  spaces ", "\n\ttabs", "unseen: ÿ ሴ", "</s> <|endoftext|>"):
         for special in (True, False):
             ids = ours.encode(text, special=special)
             assert ids == theirs.encode(text, special=special)

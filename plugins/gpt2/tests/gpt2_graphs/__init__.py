@@ -1,1 +1,1 @@
-"""Real graphs of a tiny model, and a session on top of them, in one process."""
+"""Real graphs of tiny models of several families."""

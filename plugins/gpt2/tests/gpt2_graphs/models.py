@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,23 +50,3 @@ def make_model(family: str = "gpt2", **changes: Any) -> Any:
             if parameter.ndim > 1:
                 parameter.mul_(6)
     return model.eval()
-
-
-class Reference:
-    """What ``generate()`` makes of a prompt, alone; every answer is computed once."""
-
-    def __init__(self) -> None:
-        self._model = make_model()
-        self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
-        self._known: dict[tuple[int, ...], list[int]] = {}
-
-    def tokens(self, prompt: Sequence[int], count: int) -> list[int]:
-        key = tuple(prompt)
-        if len(self._known.get(key, [])) < count:
-            ids = torch.tensor([key])
-            with torch.inference_mode():
-                answer = self._model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-                )
-            self._known[key] = answer[0, len(key) :].tolist()
-        return self._known[key][:count]
