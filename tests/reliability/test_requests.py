@@ -8,12 +8,13 @@ import random
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from llmserve.errors import RequestRejectedError, UsageError
+from llmserve.errors import ClientError, RequestRejectedError, UsageError
 from llmserve.testing import LiveTriton
 from tests.live.servers import PROMPT, eventually, figure
 
@@ -137,3 +138,42 @@ def test_sixty_four_streams_of_all_kinds_for_three_minutes(triton: LiveTriton, m
         list(pool.map(ask_on, range(64)))
     eventually(lambda: not running(triton, model), 10)
     figure(f"64 streams at a time, {counts}: wrong ones", 0, "")
+
+
+@pytest.mark.soak
+def test_two_hundred_sequences_over_four_places_a_fifth_of_them_abandoned(
+    triton: LiveTriton,
+) -> None:
+    """Nobody reads another's text, and who still steps keeps its place however long others wait."""
+    sequences = triton.build("gpt2-torchscript", idle_seconds=3.0, max_batch_size=4)
+    prompts = ("I have lived in London", "Once upon a time", "A", "The capital of France is")
+    asked = {"max_tokens": 24, "ignore_eos": True}
+    hf = triton.build("hf")
+    alone = {prompt: triton.client.generate(hf, prompt, **asked).text for prompt in prompts}
+    abandoned: list[Any] = []
+    begun = time.monotonic()
+
+    def ask(number: int) -> str:
+        prompt = prompts[number % len(prompts)]
+        sequence = triton.client.sequence(sequences, timeout=280)
+        text, options = "", asked
+        try:
+            steps = sequence.__enter__()
+            while True:
+                piece = steps.send("" if text else prompt, step_tokens=4, **options)
+                text, options = text + piece.text, {}
+                if number % 5 == 0:
+                    abandoned.append(sequence)
+                    return "abandoned"
+                if piece.finish_reason:
+                    sequence.__exit__(None, None, None)
+                    return "right" if text == alone[prompt] else f"wrong: {text}"
+        except ClientError as error:
+            return f"lost: {error}"
+
+    with ThreadPoolExecutor(32) as pool:
+        found = Counter(pool.map(ask, range(200)))
+    figure(f"200 sequences over 4 places, {dict(found)}: took", time.monotonic() - begun)
+    assert found == {"right": 160, "abandoned": 40}
+    answer = triton.client.generate(sequences, "Hello", max_tokens=4, timeout=60)
+    assert answer.output_tokens == 4
