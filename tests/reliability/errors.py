@@ -19,9 +19,8 @@ def main(path: Path) -> None:
     for second in range(min(sent, default=0), max(sent, default=-1) + 1):
         good = "." * (sent[second] - failed[second])
         print(f"{second:>4} s  {good}{'E' * failed[second]}")
-    print(
-        f"errors in {sum(map(bool, failed.values()))} seconds, {sum(failed.values())} of {sum(sent.values())}"
-    )
+    bad, every = sum(failed.values()), sum(sent.values())
+    print(f"errors in {sum(map(bool, failed.values()))} seconds, {bad} of {every} requests")
 
 
 if __name__ == "__main__":
