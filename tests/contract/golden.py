@@ -20,6 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 _NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')
 """The client is a module of ours as it stands, which other tests are about; exported graphs have
 the lines of the code in them that exported them."""
+_VERSION = re.compile(r"(?<===)[0-9.]+|(?<=: \")[0-9]+\.[0-9.]+(?=\")")
 KEPT = {"config.pbtxt", "llmserve.json", "graph.json", "Dockerfile"}
 
 
@@ -58,6 +59,11 @@ def kept(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.name in KEPT and "tokenizer" not in path.parts
     }
+
+
+def without_versions(text: str) -> str:
+    """Leave out the versions of packages: some are others with another Python."""
+    return _VERSION.sub("*", text)
 
 
 def main() -> None:
