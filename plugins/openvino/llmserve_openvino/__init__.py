@@ -39,7 +39,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "weight_format",
                     "fp32",
                     "How weights are kept when a model is converted.",
-                    choices=("fp32", "fp16", "int8", "int4"),
+                    choices=("fp32", "fp16", "bf16", "int8", "int4"),
                 ),
                 Option(
                     "int4_group",

@@ -160,6 +160,21 @@ def compress(model: Any, settings: dict[str, Any]) -> Any:
     )
 
 
+def halve(model: Any) -> None:
+    """Keep as bfloat16 the weights that it can hold exactly; the model has been rounded to that."""
+    ops = ov.opset13
+    for node in model.get_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
+            continue
+        values = node.get_data()
+        if values.ndim > 1 and not (values.view(np.uint32) & 0xFFFF).any():
+            readers = node.output(0).get_target_inputs()
+            kept = ops.convert(ops.constant(values, dtype=ov.Type.bf16), "f32")
+            for reader in readers:
+                reader.replace_source_output(kept.output(0))
+    model.validate_nodes_and_infer_types()
+
+
 def check(model: Any, folder: Path) -> float:
     """Return by how much the log-probabilities of GenAI's tokens differ from the model's own."""
     scheduling = genai.SchedulerConfig()
@@ -222,6 +237,9 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
         trust_remote_code=settings["trust_remote_code"],
         local_files_only=True,
     ).eval()
+    if settings["weight_format"] == "bf16":
+        for weights in model.parameters():
+            weights.data = weights.data.bfloat16().float()
     converted = convert(model)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as scratch:
@@ -236,6 +254,8 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
     del model
     if settings["weight_format"] in ("int8", "int4"):
         converted = compress(converted, settings)
+    elif settings["weight_format"] == "bf16":
+        halve(converted)
     half = settings["weight_format"] == "fp16"
     ov.save_model(converted, str(target / MODEL), compress_to_fp16=half)
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")

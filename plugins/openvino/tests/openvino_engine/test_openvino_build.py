@@ -33,7 +33,7 @@ def test_a_converted_model_is_taken_as_it_is(converted: Path, tmp_path: Path) ->
     assert "nncf" not in built.manifest.packages
 
 
-@pytest.mark.parametrize(("weights", "share"), [("int8", 0.3), ("int4", 0.25)])
+@pytest.mark.parametrize(("weights", "share"), [("bf16", 0.52), ("int8", 0.3), ("int4", 0.25)])
 def test_weights_are_kept_as_they_were_asked_for(
     converted: Path, tmp_path: Path, weights: str, share: float
 ) -> None:
