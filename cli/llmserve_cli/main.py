@@ -14,6 +14,9 @@ BROKEN_PIPE = 141
 def main(args: list[str] | None = None) -> None:
     """Run a command line and exit."""
     interrupts.end_at_once()
+    if not os.environ.get("HOME", "set"):
+        # For many a library the root of the file system would be its home.
+        del os.environ["HOME"]
     # Not at the top: this takes a while, and Ctrl-C has to find the line above done.
     from llmserve_cli.group import cli
 

@@ -75,7 +75,6 @@ class ServerLog:
         """What models said at load that whoever serves them should know."""
         self._fatal: str | None = None
         self._problem: str | None = None
-        self._last: str | None = None
 
     def read(self) -> None:
         """Take in the lines written since the last call."""
@@ -95,10 +94,9 @@ class ServerLog:
 
     def why_it_ended(self) -> str | None:
         """Return what says most: the last error, Triton's own summary, or the last line."""
-        return self._problem or self._fatal or self._last
+        return self._problem or self._fatal or (self.tail[-1] if self.tail else None)
 
     def _take(self, line: str) -> None:
-        self._last = line or self._last
         if line:
             self.tail.append(line)
         if event := _EVENT.search(line):

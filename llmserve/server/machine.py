@@ -28,14 +28,6 @@ _THREADS, _THREADS_OF_PROCESS = 100, 8
 _MANY_THREADS = 10_000
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MB = 1 << 20
-_CGROUPS = [
-    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current", "inactive_file"),
-    (
-        "sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-]
 
 
 def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[LLMServeError]:
@@ -101,16 +93,15 @@ def memory(root: Path = Path("/")) -> tuple[float, float]:
     """Return how much memory is free and how much there is, of this machine or this container."""
     free, total = float("inf"), float("inf")
     with suppress(OSError, ValueError, KeyError):
-        table = dict(line.split(":") for line in _lines(root / "proc/meminfo"))
+        table = dict(line.split(":") for line in _read(root / "proc/meminfo").splitlines())
         free, total = (int(table[key].split()[0]) * 1024.0 for key in ("MemAvailable", "MemTotal"))
-    for limit, used, cache in _CGROUPS:
-        with suppress(OSError, ValueError):
-            most = float((root / limit).read_text(encoding="ascii"))
-            held = float((root / used).read_text(encoding="ascii"))
-            stat = dict(line.split() for line in _lines((root / used).with_name("memory.stat")))
-            # What was read from files is given back when it is wanted.
-            free = min(free, most - held + float(stat.get(cache, 0)))
-            total = min(total, most)
+    group = root / "sys/fs/cgroup"
+    with suppress(OSError, ValueError):
+        most, held = (float(_read(group / f"memory.{name}")) for name in ("max", "current"))
+        stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+        # What was read from files is given back when it is wanted.
+        free = min(free, most - held + float(stat.get("inactive_file", 0)))
+        total = min(total, most)
     return free, total
 
 
@@ -161,7 +152,7 @@ def _threads_left(root: Path) -> float:
     left = float("inf")
     with suppress(OSError, ValueError):
         pids = [root / f"sys/fs/cgroup/pids.{name}" for name in ("max", "current")]
-        most, now = (float(path.read_text(encoding="ascii")) for path in pids)
+        most, now = (float(_read(path)) for path in pids)
         left = most - now
     if os.geteuid() and (most := _limit(resource.RLIMIT_NPROC)) < _MANY_THREADS:
         left = min(left, most - sum(_threads_of_user(root)))
@@ -175,5 +166,5 @@ def _threads_of_user(root: Path) -> Iterator[int]:
                 yield len(list((process / "task").iterdir()))
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="ascii", errors="replace").splitlines()
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii", errors="replace")

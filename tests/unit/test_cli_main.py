@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from llmserve_cli.commands import llmserve_register_commands
 from llmserve_cli.group import Commands, cli
+from llmserve_cli.main import main
 from tests import support
 from tests.support import install, with_path
 
@@ -196,3 +197,11 @@ def test_a_command_of_a_package_that_is_not_installed_names_it(name: str) -> Non
     with pytest.raises(click.UsageError) as caught:
         group.resolve_command(click.Context(group), [name, "demo"])
     assert caught.value.message == f"{name} comes with llmserve-bench: pip install llmserve-bench"
+
+
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert "HOME" not in os.environ

@@ -159,9 +159,12 @@ def test_what_the_user_says_of_threads_and_memory_counts(
         assert "MALLOC_MMAP_THRESHOLD_" not in asked
 
 
-@pytest.mark.parametrize("log", ["/dev/full", "gone/triton.log", "."])
+@pytest.mark.parametrize("log", ["/dev/full", "gone/triton.log", ".", "fifo"])
 def test_a_log_that_cannot_be_read_again_is_refused(tmp_path: Path, log: str) -> None:
     """The log is what says why a server does not start."""
+    if log == "fifo":
+        log = str(tmp_path.parent / f"{tmp_path.name}-fifo")
+        os.mkfifo(log)
     (problem,) = find_problems(ServerSettings(tmp_path, log_file=tmp_path / log))
     assert isinstance(problem, UsageError)
     assert f"cannot write the log to {tmp_path / log}" in problem.problem
