@@ -103,17 +103,18 @@ def _installed() -> Iterator[Plugin]:
 
 
 class Registry:
-    """All plugins and what they registered."""
+    """All plugins and what they registered; without ``components`` their commands alone."""
 
-    def __init__(self, plugins: Iterable[Plugin]) -> None:
+    def __init__(self, plugins: Iterable[Plugin], *, components: bool = True) -> None:
+        self._components = components
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self.entries: list[Entry] = []
         self.plugins = tuple(self._take(plugin) for plugin in plugins)
 
     @classmethod
-    def load(cls) -> Registry:
-        return cls(find_plugins())
+    def load(cls, *, components: bool = True) -> Registry:
+        return cls(find_plugins(), components=components)
 
     def recipe(self, name: str) -> Recipe:
         return self.get(Recipe, name)
@@ -170,7 +171,8 @@ class Registry:
                 raise PluginError(f"plugin {owner} has brought its module")
             _refuse_misspelt(module)
             self._manager.register(module, name)
-            self.entries += list(_entries(replace(plugin, module=module)))
+            if self._components:
+                self.entries += list(_entries(replace(plugin, module=module)))
         except (Exception, SystemExit) as error:
             # Whatever a stranger's module does, it stops only that plugin.
             if self._manager.has_plugin(name):

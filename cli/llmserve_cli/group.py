@@ -104,7 +104,8 @@ class Commands(Group):
         from llmserve.errors import reason
         from llmserve.registry import Registry
 
-        for plugin, register in Registry.load().implementations("llmserve_register_commands"):
+        registry = Registry.load(components=False)
+        for plugin, register in registry.implementations("llmserve_register_commands"):
             try:
                 self.add_from(register, plugin.name)
             except (Exception, SystemExit) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmserve.plugin import Frontend, Place, ToolParser, hookimpl, section
+from llmserve.plugin import Frontend, Place, ToolParser, hookimpl, lazy_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +43,7 @@ def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    """Add ``llmserve gateway`` and ``llmserve key``."""
-    from llmserve_gateway.commands import gateway, key
-
-    cli.add_command(section("Serve")(gateway))
-    cli.add_command(section("Serve")(key))
+    home, summary = "llmserve_gateway.commands", "Speak OpenAI before a running Triton."
+    cli.add_command(lazy_command("gateway", f"{home}:gateway", summary, under="Serve"))
+    summary = "Make API keys for the gateway."
+    cli.add_command(lazy_command("key", f"{home}:key", summary, under="Serve"))
