@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from llmserve.runtime.protocols import Tokenizer as Tokenizer
     from llmserve.runtime.protocols import strings as strings
     from llmserve.runtime.request import Prompt as Prompt
+    from llmserve.runtime.request import about_prompt as about_prompt
     from llmserve.runtime.request import answer_limit as answer_limit
     from llmserve.runtime.request import read_prompts as read_prompts
     from llmserve.runtime.responder import Responder as Responder
@@ -66,7 +67,7 @@ _HOMES = {
         "Answer", "ConstrainingFormatter", "Driver", "Formatter", "Generator",
         "Parts", "Progress", "Stepper", "SteppingGenerator", "Tokenizer", "strings",
     ),
-    "request": ("Prompt", "answer_limit", "read_prompts"),
+    "request": ("Prompt", "about_prompt", "answer_limit", "read_prompts"),
     "responder": ("Responder",),
     "sampling": ("Sampler",),
     "stage": ("Tensors", "failure", "respond", "tensors_of"),

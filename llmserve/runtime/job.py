@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Parts
-from llmserve.runtime.request import Prompt, answer_limit, read_prompts
+from llmserve.runtime.request import Prompt, about_prompt, answer_limit, read_prompts
 from llmserve.runtime.responder import Responder
 
 
@@ -57,10 +56,10 @@ class Job:
 
     def _generation(self, prompt: Prompt) -> Generation:
         parts = self._parts
-        about_prompt = prompt.params.prompt_only
+        only_prompt = prompt.params.prompt_only
         context = parts.generator.context_length
-        limit = 1 if about_prompt else answer_limit(prompt, context, parts.defaults["max_tokens"])
-        if prompt.params.min_tokens > limit and not about_prompt:
+        limit = 1 if only_prompt else answer_limit(prompt, context, parts.defaults["max_tokens"])
+        if prompt.params.min_tokens > limit and not only_prompt:
             raise RequestError(
                 f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
             )
@@ -76,12 +75,8 @@ class Job:
             prompt=prompt.text,
             is_cancelled=self.responder.cancelled,
         )
-        if about_prompt:
-            text = parts.tokenizer.decode(prompt.ids)
-            about = {"ids": prompt.ids, "text": text, "context_length": context}
-            if not prompt.ids:
-                about["chat_template"] = getattr(parts.tokenizer, "chat_template", None)
-            generation.tell(json.dumps(about, ensure_ascii=False))
+        if only_prompt:
+            generation.tell(about_prompt(prompt, parts))
             return generation
         # Only some formatters can, and only some requests ask for it.
         if constrain := getattr(parts.formatter, "constrain", None):

@@ -63,11 +63,24 @@ def read_prompts(
         params = read_params(values, extras=parts.extras)
         text = "" if texts is None else _text(texts.reshape(-1)[row], "text_input")
         messages = chat if chats is None else _text(chats.reshape(-1)[row], "messages")
-        if empty and not text and not messages:
+        if empty and not (text or messages or params.input_ids):
             prompts.append(Prompt("", [], params))
         else:
             prompts.append(_prompt(text, messages, params, parts))
     return prompts
+
+
+def about_prompt(prompt: Prompt, parts: Parts) -> str:
+    """Return what a request for ``prompt_only`` is answered with."""
+    text = parts.tokenizer.decode(prompt.ids)
+    about: dict[str, Any] = {
+        "ids": prompt.ids,
+        "text": text,
+        "context_length": parts.generator.context_length,
+    }
+    if not prompt.ids:
+        about["chat_template"] = getattr(parts.tokenizer, "chat_template", None)
+    return json.dumps(about, ensure_ascii=False)
 
 
 def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> int:

@@ -85,6 +85,8 @@ class Routes:
         name = await self._named(fields, key)
         messages, prompt = fields.take("messages"), fields.take("prompt")
         options: dict[str, Any] = {}
+        if messages is not None and prompt is not None:
+            raise bad_request("give prompt or messages, not both", "prompt")
         if messages is not None:
             options["messages"] = read_messages(messages)
             told = fields.mapping("chat_template_kwargs")
@@ -128,11 +130,14 @@ class Routes:
         state: Mapping[str, Any] = await self._catalog.state()
         if self._gateway.admission.draining:
             state = {**state, "ready": False, "why": "shutting down"}
+        status = 200 if state["ready"] else 503
         if name := request.path_params.get("name"):
-            ready = state["ready"] and state["models"].get(name, {}).get("ready", False)
-            state = {"ready": ready, **state["models"].get(name, {"why": "it is not loaded"})}
-            state["ready"] = ready
-        return _json(state, 200 if state["ready"] else 503)
+            models = state["models"]
+            told = models.get(name, {"ready": False, "why": "it is not loaded"})
+            state = {**told, "ready": state["ready"] and told["ready"]}
+            # Only who knows of others can say that there is no such model.
+            status = 200 if state["ready"] else 404 if models and name not in models else 503
+        return _json(state, status)
 
     async def document(self, request: Request, key: Key | None) -> Response:
         del request

@@ -17,6 +17,8 @@ import httpx2 as httpx
 import pytest
 from starlette.routing import Route
 
+from llmserve.client import Completion
+from llmserve.client.model import ModelInfo
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
@@ -121,6 +123,42 @@ def test_other_peoples_pages_may_ask_only_if_they_are_named() -> None:
     for settings in (named, Settings(NOBODY)):
         refused = ask(settings, "OPTIONS", "/v1/completions", headers=headers)
         assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmserve_gateway.bodies._SECONDS", 0.05)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    assert ask(Settings(NOBODY), "POST", "/v1/completions", content=never()).status_code == 408
+
+
+def test_a_models_request_has_the_clients_id() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Triton:
+        async def model(self, name: str) -> ModelInfo:
+            return ModelInfo(name, "unary", False, None, {}, {}, "0.1")
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            asked.append(options)
+            return Completion("x", "stop", 1, 1)
+
+        async def close(self) -> None: ...
+
+    async def go() -> Any:
+        app = make_app(Settings(NOBODY))
+        app.state.gateway._client = Triton()
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            headers = {"x-request-id": "mine"}
+            return await client.post("/v1/completions", json=TEXT, headers=headers)
+
+    answer = asyncio.run(go())
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    assert asked[0]["x-request-id"] == "mine"
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from llmserve.errors import (
 )
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.anthropic import MessageAnswers, read_messages_request
+from llmserve_gateway.bodies import read_json
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.fields import Asked
 from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers
@@ -112,10 +114,10 @@ NAMES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.sampled_from([CHAT, TEXT, {"model": "m", "input": "Hi"}]), st.dictionaries(NAMES, VALUES))
 def test_any_body_is_read_or_refused(whole: dict[str, Any], changed: dict[str, Any]) -> None:
-    for read in (read_chat, read_completion, read_messages_request, read_response_request):
+    for read in READERS:
         refused = None
         try:
             asked = read({**whole, **changed})
@@ -127,6 +129,31 @@ def test_any_body_is_read_or_refused(whole: dict[str, Any], changed: dict[str, A
         else:
             assert 1 <= len(asked.calls()) <= 128
             assert asked.tokens >= 1
+
+
+READERS = (read_chat, read_completion, read_messages_request, read_response_request)
+
+
+@pytest.mark.parametrize("whole", [CHAT, {**TEXT, "stop": ["a"], "seed": 1}])
+def test_spoilt_bodies_are_the_clients_fault(whole: dict[str, Any]) -> None:
+    """Bytes that are changed, lost or added: a request all the same, or refused as one."""
+    rng, refused = random.Random(0), list[int]()
+    for _ in range(500):
+        body = bytearray(json.dumps(whole).encode())
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(body))
+            body[at : at + rng.randint(0, 3)] = rng.choices(b'{}[]",:0\\u\xff\x00', k=2)
+
+        async def receive(body: bytes = bytes(body)) -> Any:
+            return {"type": "http.request", "body": body}
+
+        for read in READERS:
+            try:
+                read(asyncio.run(read_json(receive, None)))
+            except ApiError as error:
+                refused.append(error.status)
+    assert len(refused) > 500
+    assert {*refused} == {400}
 
 
 @pytest.mark.parametrize(

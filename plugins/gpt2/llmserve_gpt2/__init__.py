@@ -29,7 +29,13 @@ _DIRECT_OLDEST = Pair(
     "direct=gpt2-onnx:batching=sequence-direct",
     "oldest=gpt2-onnx:batching=sequence-oldest",
 )
-_INPUTS = (contract.MAX_TOKENS, contract.STOP_WORDS, contract.INCLUDE_STOP)
+_INPUTS = (
+    contract.MAX_TOKENS,
+    contract.STOP_WORDS,
+    contract.INCLUDE_STOP,
+    contract.INPUT_IDS,
+    contract.PROMPT_ONLY,
+)
 _GENERATOR_OPTIONS = (
     Option("device", "cpu", "Where the graph runs: cpu, cuda (the first GPU) or cuda:N."),
     Option(

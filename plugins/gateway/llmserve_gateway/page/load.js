@@ -33,7 +33,7 @@ async function look(key) {
     Waiting: sum(text, "vllm:num_requests_waiting"),
     "Tokens/s": rate.toFixed(0),
     "First token, mean": mean(text, "vllm:time_to_first_token_seconds"),
-    "Between tokens, mean": mean(text, "vllm:request_time_per_output_token_seconds"),
+    "Per token, mean": mean(text, "vllm:request_time_per_output_token_seconds"),
     "Requests ended": sum(text, "llmserve_requests_total"),
     Refused: sum(text, "llmserve_refused_total"),
     "Tokens read": sum(text, "vllm:prompt_tokens_total"),

@@ -112,9 +112,22 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert error.keys() == {"message", "type", "param", "code"}
 
 
-def test_unknown_fields_are_accepted(gateway: Gateway, model: str) -> None:
+def test_unknown_fields_are_accepted_and_told_of_once(gateway: Gateway, model: str) -> None:
     asked = {"model": model, "messages": CHAT, "user": "me", "brand_new": 1, "max_tokens": 2}
-    assert httpx.post(f"{gateway.url}/chat/completions", json=asked).status_code == 200
+    for name in ("first", "second"):
+        answer = gateway.post("/v1/chat/completions", asked, **{"x-request-id": name})
+        assert answer.status_code == 200
+    gateway.logged(id="second")
+    told = "".join(gateway.warnings)
+    assert (told.count("'brand_new'"), told.count("'user'")) == (1, 0)
+
+
+def test_a_request_may_be_given_less_time(gateway: Gateway, model: str) -> None:
+    asked = {"model": model, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    late = gateway.post("/v1/completions", asked, **{"x-request-timeout": "0.05"})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+    refused = gateway.post("/v1/completions", asked, **{"x-request-timeout": "soon"})
+    assert refused.json()["error"]["param"] == "x-request-timeout"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +291,7 @@ def test_models_and_health(triton: LiveTriton, gateway: Gateway, model: str) -> 
         gateway.client().models.retrieve("nope")
     assert httpx.get(f"{gateway.root}/readyz").json()["models"][model] == {"ready": True}
     assert httpx.get(f"{gateway.root}/readyz/{model}").status_code == 200
-    assert httpx.get(f"{gateway.root}/readyz/nope").status_code == 503
+    assert httpx.get(f"{gateway.root}/readyz/nope").status_code == 404
     (told,) = [m for m in httpx.get(f"{gateway.url}/models").json()["data"] if m["id"] == model]
     assert told["max_model_len"] == 512
 

@@ -30,6 +30,8 @@ def test_a_text_is_its_tokens_and_its_tokens_are_the_text(gateway: Gateway, mode
     told = gateway.post("/tokenize", {"model": model, "prompt": "Once upon a time"}).json()
     assert told["count"] == len(told["tokens"]) == 4
     assert told["max_model_len"] == 512
+    both = gateway.post("/tokenize", {"model": model, "messages": CHAT, "prompt": [None]})
+    assert both.status_code == 400, both.text
     back = gateway.post("/detokenize", {"model": model, "tokens": told["tokens"]}).json()
     assert back == {"prompt": "Once upon a time"}
     chat = gateway.post("/tokenize", {"model": model, "messages": CHAT}).json()

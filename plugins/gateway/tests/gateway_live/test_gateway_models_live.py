@@ -51,6 +51,12 @@ def test_a_recipe_answers(triton: LiveTriton, gateway: Gateway, recipe: str) -> 
     assert whole.usage.completion_tokens == 6
     stopped = client.completions.create(**{**asked, "max_tokens": 20}, stop=" little")
     assert stopped.choices[0].text == " there was a"
+    told = gateway.post("/tokenize", {"model": model, "prompt": "Once upon a time"}).json()
+    assert (told["count"], told["max_model_len"]) == (4, 512)
+    back = gateway.post("/detokenize", {"model": model, "tokens": told["tokens"]}).json()
+    assert back == {"prompt": "Once upon a time"}
+    ids = client.completions.create(**{**asked, "prompt": told["tokens"]})
+    assert ids.choices[0].text == whole.choices[0].text
     listed = {one["id"] for one in httpx.get(f"{gateway.url}/models").json()["data"]}
     assert model in listed
     assert not [name for name in listed if name.startswith(f"{model}_")]

@@ -23,6 +23,7 @@ from llmserve.runtime import (
     RequestError,
     Sampler,
     Tensors,
+    about_prompt,
     answer_limit,
     read_params,
 )
@@ -183,11 +184,12 @@ class Sequences:
 
 
 def open_sequence(request: StepRequest, parts: Parts, number: int, now: float) -> ClientSequence:
-    if not request.ids:
-        raise RequestError("text_input is empty: send at least one character")
-    prompt = Prompt(request.prompt, list(request.ids), request.params)
-    limit = answer_limit(prompt, parts.generator.context_length, parts.defaults["max_tokens"])
     params = request.params
+    if not request.ids and not params.prompt_only:
+        raise RequestError("text_input is empty: send at least one character")
+    prompt = Prompt(request.prompt, list(request.ids), params)
+    context = parts.generator.context_length
+    limit = 1 if params.prompt_only else answer_limit(prompt, context, parts.defaults["max_tokens"])
     if params.min_tokens > limit:
         raise RequestError(f"min_tokens {params.min_tokens} is over max_tokens {limit}: lower it")
     eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
@@ -201,6 +203,8 @@ def open_sequence(request: StepRequest, parts: Parts, number: int, now: float) -
         decode=parts.tokenizer.decode,
         prompt=prompt.text,
     )
+    if params.prompt_only:
+        generation.tell(about_prompt(prompt, parts))
     exclude = params.exclude_input_in_output
     echo = bool(parts.defaults.get("echo")) if exclude is None else not exclude
     return ClientSequence(generation, Sampler(generation, parts.tokenizer), number, now, echo=echo)

@@ -17,6 +17,7 @@ from llmserve.runtime import (
     Prompt,
     RequestError,
     Tensors,
+    about_prompt,
     answer_limit,
     read_prompts,
     respond,
@@ -114,10 +115,7 @@ class Preprocessing:
             "end": ends,
         }
         if params.prompt_only:
-            text = self._parts.tokenizer.decode(prompt.ids)
-            context = self._parts.generator.context_length
-            answer = {"ids": prompt.ids, "text": text, "context_length": context}
-            about["answer"] = json.dumps(answer, ensure_ascii=False)
+            about["answer"] = about_prompt(prompt, self._parts)
         return about
 
     def _echoes(self, prompt: Prompt) -> bool:
