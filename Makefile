@@ -35,6 +35,7 @@ format: .venv/.ready
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
 	@$(BIN)/python -m tests.bench.engines
+	@$(BIN)/python -m tests.bench.gateway
 	@$(BIN)/python plugins/gpt2/bench/table.py
 
 # Every engine and what it is held against, in turns in one run.
