@@ -23,7 +23,7 @@ from llmserve.server.settings import ServerSettings
 _SHARED_OF_PROCESS = 1 << 20
 _MEMORY_OF_PROCESS, _MEMORY_OF_ENGINE = 40 << 20, 250 << 20
 _SCRATCH = 16
-_FILES, _FILES_OF_PROCESS = 112, 16
+_FILES, _FILES_OF_PROCESS = 112, 4
 _THREADS, _THREADS_OF_PROCESS = 100, 8
 _MANY_THREADS = 10_000
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -70,7 +70,7 @@ def test_few_open_files(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     (problem, *_) = machine.shortages(settings, root_with(tmp_path))
-    assert "64 files may be open at a time, and a server of these models needs 176" in str(problem)
+    assert "64 files may be open at a time, and a server of these models needs 128" in str(problem)
 
 
 def test_memory_that_others_hold_is_worth_a_note(settings: ServerSettings, tmp_path: Path) -> None:
