@@ -77,8 +77,7 @@ def test_streams_bring_every_token_at_its_time(triton: LiveTriton) -> None:
 
 
 def test_an_ensemble_is_measured_with_its_parts_and_its_stand_in(triton: LiveTriton) -> None:
-    # Exported in a second, where ONNX takes a minute.
-    model = triton.build("gpt2-torchscript")
+    model = triton.build("gpt2-onnx")
     measured_load = Load(concurrency=2, requests=4, warmup=1, stream=True)
     result = bench(target(triton, model), measured_load, PLAN)
     (found,) = result.runs

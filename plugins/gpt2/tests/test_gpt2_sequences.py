@@ -9,7 +9,7 @@ import pytest
 
 from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.registry import Registry
-from llmserve.runtime import Generation, Params, Sampler, read_params
+from llmserve.runtime import Generation, Params, RequestError, Sampler, read_params
 from llmserve.testing import ByteTokenizer
 from llmserve_gpt2.session.sequences import (
     FIRST,
@@ -106,3 +106,15 @@ def test_what_a_request_asks_for_reaches_the_session_unchanged() -> None:
         "prompt_ids": np.array([[1, 2]]),
     }
     assert StepRequest.read(tensors) == sent
+
+
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        (StepRequest("Hello", (), Params(), 1), "the prompt is sent once"),
+        (StepRequest("", (), Params(temperature=0.7), 1), "temperature is said with"),
+    ],
+)
+def test_what_belongs_to_the_start_is_refused_later(late: StepRequest, told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        late.refuse_as_step(Params(temperature=0.5))
