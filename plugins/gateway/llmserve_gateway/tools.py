@@ -11,6 +11,10 @@ from llmserve_gateway.errors import bad_request
 
 MOST = 128
 _FORMS = ("json_schema", "json_object", "choice", "regex", "grammar")
+# A call is written for a program: white space that no model needs would only take tokens.
+_TIGHT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}}
+# With these an object may have properties that it does not name beside them.
+_MORE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
 
 Choice = Literal["auto", "required"]
 
@@ -42,7 +46,11 @@ class Tools:
         tools = [{"type": "function", "function": one} for one in self.functions]
         told = {**(options.get("chat_template_kwargs") or {}), "tools": tools}
         options = {**options, "chat_template_kwargs": told}
-        return {**options, "json_schema": json.dumps(self._schema())} if self.held else options
+        return (
+            {**options, "json_schema": json.dumps({**self._schema(), **_TIGHT})}
+            if self.held
+            else options
+        )
 
     def _schema(self) -> Any:
         """Return the form of an answer that has to be a call: its arguments, or a list of calls."""
@@ -73,9 +81,12 @@ class Tools:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function's arguments; one without parameters takes none."""
-    schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
-    return {**schema, "type": "object"}
+    """Return the schema of a function's arguments: those that it names, if it names some."""
+    schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+    if "properties" in schema and not _MORE & schema.keys():
+        # Small models go on with arguments that nobody asked for.
+        schema.setdefault("additionalProperties", False)
+    return schema
 
 
 def _moved(schema: Any, place: str) -> Any:

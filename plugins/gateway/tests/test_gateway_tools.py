@@ -165,8 +165,14 @@ def test_a_family_is_known_by_its_template(template: str, family: str) -> None:
     assert max(PARSERS, key=lambda parser: parser.suits(template)).name == family
 
 
-FUNCTION = {"name": "add", "parameters": {"type": "object", "$defs": {"N": {"type": "integer"}},
-                                          "properties": {"a": {"$ref": "#/$defs/N"}}}}  # fmt: skip
+FUNCTION: Any = {
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "$defs": {"N": {"type": "integer"}},
+        "properties": {"a": {"$ref": "#/$defs/N"}},
+    },
+}
 TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
 TALK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -174,7 +180,9 @@ TALK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 def test_a_call_that_has_to_be_made_is_a_form() -> None:
     named = {"type": "function", "function": {"name": "add"}}
     asked = read_chat({**TALK, **TOOLS, "tool_choice": named})
-    assert json.loads(asked.options["json_schema"]) == FUNCTION["parameters"]
+    schema = json.loads(asked.options["json_schema"])
+    assert schema.pop("x-guidance")["key_separator"] == ": "
+    assert schema == {**FUNCTION["parameters"], "additionalProperties": False}
     assert asked.options["chat_template_kwargs"] == TOOLS
     asked = read_chat({**TALK, **TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
     schema = json.loads(asked.options["json_schema"])
