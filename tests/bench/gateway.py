@@ -2,8 +2,8 @@
 
     python -m tests.bench.gateway [--rounds 5] [--plugin hf]
 
-Processor time is the gateway's own, by the system's count. Without a round's first token, which
-is asked for one at a time, 32 requests are always under way.
+Processor time is the gateway's own, by the system's count. First tokens are asked for one at a
+time; of all else 32 requests are always under way.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from llmserve_bench.results import Load, Run
 from llmserve_bench.targets import Target
 
 _TOKENS = {"max_tokens": 64, "ignore_eos": True}
-FIRST = Load(concurrency=1, requests=60, stream=True, options={"max_tokens": 4})
-STREAMS = Load(concurrency=32, requests=256, warmup=32, stream=True, options=_TOKENS)
-WHOLE = Load(concurrency=32, requests=256, warmup=32, options=_TOKENS)
+FIRST = Load(concurrency=1, requests=40, stream=True, options={"max_tokens": 4})
+STREAMS = Load(concurrency=32, requests=96, warmup=32, stream=True, options=_TOKENS)
+WHOLE = Load(concurrency=32, requests=96, warmup=32, options=_TOKENS)
 DIRECT, THROUGH = "directly", "through the gateway"
 
 
@@ -90,7 +90,7 @@ def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[l
         cells = [f"{median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in found.values()]
         pairs = list(zip(found[DIRECT], found[THROUGH], strict=True))
         added = median(b - a for a, b in pairs), median(b / a for a, b in pairs)
-        yield [label, *cells, f"+{added[0]:.1f} ms" if found is firsts else f"{added[1]:.2f}"]
+        yield [label, *cells, f"{added[0]:+.1f} ms" if found is firsts else f"{added[1]:.2f}"]
     yield [
         "processor time a chunk",
         "",
