@@ -58,7 +58,10 @@ def test_models_that_agree_on_an_image_share_it(tmp_path: Path) -> None:
     result = build(tmp_path, "b", OWN, ("torch",))
     text = dockerfile(tmp_path)
     assert lines(text, "FROM") == ["FROM scratch AS wheels", f"FROM {OWN}"]
-    assert lines(text, "CMD") == ['CMD ["tritonserver", "--model-repository=/models"]']
+    assert "--model-repository=/models" in text
+    assert "--model-control-mode" not in text
+    # Nobody can send a key with a line break in it.
+    assert '"--http-restricted-api=shared-memory,trace,logging:llmserve-key=no\\nkey"' in text
     assert "--no-deps" in text
     # What the image brings for one of them is there for both, and nothing replaces it.
     assert "transformers==" not in text
