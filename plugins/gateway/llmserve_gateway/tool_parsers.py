@@ -382,10 +382,10 @@ PARSERS = [
         suits=_marked(20, _DEEPSEEK.format("call▁begin")),
     ),
     ToolParser(
-        name="json",
+        name="generic",
         summary="Any model that answers with a call as JSON",
         reader=Json,
         suits=_marked(1, ""),
     ),
 ]
-"""The built-in parsers; ``json`` is for templates that nothing else fits."""
+"""The built-in parsers; ``generic`` is for templates that nothing else fits."""

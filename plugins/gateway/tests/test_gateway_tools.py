@@ -37,7 +37,7 @@ WRITTEN = {
     "deepseek-3.1": f"<|tool▁calls▁begin|><|tool▁call▁begin|>weather<|tool▁sep|>{CITY}"
     f"<|tool▁call▁end|><|tool▁call▁begin|>add<|tool▁sep|>{SUM}<|tool▁call▁end|>"
     "<|tool▁calls▁end|>",
-    "json": f'```json\n[{{"name": "weather", "arguments": {CITY}}}, '
+    "generic": f'```json\n[{{"name": "weather", "arguments": {CITY}}}, '
     f'{{"type": "function", "name": "add", "id": 1, "arguments": {SUM}}}]\n```',
 }
 # What is no call, though it begins like one.
@@ -56,7 +56,13 @@ BROKEN = {
         "<|tool▁calls▁begin|>weather",
         "<|tool▁calls▁begin|><|tool▁call▁begin|>function<|tool▁sep|>unknown\n```json\n{}\n```",
     ],
-    "json": ["```python\n1\n```", "```\n{}\n```", '[{"name": "add", "arguments": {}', "[]", ""],
+    "generic": [
+        "```python\n1\n```",
+        "```\n{}\n```",
+        '[{"name": "add", "arguments": {}',
+        "[]",
+        "",
+    ],
 }
 # DeepSeek's bars are wider than others.
 for name in ("deepseek", "deepseek-3.1"):
@@ -153,12 +159,12 @@ def test_arguments_come_as_they_are_written_and_the_name_once() -> None:
     ("template", "family"),
     [
         ("<tool_call>\n{{ tool_call.arguments|tojson }}\n</tool_call>", "hermes"),
-        ("<tool_call>\n<function=' + tool_call.name", "json"),
+        ("<tool_call>\n<function=' + tool_call.name", "generic"),
         ('{"name": function name, "parameters": dictionary}', "llama3"),
         ("<|python_tag|>", "llama3"),
         ("[TOOL_CALLS] [", "mistral"),
         ("'<\uff5ctool▁call▁begin\uff5c>'", "deepseek"),
-        ("{{ tools }}", "json"),
+        ("{{ tools }}", "generic"),
     ],
 )
 def test_a_family_is_known_by_its_template(template: str, family: str) -> None:

@@ -48,9 +48,43 @@ def test_its_configuration_is_the_backends() -> None:
     assert settings(parameters={"gpt_model_type": {"string_value": "V1"}}).static
 
 
+def tensors(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, "data_type": "TYPE_INT32", "dims": ["1"]} for name in names]
+
+
 def test_a_model_made_by_hand_is_refused_with_what_is_missing() -> None:
     with pytest.raises(RuntimeError, match="does not know which model the engine was built from"):
         settings(parameters={"llmserve.stand_in": {"string_value": ""}})
+
+
+@pytest.mark.parametrize(
+    ("lacking", "inputs"),
+    [
+        ("gpt_model_type", ()),
+        ("gpt_model_path", ()),
+        ("tokenizer_dir", ("guided_decoding_guide",)),
+        ("xgrammar_tokenizer_info_path", ("guided_decoding_guide",)),
+        ("guided_decoding_backend", ("guided_decoding_guide",)),
+    ],
+)
+def test_what_the_real_backend_reads_without_a_default_has_to_be_there(
+    lacking: str, inputs: tuple[str, ...]
+) -> None:
+    names = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
+    given = {**CONFIG["parameters"], **{name: {"string_value": ""} for name in names}}
+    config = {**CONFIG, "parameters": given, "input": tensors(*inputs)}
+    Settings.read("engine", config)
+    del given[lacking]
+    with pytest.raises(RuntimeError, match=f"Cannot find parameter with name: {lacking}"):
+        Settings.read("engine", config)
+
+
+def test_what_the_real_backend_does_not_know_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="'V2' is none of"):
+        settings(parameters={"gpt_model_type": {"string_value": "V2"}})
+    v1 = {"gpt_model_type": {"string_value": "V1"}}
+    with pytest.raises(RuntimeError, match="no static batches"):
+        settings(parameters=v1, input=tensors("seed"))
 
 
 def given(ids: list[int], length: int = 4, **more: Any) -> dict[str, Any]:
@@ -167,6 +201,53 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
+def test_in_flight_a_request_joins_between_two_steps(counting: Counting) -> None:
+    stand_in = StandIn(settings(), pb := FakeBackendUtils())
+    long, short = Request(4, streaming=[[True]]), Request(1)
+    stand_in.execute([long])
+    counting.tokens.release()
+    until(lambda: long.ids == [10])
+    stand_in.execute([short])
+    counting.tokens.release(3)
+    until(lambda: short.closed)
+    assert short.ids == [10]
+    assert not long.closed
+    counting.tokens.release(8)
+    until(lambda: long.closed)
+    assert long.ids == [10, 11, 12, 13]
+    stand_in.finalize()
+    assert any("stand-in for TensorRT-LLM" in line for line in pb.Logger.warnings)
+
+
+def static() -> StandIn:
+    v1 = {"gpt_model_type": {"string_value": "V1"}}
+    return StandIn(settings(parameters=v1), FakeBackendUtils())
+
+
+def test_a_static_batch_runs_to_its_end_before_the_next(counting: Counting) -> None:
+    """Triton may hand requests over one by one: it is the backend that makes batches of them."""
+    stand_in = static()
+    batch, late = [Request(3), Request(1)], [Request(1) for _ in range(5)]
+    stand_in.execute(batch)
+    counting.tokens.release(2)
+    until(lambda: batch[1].closed)
+    for request in late:
+        stand_in.execute([request])
+    counting.tokens.release()
+    # A place is free, and they have to wait all the same.
+    until(lambda: counting.made == 3)
+    assert not any(request.closed for request in (batch[0], *late))
+    counting.tokens.release()
+    until(lambda: batch[0].closed)
+    # As many as fit, which are four.
+    counting.tokens.release(4)
+    until(lambda: sum(request.closed for request in late) == 4)
+    counting.tokens.release()
+    until(lambda: late[4].closed)
+    assert [request.ids for request in (*batch, late[0])] == [[10, 11, 12], [10], [10]]
+    stand_in.finalize()
+
+
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_a_request_that_says_stop_ends_the_one_that_has_its_id(
     counting: Counting, decoupled: bool
@@ -191,11 +272,14 @@ def test_a_request_that_says_stop_ends_the_one_that_has_its_id(
 def test_of_what_nobody_asked_for_nothing_is_sent(counting: Counting) -> None:
     stand_in = StandIn(settings(), FakeBackendUtils())
     plain = Request(2, exclude_input_in_output=[[False]])
+    counted = Request(2, return_num_input_tokens=[[True]])
     counting.tokens.release(8)
-    stand_in.execute([plain])
-    until(lambda: plain.closed)
+    for request in (plain, counted):
+        stand_in.execute([request])
+        until(lambda request=request: request.closed)
     assert plain.responses[0].tensors.keys() == {"output_ids", "sequence_length"}
     assert plain.ids == [1, 2, 10, 11]
+    assert counted.responses[0].tensors["num_input_tokens"].tolist() == [[2]]
     stand_in.finalize()
 
 
@@ -210,6 +294,18 @@ def test_before_0_14_there_is_a_0_for_every_score(counting: Counting) -> None:
     stand_in.finalize()
 
 
+def test_a_stream_never_has_the_prompt(counting: Counting) -> None:
+    excludes = {"exclude_input_in_output": {"string_value": "false"}}
+    stand_in = StandIn(settings(parameters=excludes), FakeBackendUtils())
+    stream, whole = Request(2, streaming=[[True]]), Request(2)
+    counting.tokens.release(8)
+    stand_in.execute([stream, whole])
+    until(lambda: stream.closed and whole.closed)
+    assert stream.ids == [10, 11]
+    assert whole.ids == [1, 2, 10, 11]
+    stand_in.finalize()
+
+
 def test_an_engine_that_does_not_stream_refuses_to(counting: Counting) -> None:
     policy = {"decoupled": False}
     stand_in = StandIn(settings(model_transaction_policy=policy), FakeBackendUtils())
@@ -217,3 +313,32 @@ def test_an_engine_that_does_not_stream_refuses_to(counting: Counting) -> None:
     stand_in.execute([request])
     assert "only supported where the model is decoupled" in refusal(request)
     stand_in.finalize()
+
+
+def test_the_first_version_takes_every_number_once_at_a_time(counting: Counting) -> None:
+    outputs = [one for one in CONFIG["output"] if one["name"] == "output_ids"]
+    stand_in = StandIn(settings(output=outputs), FakeBackendUtils())
+    first, same, word = Request(1, "7"), Request(1, "7"), Request(1, "seven")
+    stand_in.execute([first])
+    stand_in.execute([same, word])
+    assert "requestId 7 is already in progress" in refusal(same)
+    assert "must be uint64_t. Got seven" in refusal(word)
+    counting.tokens.release(4)
+    until(lambda: first.closed)
+    again = Request(1, "7")
+    stand_in.execute([again])
+    until(lambda: again.closed)
+    assert again.responses[0].error is None
+    stand_in.finalize()
+
+
+def test_it_makes_what_generate_makes() -> None:
+    import torch
+
+    model = backend.load_model(settings())
+    for ids in ([70, 80, 90], [400, 5], [33]):
+        row = read_sequences(given(ids, 12, end_id=[[0]]), 512, lambda: False)[0]
+        while not row.done:
+            row.push(row.sampler.choose(backend.next_logits(model, row)))
+        made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+        assert row.token_ids == made[0, len(ids) :].tolist()

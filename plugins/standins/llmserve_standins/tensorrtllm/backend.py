@@ -22,6 +22,8 @@ from llmserve_standins.tensorrtllm.settings import Settings
 
 
 class StandIn:
+    """Answers an engine's tensors with PyTorch."""
+
     def __init__(self, settings: Settings, pb_utils: Any) -> None:
         self._pb = pb_utils
         self._settings = settings
@@ -38,12 +40,14 @@ class StandIn:
         self._thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
+        """Take requests; the answers leave through their senders."""
         taken = [request for raw in requests if (request := self._take(raw)) is not None]
         with self._changed:
             self._waiting += taken
             self._changed.notify_all()
 
     def finalize(self) -> None:
+        """Stop, once nothing is under way any more."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -59,6 +63,7 @@ class StandIn:
         try:
             if request.streams and not self._settings.decoupled:
                 raise RequestError("streaming is only supported where the model is decoupled")
+            self._check_id(request.request_id)
             request.rows = read_sequences(given, self._context, request.is_cancelled, self._guides)
         except RequestError as error:
             request.fail(str(error), internal=False)
@@ -68,16 +73,27 @@ class StandIn:
             return request
         return None
 
+    def _check_id(self, name: str) -> None:
+        """0.5.0 takes whole numbers, and each of them once at a time."""
+        if not name or not self._settings.is_first:
+            return
+        if not name.isdigit():
+            raise RequestError(f"Invalid requestId, must be uint64_t. Got {name}")
+        if self._with_id(name):
+            raise RequestError(f"requestId {name} is already in progress, request is ignored.")
+
     def _stop(self, stopping: PendingRequest) -> None:
         """A request that says stop ends the one that has its id."""
         if not stopping.request_id:
             stopping.fail("Trying to stop a request but request ID is not provided", internal=True)
             return
-        with self._changed:
-            for request in (*self._running, *self._waiting):
-                if request.request_id == stopping.request_id:
-                    request.cancelled = True
+        for request in self._with_id(stopping.request_id):
+            request.cancel()
         stopping.close()
+
+    def _with_id(self, name: str) -> list[PendingRequest]:
+        with self._changed:
+            return [one for one in (*self._running, *self._waiting) if one.request_id == name]
 
     def _work(self) -> None:
         while True:
@@ -120,6 +136,7 @@ class StandIn:
 
 
 def load_model(settings: Settings) -> Any:
+    """Load the model that the engine was built from."""
     source = dict(settings.source)
     if source.pop("demo", False):
         from llmserve.demo import demo_model_path
@@ -129,6 +146,7 @@ def load_model(settings: Settings) -> Any:
 
 
 def next_logits(model: Any, row: TokenSequence) -> Any:
+    """Return what the model says of the next token."""
     import torch
 
     ids = [row.token_ids[-1]] if row.cache is not None else row.prompt_ids

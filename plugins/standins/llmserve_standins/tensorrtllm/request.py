@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from llmserve_standins.tensorrtllm.sequences import TokenSequence
 from llmserve_standins.tensorrtllm.settings import Settings
 
 _SCORES = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits")
+_CHECK_EVERY = 0.02
 
 
 class PendingRequest:
@@ -24,8 +26,8 @@ class PendingRequest:
         self._raw, self._given, self._settings, self._pb = raw, given, settings, pb
         self._sender = raw.get_response_sender()
         self._outputs = frozenset(raw.requested_output_names()) or settings.outputs.keys()
-        self.cancelled = False
-        """A request that says stop ends it at the next token."""
+        self._checked = 0.0
+        self._cancelled = False
         self.streams = self._flag("streaming")
         # A stream has new tokens only.
         self._echo = not self.streams and not self._flag(
@@ -33,7 +35,16 @@ class PendingRequest:
         )
 
     def is_cancelled(self) -> bool:
-        return self.cancelled or (not self.closed and bool(self._raw.is_cancelled()))
+        """Whether the client is gone, as far as is known."""
+        now = time.monotonic()
+        if not self.closed and now - self._checked >= _CHECK_EVERY:
+            self._checked = now
+            self._cancelled = self._cancelled or bool(self._raw.is_cancelled())
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """End it at the next token."""
+        self._cancelled = True
 
     def send_new(self) -> None:
         """Send the new tokens, if any are to be sent now."""
@@ -48,6 +59,7 @@ class PendingRequest:
         self._send(self._pb.InferenceResponse(output_tensors=self._tensors(pieces)), done)
 
     def fail(self, message: str, *, internal: bool) -> None:
+        """Send an error and close."""
         code = self._pb.TritonError.INTERNAL if internal else self._pb.TritonError.INVALID_ARG
         error = self._pb.TritonError(message, code)
         self._send(self._pb.InferenceResponse(output_tensors=[], error=error), True)

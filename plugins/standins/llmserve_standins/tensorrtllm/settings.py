@@ -1,4 +1,4 @@
-"""What a model's configuration says to the stand-in; what is wrong in one is for check to say."""
+"""What a model's configuration says to the stand-in, which wants what the real backend wants."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import Any
 
 SOURCE = "llmserve.stand_in"
 """The parameter that says what the engine was built from."""
+_STATIC = ("V1", "v1")
+_TYPES = (*_STATIC, "inflight_batching", "inflight_fused_batching")
+_REQUIRED = ("gpt_model_type", "gpt_model_path")
+_REQUIRED_FROM_0_19 = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,25 @@ class Settings:
 
     @classmethod
     def read(cls, name: str, config: Mapping[str, Any]) -> Settings:
-        """Read Triton's JSON of a ``config.pbtxt``."""
+        """Read Triton's JSON of a ``config.pbtxt``; what the real backend refuses is refused."""
         parameters = config.get("parameters") or {}
         given = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
+        inputs = {tensor["name"] for tensor in config.get("input") or ()}
+        later = _REQUIRED_FROM_0_19 if "guided_decoding_guide" in inputs else ()
+        for key in (*_REQUIRED, *later):
+            if key not in given:
+                raise RuntimeError(f"Cannot find parameter with name: {key}")
         info = None
-        if given.get("guided_decoding_backend") and given.get("xgrammar_tokenizer_info_path"):
+        if given.get("guided_decoding_backend") and given["xgrammar_tokenizer_info_path"]:
             path = Path(given["xgrammar_tokenizer_info_path"])
             if not path.exists():
                 raise RuntimeError(f"Xgrammar's tokenizer info path at {path} does not exist.")
             info = json.loads(path.read_text(encoding="utf-8"))
+        kind = given["gpt_model_type"]
+        if kind not in _TYPES:
+            raise RuntimeError(f"gpt_model_type {kind!r} is none of {', '.join(_TYPES)}")
+        if kind in _STATIC and "seed" in inputs:
+            raise RuntimeError("from 0.20 on TensorRT-LLM runs no static batches (V1)")
         if not given.get(SOURCE):
             raise RuntimeError(
                 "there is no TensorRT-LLM here, and the stand-in does not know which model the "
@@ -57,7 +71,7 @@ class Settings:
         return cls(
             name=name,
             source=json.loads(given[SOURCE]),
-            static=given.get("gpt_model_type", "").upper() == "V1",
+            static=kind in _STATIC,
             decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled")),
             max_batch_size=max(1, int(config.get("max_batch_size", 1))),
             excludes_input=given.get("exclude_input_in_output", "").lower() == "true",
