@@ -151,7 +151,7 @@ class Routes:
         del request, key
         metrics = self._gateway.metrics
         metrics.waiting.set(self._gateway.admission.waiting)
-        metrics.show(await self._catalog.supervised())
+        metrics.show(self._catalog.known, await self._catalog.supervised())
         return Response(metrics.text(), media_type=_METRICS)
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:

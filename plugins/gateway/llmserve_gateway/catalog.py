@@ -56,6 +56,11 @@ class Catalog:
         self._supervisor = supervisor
         self._health: dict[str, Health] = {}
 
+    @property
+    def known(self) -> list[str]:
+        """The models of whose health something is known."""
+        return list(self._health)
+
     async def offered(self) -> list[ModelInfo]:
         """Return what is loaded, takes text, gives text, and is no part of something else."""
         client = self._client()

@@ -7,16 +7,17 @@ from importlib.metadata import version
 from typing import Any
 
 from llmserve_gateway import anthropic, responses
-from llmserve_gateway.fields import Noted
+from llmserve_gateway.fields import ROLES, Noted
 from llmserve_gateway.openai_requests import read_chat, read_completion
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 _MESSAGE = {
     "type": "object",
-    "required": ["role", "content"],
+    "required": ["role"],
     "properties": {
-        "role": {"enum": ["system", "user", "assistant"]},
-        "content": {"type": "string"},
+        "role": {"enum": list(ROLES)},
+        "content": {"type": ["string", "array", "null"]},
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
     },
 }
 _MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}

@@ -16,7 +16,7 @@ MAX_STOP_WORDS = 4
 INCLUDE_STOP = "include_stop_str_in_output"
 _MAX_BIASES = 1024
 
-_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
           "tool": "tool", "function": "tool"}  # fmt: skip
 
 # What says something about the request and changes no answer.
@@ -267,10 +267,10 @@ def read_messages(value: Any, name: str = "messages") -> list[dict[str, Any]]:
 
 def _message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(role, str) or role not in _ROLES:
-        raise bad_request(f"{where}.role has to be one of {', '.join(_ROLES)}", where)
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad_request(f"{where}.role has to be one of {', '.join(ROLES)}", where)
     content, calls = message.get("content"), message.get("tool_calls")
-    told: dict[str, Any] = {"role": _ROLES[role], "content": None}
+    told: dict[str, Any] = {"role": ROLES[role], "content": None}
     if role == "assistant" and calls:
         if not isinstance(calls, list):
             raise bad_request(f"{where}.tool_calls has to be a list", where)

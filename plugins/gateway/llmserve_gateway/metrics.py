@@ -107,8 +107,11 @@ class Metrics:
                 each = (end - visit.first) / (visit.written - 1)
                 self._each.labels(visit.model).observe(each)
 
-    def show(self, supervised: Sequence[Mapping[str, Any]]) -> None:
-        """Take in what ``serve`` tells of each model."""
+    def show(self, models: Sequence[str], supervised: Sequence[Mapping[str, Any]]) -> None:
+        """Take in which models there are, and what ``serve`` tells of each."""
+        for name in models:
+            # Who scales by it wants a 0 before the first request.
+            self._running.labels(name)
         for one in supervised:
             self.model_ready.labels(one["name"]).set(one["state"] in ("ready", "suspect"))
             self.model_restarts.labels(one["name"]).set(one["restarts"])

@@ -22,6 +22,7 @@ from llmserve.client.model import ModelInfo
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
+from llmserve_gateway.metrics import Metrics
 
 NOBODY = "127.0.0.1:9"
 TEXT = {"model": "m", "prompt": "Hi"}
@@ -225,3 +226,9 @@ def test_the_document_has_every_path_and_the_bounds_that_requests_are_held_to() 
         body = {**CHAT, "temperature": value}
         answer = ask(Settings(NOBODY), "POST", "/v1/chat/completions", json=body)
         assert (answer.status_code == 400) is refused
+
+
+def test_a_model_that_nobody_has_asked_yet_has_figures_to_scale_by() -> None:
+    metrics = Metrics()
+    metrics.show(["m"], [])
+    assert 'vllm:num_requests_running{model_name="m"} 0.0' in metrics.text().decode()
