@@ -112,8 +112,8 @@ def test_names_that_contain_a_role_are_not_doubled() -> None:
     assert Names.of("tokenizer").replaced(text, "tokenizer") == "TokenizerTokenizer"
 
 
-def test_every_role_can_be_asked_for() -> None:
-    assert set(ROLES) == set(ALL_ROLES) - {"backend", "frontend"}
+def test_every_role_of_a_model_can_be_asked_for() -> None:
+    assert set(ROLES) == set(ALL_ROLES) - {"backend", "frontend", "tool_parser"}
     assert f"[{'|'.join(KINDS)}]" in CliRunner().invoke(cli, ["plugin", "new", "--help"]).stdout
 
 

@@ -32,7 +32,7 @@ def test_it_knows_which_models_are_dead_and_shows_it(tmp_path: Path) -> None:
         async with listening(tmp_path / "sock", answer):
             found = await catalog.supervised()
         assert found == [DEAD]
-        metrics.show(found)
+        metrics.show([], found)
 
     asyncio.run(meet())
     assert b'llmserve_model_ready{model_name="m"} 0.0' in metrics.text()
