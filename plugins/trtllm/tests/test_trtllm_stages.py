@@ -114,8 +114,8 @@ def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
 
 
 REQUEST = {
-    "prompt": "", "stop": [], "min_tokens": 0, "input_tokens": 2, "context": [97, 98],
-    "max_tokens": 8, "end": [0],
+    "prompt": "", "stop": [], "include_stop": False, "min_tokens": 0, "input_tokens": 2,
+    "context": [97, 98], "max_tokens": 8, "end": [0],
 }  # fmt: skip
 
 
