@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from llmserve.runtime.errors import RequestError
 from llmserve.runtime.logprobs import Logprob, logprob_of
 from llmserve.runtime.params import Params
 from llmserve.runtime.text import IncrementalDecoder, StopScanner
@@ -93,13 +92,13 @@ class Generation:
         return self.constraint is None and self.params.plain
 
     def constrain(self, scores: npt.NDArray[Any]) -> None:
-        """Take out of a row of scores whatever must not come next; for most, that is nothing."""
-        if self.constraint is None:
-            return
-        self.constraint(scores)
-        if scores.max() == -math.inf:
-            raise RequestError("nothing may come next: no token of this model fits what was asked")
-        self._constrained_at = len(self.token_ids) + 1
+        """Take out of a row of scores whatever must not come next; for most, that is nothing.
+
+        Whoever finds that nothing is left raises :class:`RequestError`, as a ``Sampler`` does.
+        """
+        if self.constraint is not None:
+            self.constraint(scores)
+            self._constrained_at = len(self.token_ids) + 1
 
     def forced(self) -> Sequence[int]:
         """Return the tokens that come next whatever the scores; for most, there are none."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.params import Params
 from llmserve.runtime.protocols import Tokenizer
@@ -68,9 +69,12 @@ class Sampler:
         params = self._params
         number = self._random.random()
         temperature = params.effective_temperature
+        likeliest = int(scores.argmax())
+        if scores[likeliest] == -np.inf:
+            raise RequestError("nothing may come next: no token of this model fits what was asked")
         if temperature < _GREEDY_BELOW or params.top_k == 1:
-            return int(scores.argmax())
-        return _draw((scores - scores.max()) / temperature, params, number)
+            return likeliest
+        return _draw((scores - scores[likeliest]) / temperature, params, number)
 
     def _penalise(self, scores: Row) -> None:
         params, generation = self._params, self._generation

@@ -170,11 +170,9 @@ class Gateway:
             answers = dialect.answers(asked, visit.id)
             reader = await self.readers.of(info, asked.tools) if asked.tools else None
             with self.metrics.under_way(info.name, answers.usage):
+                tell = self._stream if asked.stream else self._whole
                 try:
-                    if asked.stream:
-                        await self._stream(asked, answers, reply, visit, timeout, reader)
-                    else:
-                        await self._whole(asked, answers, reply, visit, timeout, reader)
+                    await tell(asked, answers, reply, visit, timeout, reader)
                 finally:
                     visit.read, visit.written = answers.usage.read, answers.usage.written
         self.catalog.answered(visit.model)
