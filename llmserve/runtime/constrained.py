@@ -133,11 +133,13 @@ class _Held:
 
 def _keep(scores: npt.NDArray[Any], words: npt.NDArray[np.uint32]) -> None:
     """Leave those scores alone whose bits are set; the others become minus infinity."""
-    places = np.flatnonzero(words)
+    # Seen as booleans, which are found five times as quickly as numbers.
+    places = np.flatnonzero(words.astype(bool))
     if places.size < words.size // 8:
-        at = np.flatnonzero(np.unpackbits(words[places].view(np.uint8), bitorder="little"))
-        ids = places[at // 32] * 32 + at % 32
-        ids = ids[ids < scores.size]
+        bits = np.unpackbits(words[places].view(np.uint8), bitorder="little")
+        at = np.flatnonzero(bits.view(bool))
+        ids = (places[at >> 5] << 5) | (at & 31)
+        ids = ids[: ids.searchsorted(scores.size)]
         kept = scores[ids]
         scores.fill(-np.inf)
         scores[ids] = kept
