@@ -111,6 +111,10 @@ class Watch:
         if not self.alive:
             self.loading(now)
 
+    def line(self) -> str:
+        """Say how it is."""
+        return f"{self.name}: {self.state.value}" + (f" ({self.why})" if self.why else "")
+
     def report(self) -> dict[str, Any]:
         """Return what ``llmserve status`` prints of it."""
         return {

@@ -1,9 +1,6 @@
-"""Keep a Triton, its models and what stands before it in service, and tell the truth about them.
+"""Keep Tritons, their models and what stands before them in service, and tell the truth about them.
 
-One loop looks at everything several times a second, and starts anew what is gone. What each thing
-goes through is in :mod:`llmserve.server.states`. A model is loaded anew by its own Triton, which
-goes on with the others; where that does not help, and where Triton itself is gone, Triton is
-started anew with all of them.
+One loop looks at everything several times a second, and starts anew what is gone.
 """
 
 from __future__ import annotations
@@ -11,54 +8,24 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve.errors import LLMServeError, RequestRejectedError, ServerError, UsageError
-from llmserve.names import near
-from llmserve.repository.manifest import parts_of
+from llmserve.errors import LLMServeError, ServerError
 from llmserve.server.control import control_socket, listening
 from llmserve.server.frontend import RunningFrontend, start_frontend
-from llmserve.server.launch import POLL
-from llmserve.server.log import ServerLog
+from llmserve.server.replica import LOOK, Replica
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
-from llmserve.server.startup import start
 from llmserve.server.states import State, Watch
-from llmserve.server.stubs import Stubs
-
-if TYPE_CHECKING:
-    from llmserve.client import AsyncClient
 
 Say = Callable[[str], None]
 
-_LOOK = 0.25
-_CANARY_EVERY = 5.0
-_CANARY_DEADLINE = 10.0
-_BUSY = 0.05
-"""A model whose processes use this part of the time works, also where nothing comes of it yet."""
-_TAKEN_UP = 15.0 + POLL
-"""Seconds after which a Triton that has not begun to load a model anew is stuck."""
-_REPORTED = 3.0
-"""Seconds for Triton to report that a process has died which was loading a model."""
 _DRAINED = 1.0
 """Seconds for a frontend to end, beside its grace."""
-
-
-@dataclass
-class _Model:
-    """A model, and what was seen of it when it was last asked to load, or last looked at."""
-
-    watch: Watch
-    loads: int = 0
-    died_at: float | None = None
-    answers: int = -1
-    seconds: float = 0.0
-    parts: tuple[str, ...] = ()
 
 
 @dataclass
@@ -76,11 +43,7 @@ class Supervisor:
     server: Server
     frontends: Sequence[RunningFrontend] = ()
     say: Say = lambda _: None
-    _models: dict[str, _Model] = field(default_factory=dict)
     _fronts: list[_Front] = field(default_factory=list)
-    _restart: asyncio.Task[None] | None = None
-    _client: AsyncClient | None = None
-    _looked: float = 0.0
 
     def run(self) -> None:
         """Watch until SIGTERM or Ctrl-C, and end everything in order; a second one ends it at once.
@@ -91,11 +54,7 @@ class Supervisor:
 
     async def _run(self) -> None:
         self._end, self._cut = asyncio.Event(), asyncio.Event()
-        self._take_over(self.server)
-        self._triton = Watch("triton", self._tell, State.READY, since=time.monotonic())
-        for name, state in self.server.models().items():
-            if state == "READY":
-                self._models[name] = self._watched(name, State.READY)
+        self._replica = Replica(self.settings, self.server, self.say)
         self._fronts = [
             _Front(front, Watch(front.frontend.name, self._tell, State.READY))
             for front in self.frontends
@@ -103,7 +62,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        canaries = asyncio.create_task(self._send_canaries())
+        canaries = asyncio.create_task(self._replica.send_canaries())
         try:
             async with AsyncExitStack() as stack:
                 try:
@@ -114,7 +73,7 @@ class Supervisor:
                 while not self._end.is_set():
                     await self._look(time.monotonic())
                     with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self._end.wait(), _LOOK)
+                        await asyncio.wait_for(self._end.wait(), LOOK)
                 self.say("stopping, requests in flight are finished first")
                 canaries.cancel()
                 await self._stop(self.settings.grace)
@@ -123,83 +82,18 @@ class Supervisor:
             canaries.cancel()
             await self._stop(0.0)
 
-    def _watched(self, name: str, state: State) -> _Model:
-        parts = tuple(parts_of(self.settings.repository, name))
-        watch = Watch(name, self._tell, state, since=time.monotonic())
-        return _Model(watch, self._log.loads[name], parts=parts)
-
-    def _take_over(self, server: Server) -> None:
-        self.server = server
-        self._log = ServerLog(server.log_file)
-        self._stubs = Stubs(server.pid)
-
-    def _tell(self, watch: Watch) -> None:
-        self.say(f"{watch.name}: {watch.state.value}" + (f" ({watch.why})" if watch.why else ""))
-
     def _signalled(self) -> None:
         (self._cut if self._end.is_set() else self._end).set()
 
-    # What is looked at
+    def _tell(self, watch: Watch) -> None:
+        self.say(watch.line())
 
     async def _look(self, now: float) -> None:
         for front in self._fronts:
             await self._look_at_frontend(front, now)
-        if self._restart is not None:
-            if self._restart.done():
-                restart, self._restart = self._restart, None
-                restart.result()
-            return
-        exit_code = self.server.wait(0)
-        self._log.read()
-        if exit_code is not None:
-            self._lost(now, f"Triton ended, exit code {exit_code}")
-        elif self._triton.alive:
-            self._look_at_models(now)
-        if self._triton.state is State.FAILED:
+        self._replica.look(now)
+        if self._replica.failed:
             self._give_up()
-        if self._triton.state is State.RESTARTING and now >= self._triton.again_at:
-            self._triton.loading(now)
-            self._restart = asyncio.create_task(self._start_anew())
-
-    def _look_at_models(self, now: float) -> None:
-        for name in self._stubs.look():
-            if name in self._models:
-                self._models[name].died_at = now
-        for name, model in self._models.items():
-            watch = model.watch
-            if not self._triton.alive:
-                return
-            if watch.alive and model.died_at is not None:
-                watch.died(now, "its process has died")
-                model.died_at = None
-            elif watch.state is State.LOADING:
-                self._look_at_loading(model, now)
-            elif watch.state is State.RESTARTING and now >= watch.again_at:
-                watch.loading(now)
-                try:
-                    self._renew(name, model)
-                except UsageError:
-                    self._lost(now, f"{name} is loaded anew with all others", fault=False)
-                except OSError as error:
-                    watch.failed(now, f"it cannot be read: {error}")
-        states = {model.watch.state for model in self._models.values()}
-        if states == {State.FAILED}:
-            self._give_up()
-
-    def _look_at_loading(self, model: _Model, now: float) -> None:
-        watch, name = model.watch, model.watch.name
-        if self._log.loads[name] > model.loads:
-            model.died_at = None
-            watch.loaded(now)
-        elif why := self._log.failures.get(name):
-            watch.died(now, f"it failed to load: {why}")
-        elif model.died_at is not None and now - model.died_at > _REPORTED:
-            # Triton 2.51 waits for it for ever, and loads nothing else meanwhile.
-            model.died_at = None
-            watch.died(now, "its process died while it was loading")
-            self._lost(now, f"Triton waits for {name}", fault=False)
-        elif now - watch.since > _TAKEN_UP and not self._log.progress(0).loading:
-            self._lost(now, f"Triton does not load {name}")
 
     async def _look_at_frontend(self, front: _Front, now: float) -> None:
         watch = front.watch
@@ -219,133 +113,13 @@ class Supervisor:
             again = partial(start_frontend, old.frontend, old.place, old.log_file)
             front.starting = asyncio.create_task(asyncio.to_thread(again))
 
-    # What is done about it
-
-    def _renew(self, name: str, model: _Model) -> None:
-        for part in (*model.parts, name):
-            self._log.failures.pop(part, None)
-            if part in self._models:
-                self._models[part].loads = self._log.loads[part]
-                self._models[part].died_at = None
-            self.server.renew(part)
-
-    def _lost(self, now: float, why: str, *, fault: bool = True) -> None:
-        """Have Triton started anew, with all models that have not failed."""
-        if fault:
-            self._triton.died(now, why)
-        else:
-            self._triton.waits(now, why)
-        for model in self._models.values():
-            model.watch.waits(now, why)
-
-    async def _start_anew(self) -> None:
-        await asyncio.to_thread(self.server.stop, grace=0.0)
-        self._log.read()
-        left = [name for name, model in self._models.items() if model.watch.state != State.FAILED]
-        if not left:
-            self._give_up()
-        ports = self.server.ports
-        settings = replace(
-            self.settings,
-            models=tuple(left),
-            http_port=ports.http,
-            grpc_port=ports.grpc,
-            metrics_port=ports.metrics,
-        )
-        log = ServerLog(self.server.log_file)
-        for name in left:
-            self._models[name].watch.loading(time.monotonic())
-        try:
-            server = await asyncio.to_thread(start, settings, on_progress=self._still_wanted)
-        except LLMServeError as error:
-            now = time.monotonic()
-            log.read()
-            for name in left:
-                if why := log.failures.get(name):
-                    self._models[name].watch.failed(now, f"it failed to load: {why}")
-            self._lost(now, error.problem)
-            return
-        self._take_over(server)
-        now = time.monotonic()
-        self._triton.loaded(now)
-        for name in left:
-            model = self._models[name]
-            model.loads, model.died_at, model.answers = 0, None, -1
-            model.watch.loaded(now)
-
-    def _still_wanted(self, _: object) -> None:
-        if self._end.is_set():
-            raise ServerError("interrupted")
-
     def _give_up(self) -> None:
-        """Say what the log has of the end."""
-        for line in self._log.tail:
+        for line in self._replica.last_lines():
             self.say(line)
-        watches = [self._triton, *(model.watch for model in self._models.values())]
-        reasons = {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
         raise ServerError(
-            f"nothing is left to serve ({'; '.join(sorted(reasons))})",
-            mend=f"see {self.server.log_file}",
+            f"nothing is left to serve ({'; '.join(sorted(self._replica.why_it_failed()))})",
+            mend=f"see {self._replica.server.log_file}",
         )
-
-    # Canaries
-
-    async def _send_canaries(self) -> None:
-        while True:
-            await asyncio.sleep(_CANARY_EVERY)
-            if not self._triton.alive:
-                continue
-            try:
-                await self._canaries_of_all()
-            except ServerError as error:
-                self._triton.missed(time.monotonic(), str(error))
-            else:
-                self._triton.answered(time.monotonic())
-
-    async def _canaries_of_all(self) -> None:
-        """Ask each model that has done nothing of late for a token."""
-        answers = await asyncio.to_thread(self.server.answers)
-        parts = {part for model in self._models.values() for part in model.parts}
-        idle = []
-        for name, model in self._models.items():
-            if model.watch.alive and name not in parts:
-                if self._has_worked(name, model, answers):
-                    model.watch.answered(time.monotonic())
-                else:
-                    idle.append(self._canary(name, model))
-        await asyncio.gather(*idle)
-        answers = await asyncio.to_thread(self.server.answers)
-        self._looked = time.monotonic()
-        for name, model in self._models.items():
-            model.answers, model.seconds = answers.get(name, -1), self._seconds(name, model)
-
-    def _has_worked(self, name: str, model: _Model, answers: Mapping[str, int]) -> bool:
-        """Say whether a model has answered since it was last looked at, or works for it."""
-        used = self._seconds(name, model) - model.seconds
-        busy = self._looked and used > _BUSY * (time.monotonic() - self._looked)
-        return bool(busy) or answers.get(name, -1) > model.answers >= 0
-
-    def _seconds(self, name: str, model: _Model) -> float:
-        return sum(self._stubs.seconds(part) for part in (*model.parts, name))
-
-    async def _canary(self, name: str, model: _Model) -> None:
-        if self._client is None:
-            from llmserve.client import connect_async
-
-            self._client = connect_async(self.server.grpc_url)
-        try:
-            info = await self._client.model(name)
-            if "text_input" not in info.inputs or "text_output" not in info.outputs:
-                return
-            await self._client.generate(name, "a", max_tokens=1, timeout=_CANARY_DEADLINE)
-        except LLMServeError as error:
-            # Whoever refuses a request lives.
-            refused = isinstance(error, RequestRejectedError) and "has died" not in error.problem
-            answers = {} if refused else await asyncio.to_thread(self.server.answers)
-            if not refused and not self._has_worked(name, model, answers):
-                model.watch.missed(time.monotonic(), error.problem)
-                return
-        model.watch.answered(time.monotonic())
 
     # What others ask
 
@@ -353,54 +127,14 @@ class Supervisor:
         if request.get("do") == "status":
             return self._status()
         if request.get("do") == "reload":
-            await self._reload(str(request.get("model")))
+            await self._replica.reload(str(request.get("model")))
             return self._status()
         raise ServerError("a request asks for status or reload")
 
     def _status(self) -> dict[str, Any]:
-        return {
-            "url": self.server.grpc_url,
-            "http": self.server.http_url,
-            "runtime": self.server.runtime,
-            "log": str(self.server.log_file),
-            "state": self._triton.state.value,
-            "restarts": self._triton.restarts,
-            "stopping": self._end.is_set(),
-            "models": [model.watch.report() for model in self._models.values()],
-            "frontends": [
-                {**front.watch.report(), "url": front.running.url} for front in self._fronts
-            ],
-        }
-
-    async def _reload(self, name: str) -> None:
-        """Load a model anew, or for the first time; the old one answers until the new one does."""
-        repository = self.settings.repository
-        if not (repository / name).is_dir() or "/" in name:
-            known = [path.name for path in repository.iterdir() if path.is_dir()]
-            raise ServerError(f"no model {name!r} in {repository}", mend=near(name, known))
-        if not self.server.renewable:
-            raise ServerError("this Triton cannot load a model anew", mend="stop and start it")
-        if not self._triton.alive:
-            raise ServerError("Triton is being started anew", mend="wait until it is ready")
-        parts = (*parts_of(repository, name), name)
-        for part in parts:
-            if part not in self._models:
-                self._models[part] = self._watched(part, State.LOADING)
-        self._models[name].parts = parts[:-1]
-        noted = Counter({part: self._log.loads[part] for part in parts})
-        for part in parts:
-            self._models[part].watch.asked_for(time.monotonic())
-        self._renew(name, self._models[name])
-        while not all(self._log.loads[part] > noted[part] for part in parts):
-            await asyncio.sleep(_LOOK)
-            for part in parts:
-                if why := self._log.failures.get(part):
-                    raise ServerError(
-                        f"model {part!r} failed to load: {why}",
-                        mend="the old one serves on, if there was one",
-                    )
-            if not self._triton.alive or self._end.is_set():
-                raise ServerError("Triton ended meanwhile", mend="see `llmserve status`")
+        fronts = [{**front.watch.report(), "url": front.running.url} for front in self._fronts]
+        status = self._replica.status()
+        return {**status, "stopping": self._end.is_set(), "frontends": fronts}
 
     # The end
 
@@ -417,14 +151,9 @@ class Supervisor:
     async def _end_in_order(self, grace: float) -> None:
         deadline = time.monotonic() + grace
         self._end.set()
-        if self._restart is not None:
-            with suppress(LLMServeError):
-                await asyncio.shield(self._restart)
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        await self._replica.settle()
         extra = _DRAINED if grace else 0.0
         fronts = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._fronts)
         await asyncio.gather(*fronts)
         left = max(_DRAINED, deadline - time.monotonic()) if grace else 0.0
-        await asyncio.to_thread(self.server.stop, grace=left)
+        await asyncio.to_thread(self._replica.server.stop, grace=left)
