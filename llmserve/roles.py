@@ -152,7 +152,8 @@ class Place:
 
     ``url`` is Triton's gRPC address, ``metrics`` the URL of its own metrics. ``status`` is the
     socket at which ``serve`` tells the state of each model. Without ``keys``, a file, a frontend
-    lets in only this machine, unless ``open``.
+    lets in only this machine, unless ``open``. ``collector`` is the address that takes spans, as
+    OpenTelemetry's OTLP over HTTP.
     """
 
     url: str
@@ -164,6 +165,7 @@ class Place:
     keys: Path | None = None
     open: bool = False
     status: Path | None = None
+    collector: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

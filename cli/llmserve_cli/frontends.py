@@ -28,6 +28,7 @@ class Wanted:
     keys: Path | None
     open: bool
     grace: float
+    collector: str
     _places: list[tuple[Frontend, Place]] = field(default_factory=list)
 
     def problems(self) -> list[LLMServeError]:
@@ -42,7 +43,10 @@ class Wanted:
                 asked = frontend.port if self.port is None else self.port
                 port = free_port(self.host, asked, "frontend")
                 keys = self.keys.absolute() if self.keys else None
-                place = Place(_NOT_YET, self.host, port, self.grace, keys=keys, open=self.open)
+                place = Place(
+                    _NOT_YET, self.host, port, self.grace, keys=keys, open=self.open,
+                    collector=self.collector,
+                )  # fmt: skip
                 # It refuses what it does not want before anything is started.
                 frontend.command(place)
                 self._places.append((frontend, place))

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     help="File of the API keys that the frontend asks for.",
 )
 @click.option("--no-auth", is_flag=True, help="Let everybody in at the frontend, on any address.")
+@click.option("--otlp-endpoint", metavar="URL", help="Collector to send traces to (OTLP, HTTP).")
 def serve(
     repository: Path,
     runtime: str,
@@ -76,6 +77,7 @@ def serve(
     frontend_port: int | None,
     keys: Path | None,
     no_auth: bool,
+    otlp_endpoint: str | None,
 ) -> None:
     """Serve a model repository with Triton.
 
@@ -90,6 +92,7 @@ def serve(
     """
     from llmserve.repository.manifest import parts_of, references
     from llmserve.server import ServerSettings, one_log, start
+    from llmserve.server.tracing import trace_arguments
     from llmserve_cli.frontends import Wanted
     from llmserve_cli.interrupts import end_in_order
     from llmserve_cli.status import Status
@@ -107,8 +110,17 @@ def serve(
         grace=grace,
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
+        extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
     )
-    frontends = Wanted(frontend_names, frontend_host or host, frontend_port, keys, no_auth, grace)
+    frontends = Wanted(
+        frontend_names,
+        frontend_host or host,
+        frontend_port,
+        keys,
+        no_auth,
+        grace,
+        otlp_endpoint or "",
+    )
     settings = _checked(settings, frontends)
     # Not needed to say what is wrong, which takes less than a second.
     from llmserve.server.supervisor import Supervisor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, overload
 
 import grpc
@@ -43,6 +44,8 @@ END_GRACE = 0.25
 """How long to wait for it here, so that it is on its way and a deadline still means something."""
 CLOSE_SECONDS = 5.0
 """How long closing a client waits for such ends."""
+CALL_HEADERS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("call_headers", default=())
+"""What goes with every call that is made in this context, beside the connection's headers."""
 
 
 class AsyncChannel:
@@ -55,7 +58,8 @@ class AsyncChannel:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def unary(self, method: str, request: Any, seconds: float | None) -> Any:
-        return self._method(method)(request, timeout=seconds, metadata=self._endpoint.metadata)
+        headers = (*self._endpoint.metadata, *CALL_HEADERS.get())
+        return self._method(method)(request, timeout=seconds, metadata=headers)
 
     def stream(self, requests: list[Any], seconds: float | None) -> Any:
         return self.unary("ModelStreamInfer", iter(requests), seconds)

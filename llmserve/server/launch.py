@@ -215,7 +215,7 @@ def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
 _INSIDE = Ports("0.0.0.0", http=8000, grpc=8001, metrics=8002)  # noqa: S104
 # Passed by name: Docker reads the values from its own environment, so that
 # a token never stands on a command line, where every user of the machine can read it.
-_PASSED_ON = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT")
+_PASSED_ON = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
 
 
 def find_docker() -> Path:

@@ -14,11 +14,13 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
 import llmserve
 from tests.contract.test_hub import COMMIT
+from tests.live.collector import Collector
 from tests.live.servers import PROMPT, Serving, eventually
 from tests.support import LLMSERVE, hub_cache, run
 
@@ -36,7 +38,14 @@ def repository(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def serving(home: Path, repository: Path) -> Iterator[Serving]:
+def collector() -> Iterator[Collector]:
+    started = Collector()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def serving(home: Path, repository: Path, collector: Collector) -> Iterator[Serving]:
     """A server that was told which models to load; one is of the hub, which is out of reach."""
     hub_cache(home / "hf", "acme/tiny", COMMIT)
     env = {**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"}
@@ -44,10 +53,45 @@ def serving(home: Path, repository: Path) -> Iterator[Serving]:
     built = run(*words, env=env)
     assert built.returncode == 0, built.stderr
     names = [word for name in ("unary", "tiny") for word in ("--model", name)]
-    served = Serving(str(repository), *names, env=env)
+    served = Serving(str(repository), *names, "--otlp-endpoint", collector.url, env=env)
     yield served
     if served.process.poll() is None:
         assert served.interrupt() == 0
+
+
+def test_a_trace_leads_from_the_client_through_the_gateway_into_triton(
+    serving: Serving, collector: Collector
+) -> None:
+    (front,) = serving.frontend
+    trace, client = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    body = {"model": "unary", "prompt": PROMPT, "max_tokens": 3, "temperature": 0.5}
+    for headers in ({"traceparent": f"00-{trace}-{client}-01"}, {}):
+        request = Request(f"http://{front}/v1/completions", json.dumps(body).encode(), headers)
+        with urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 3
+    eventually(
+        lambda: len(collector.named("text_completion")) == len(collector.named("InferRequest")) == 2
+    )
+    by_trace = {span.trace: span for span in collector.named("text_completion")}
+    gateway, other = by_trace.pop(trace), by_trace.popitem()[1]
+    assert (gateway.parent, other.parent) == (client, "")
+    assert (gateway.service, gateway.name) == ("llmserve-gateway", "text_completion unary")
+    assert gateway.attributes["gen_ai.request.temperature"] == 0.5
+    assert gateway.attributes["gen_ai.usage.output_tokens"] == 3
+    assert "llmserve.admitted" in gateway.events
+    for above in (gateway, other):
+        asked, model, compute = (
+            next(span for span in collector.named(name) if span.trace == above.trace)
+            for name in ("InferRequest", "unary", "compute")
+        )
+        assert [asked.parent, model.parent, compute.parent] == [above.id, asked.id, model.id]
+        assert {asked.service, model.service} == {"triton"}
+        assert "QUEUE_START" in model.events
+        assert "COMPUTE_START" in compute.events
+    # Nothing else is traced: no canary, and no client that does not say that it is part of one.
+    assert serving.answers("unary", PROMPT)
+    assert {span.trace for span in collector.spans} == {trace, other.trace}
+    assert not [span for span in collector.spans if PROMPT in str(span)]
 
 
 def query(serving: Serving, model: str, *words: str, stdin: str = "") -> str:

@@ -17,11 +17,16 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.addresses import refuse_open
 
         refuse_open(place.host)
+    if place.collector:
+        from llmserve_gateway.addresses import check_collector
+
+        check_collector(place.collector)
     words = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
     words += ["--grace", str(place.grace)]
     words += ["--triton-metrics", place.metrics] if place.metrics else []
     words += ["--supervisor", str(place.status)] if place.status else []
     words += [word for name in place.models for word in ("--model", name)]
+    words += ["--otlp-endpoint", place.collector] if place.collector else []
     words += ["--keys", str(place.keys)] if place.keys else []
     return [*words, "--no-auth"] if place.open else words
 

@@ -34,7 +34,7 @@ _METRICS = "text/plain; version=0.0.4"
 _SCRAPE_SECONDS = 5.0
 
 CHAT = Dialect(read_chat, ChatAnswers)
-COMPLETION = Dialect(read_completion, CompletionAnswers)
+COMPLETION = Dialect(read_completion, CompletionAnswers, operation="text_completion")
 RESPONSE = Dialect(
     responses.read_response_request, responses.ResponseAnswers, error_event=responses.error_event
 )

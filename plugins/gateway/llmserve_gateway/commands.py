@@ -44,6 +44,7 @@ KEYS = Path("llmserve-keys.json")
     metavar="[MODEL=]NAME",
     help="How calls of tools are read, where not by the chat template; repeat for several.",
 )
+@click.option("--otlp-endpoint", metavar="URL", help="Collector to send traces to (OTLP, HTTP).")
 @click.option("--cors-origin", "origins", multiple=True, help="Let pages of this origin ask.")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Its key (PEM).")
@@ -62,6 +63,7 @@ def gateway(
     triton_metrics: str | None,
     supervisor: Path | None,
     tool_parsers: tuple[str, ...],
+    otlp_endpoint: str | None,
     origins: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -88,6 +90,7 @@ def gateway(
         supervisor=supervisor,
         cors_origins=origins,
         tool_parsers=tool_parsers,
+        collector=otlp_endpoint or "",
     )
     listening = Listening(host, port, grace, no_auth, tls_cert, tls_key)
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))

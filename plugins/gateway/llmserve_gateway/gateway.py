@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmserve.client import AsyncClient, Completion, Piece, connect_async
 from llmserve.errors import LLMServeError, RequestCancelledError
+from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.bodies import Gone, Receive, read_json
 from llmserve_gateway.catalog import Catalog
@@ -25,6 +26,9 @@ from llmserve_gateway.reply import Reply, Send, Visit, request_id
 from llmserve_gateway.tool_calls import Answer, Call, read_whole
 from llmserve_gateway.tool_readers import NewReader, Readers
 from llmserve_gateway.usage import Usage
+
+if TYPE_CHECKING:
+    from llmserve_gateway.tracing import Trace, Tracer
 
 log = logging.getLogger("llmserve.gateway")
 
@@ -50,6 +54,8 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     tool_parsers: tuple[str, ...] = ()
     """How calls of tools are read: a parser's name for all models, ``MODEL=NAME`` for one."""
+    collector: str = ""
+    """Where spans go, if anywhere."""
 
 
 class Answers(Protocol):
@@ -71,6 +77,8 @@ class Dialect:
     answers: Callable[[Asked, str], Answers]
     error_body: Callable[[ApiError], bytes] = ApiError.json
     error_event: Callable[[ApiError], bytes] = ApiError.event
+    operation: str = "chat"
+    """What OpenTelemetry calls it."""
 
 
 class Gateway:
@@ -85,6 +93,12 @@ class Gateway:
         self.readers = Readers(settings.tool_parsers, self.catalog)
         self._client: AsyncClient | None = None
         self._noted: set[str] = set()
+        self.tracer: Tracer | None = None
+        if settings.collector:
+            check_collector(settings.collector)
+            from llmserve_gateway.tracing import Tracer, send_to
+
+            self.tracer = Tracer(send_to(settings.collector))
 
     @property
     def client(self) -> AsyncClient:
@@ -96,6 +110,8 @@ class Gateway:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     def who(self, headers: Mapping[str, str]) -> Key | None:
         """Say whose request it is, None where nobody needs a key."""
@@ -123,9 +139,10 @@ class Gateway:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         visit = Visit(request_id(headers))
+        trace = self.tracer.begin(headers, dialect.operation) if self.tracer else None
         reply = Reply(send, visit, dialect.error_body, dialect.error_event)
         try:
-            await self._answer(headers, receive, reply, dialect, visit)
+            await self._answer(headers, receive, reply, dialect, visit, trace)
         except (Gone, asyncio.CancelledError, RequestCancelledError):
             visit.outcome, visit.status = "cancelled", 499
         except ApiError as error:
@@ -140,6 +157,8 @@ class Gateway:
         finally:
             visit.ended = time.perf_counter()
             self.metrics.ended(visit)
+            if trace is not None:
+                trace.end(visit)
             print(visit.line(), file=sys.stderr, flush=True)  # noqa: T201
 
     async def _answer(
@@ -149,10 +168,13 @@ class Gateway:
         reply: Reply,
         dialect: Dialect,
         visit: Visit,
+        trace: Trace | None,
     ) -> None:
         key = self.who(headers)
         visit.key = key.name if key else ""
         asked = dialect.read(await read_json(receive, headers.get("content-length")))
+        if trace is not None:
+            trace.asked(asked)
         self.note_unknown(asked.unknown)
         self.check_model(key, asked.model)
         timeout = self._timeout(headers)
@@ -200,7 +222,8 @@ class Gateway:
         read = [read_whole(reader, answer, asked.parallel) for answer in found]
         body = answers.whole(read)
         visit.first = time.perf_counter()
-        visit.outcome = read[-1][0].finish_reason or "stop"
+        visit.reasons = {at: answer.finish_reason or "stop" for at, (answer, _) in enumerate(read)}
+        visit.outcome = visit.reasons[len(read) - 1]
         await reply.whole(body)
 
     async def _stream(
@@ -221,7 +244,7 @@ class Gateway:
                     visit.first = time.perf_counter()
                     await reply.begin(answers.opening(piece))
                 if piece.finish_reason:
-                    visit.outcome = piece.finish_reason
+                    visit.outcome = visit.reasons[piece.index] = piece.finish_reason
                 # What may become a call is held back, and says nothing yet.
                 if (chunk := answers.chunk(piece, calls)) and (piece.is_news or calls):
                     await reply.more(chunk)

@@ -47,6 +47,8 @@ class Visit:
     streamed: bool = False
     read: int = 0
     written: int = 0
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why each answer ended."""
 
     def line(self) -> str:
         """Return the line of the log: figures and names, never the text."""

@@ -10,19 +10,28 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.routing import Route
 
-from llmserve.client import Completion
+from llmserve.client import Completion, Piece
+from llmserve.client.aio import CALL_HEADERS
 from llmserve.client.model import ModelInfo
+from llmserve.errors import UsageError
+from llmserve.plugin import Place
+from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
 from llmserve_gateway.metrics import Metrics
+from llmserve_gateway.tracing import Tracer
 
 NOBODY = "127.0.0.1:9"
 TEXT = {"model": "m", "prompt": "Hi"}
@@ -136,30 +145,113 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
     assert ask(Settings(NOBODY), "POST", "/v1/completions", content=never()).status_code == 408
 
 
-def test_a_models_request_has_the_clients_id() -> None:
-    asked: list[dict[str, Any]] = []
+class Triton:
+    """Answers at once, and keeps what it is asked."""
 
-    class Triton:
-        async def model(self, name: str) -> ModelInfo:
-            return ModelInfo(name, "unary", False, None, {}, {}, "0.1")
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.headers: dict[str, str] = {}
 
-        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
-            asked.append(options)
-            return Completion("x", "stop", 1, 1)
+    async def model(self, name: str) -> ModelInfo:
+        return ModelInfo(name, "unary", False, None, {}, {}, "0.1")
 
-        async def close(self) -> None: ...
+    async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+        self.asked.append(options)
+        self.headers = dict(CALL_HEADERS.get())
+        return Completion("x", "stop", 2, 1)
 
+    async def stream(self, name: str, prompt: str, **options: Any) -> AsyncIterator[Piece]:
+        await self.generate(name, prompt)
+        yield Piece("x", input_tokens=2, output_tokens=1)
+        yield Piece("", finish_reason="length")
+
+
+def before_triton(triton: Triton, path: str, tracer: Any = None, **request: Any) -> Any:
     async def go() -> Any:
         app = make_app(Settings(NOBODY))
-        app.state.gateway._client = Triton()
+        app.state.gateway._client = triton
+        app.state.gateway.tracer = tracer
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            headers = {"x-request-id": "mine"}
-            return await client.post("/v1/completions", json=TEXT, headers=headers)
+            return await client.post(path, **request)
 
-    answer = asyncio.run(go())
+    return asyncio.run(go())
+
+
+def test_a_models_request_has_the_clients_id() -> None:
+    triton = Triton()
+    answer = before_triton(triton, "/v1/completions", json=TEXT, headers={"x-request-id": "mine"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
-    assert asked[0]["x-request-id"] == "mine"
+    assert triton.asked[0]["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_a_span_that_the_clients_is_parent_of(stream: bool) -> None:
+    kept = InMemorySpanExporter()
+    tracer, triton = Tracer(SimpleSpanProcessor(kept)), Triton()
+    said = {**CHAT, "stream": stream, "top_p": 0.5, "max_tokens": 7, "stop": "secret"}
+    theirs, trace = "00f067aa0ba902b7", "4bf92f3577b34da6a3ce929d0e0e4736"
+    for flags in ("01", "00"):
+        headers = {"traceparent": f"00-{trace}-{theirs}-{flags}", "x-request-id": "mine"}
+        before_triton(triton, "/v1/chat/completions", tracer, json=said, headers=headers)
+        if flags == "00":
+            assert triton.headers == {}, "who wants no trace gets none"
+            break
+        (span,) = kept.get_finished_spans()
+        ours = format(span.context.span_id, "016x")
+        assert format(span.parent.span_id, "016x") == theirs
+        assert triton.headers["traceparent"] == f"00-{trace}-{ours}-01"
+    assert CALL_HEADERS.get() == ()
+    told = dict(span.attributes)
+    first, waited = told.pop("gen_ai.response.time_to_first_chunk", None), "time_in_queue"
+    assert 0 <= told.pop(f"gen_ai.latency.{waited}") < 10
+    assert told == {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "llmserve",
+        "gen_ai.request.model": "m", "gen_ai.request.stream": stream,
+        "gen_ai.request.choice.count": 1, "gen_ai.request.top_p": 0.5,
+        "gen_ai.request.max_tokens": 7, "gen_ai.response.model": "m",
+        "gen_ai.usage.input_tokens": 2, "gen_ai.usage.output_tokens": 1,
+        "gen_ai.response.finish_reasons": ("length" if stream else "stop",),
+        "http.response.status_code": 200, "llmserve.request.id": "mine",
+    }  # fmt: skip
+    events = ["llmserve.admitted", *(["llmserve.first_token"] if stream else [])]
+    assert [event.name for event in span.events] == events
+    assert (span.name, first is not None) == ("chat m", stream)
+
+
+def test_what_is_refused_is_told_in_its_span() -> None:
+    kept = InMemorySpanExporter()
+    for body in ({"model": "m", "prompt": 5}, {**TEXT, "seed": -1}):
+        before_triton(Triton(), "/v1/completions", Tracer(SimpleSpanProcessor(kept)), json=body)
+    gone = Settings(NOBODY, collector="http://127.0.0.1:9")
+    assert ask(gone, "POST", "/v1/completions", json=TEXT).status_code == 503
+    for span in kept.get_finished_spans():
+        assert (span.name, span.attributes["error.type"]) == ("text_completion", "400")
+        assert span.status.is_unset
+
+
+def test_traces_take_an_address_without_secrets_and_what_sends_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (frontend,) = llmserve_register_frontends()
+    place = Place(NOBODY, "127.0.0.1", 8080, 1.0)
+    for bad in ("collector:4318", "grpc://c:4317", "http://me:sesame@c", "http://c/?key=sesame"):
+        with pytest.raises(UsageError, match="--otlp-endpoint") as refused:
+            frontend.command(replace(place, collector=bad))
+        assert "sesame" not in str(refused.value)
+    place = replace(place, collector="http://127.0.0.1:4318")
+    assert place.collector in frontend.command(place)
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("llmserve_gateway.addresses.version", missing)
+    for wanted in (
+        lambda: frontend.command(place),
+        lambda: make_app(Settings(NOBODY, collector=place.collector)),
+    ):
+        with pytest.raises(UsageError, match=r"llmserve-gateway\[tracing\]"):
+            wanted()
 
 
 @contextmanager
@@ -210,9 +302,13 @@ try:
 except UsageError:
     print("refused")
 print(sorted({{"starlette", "uvicorn", "grpc", "prometheus_client"}} & sys.modules.keys()))
+from llmserve_gateway.app import make_app
+from llmserve_gateway.gateway import Settings
+make_app(Settings("127.0.0.1:1"))
+print("opentelemetry" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["refused" if refused else "taken", "[]"]
+    assert done.stdout.split() == ["refused" if refused else "taken", "[]", "False"]
 
 
 def test_the_document_has_every_path_and_the_bounds_that_requests_are_held_to() -> None:

@@ -1,0 +1,83 @@
+"""A collector of traces in this process: it keeps the spans that it is sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+@dataclass(frozen=True)
+class Span:
+    service: str
+    name: str
+    trace: str
+    id: str
+    parent: str
+    attributes: dict[str, Any]
+    events: list[str]
+
+
+class Collector:
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        spans = self.spans
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                if self.path == "/v1/traces":
+                    # Triton 2.51 sends JSON, and most others protobuf.
+                    is_json = self.headers["content-type"] == "application/json"
+                    spans.extend(_from_json(body) if is_json else _from_protobuf(body))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *words: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def named(self, start: str) -> list[Span]:
+        return [span for span in list(self.spans) if span.name.startswith(start)]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _from_json(body: bytes) -> list[Span]:
+    return [
+        Span(_values(resource["resource"])["service.name"], span["name"], span["traceId"],
+             span["spanId"], span.get("parentSpanId", ""), _values(span),
+             [event["name"] for event in span.get("events", ())])
+        for resource in json.loads(body)["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]  # fmt: skip
+
+
+def _values(within: Any) -> dict[str, Any]:
+    return {one["key"]: next(iter(one["value"].values())) for one in within.get("attributes", ())}
+
+
+def _from_protobuf(body: bytes) -> list[Span]:
+    def values(within: Any) -> dict[str, Any]:
+        return {
+            one.key: getattr(one.value, one.value.WhichOneof("value")) for one in within.attributes
+        }
+
+    return [
+        Span(values(resource.resource)["service.name"], span.name, span.trace_id.hex(),
+             span.span_id.hex(), span.parent_span_id.hex(), values(span),
+             [event.name for event in span.events])
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]  # fmt: skip
