@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -276,6 +277,36 @@ def test_the_engine_is_told_that_nobody_waits_any_more_where_triton_can() -> Non
     answers.close()
     assert stream.cancelled
     assert not list(stream.replies)
+
+
+def test_a_stream_is_freed_when_triton_holds_it_no_more() -> None:
+    """Before 24.12 Triton's own thread frees what it is the last to hold, which crashes 3.12."""
+    streams: list[weakref.ref[Any]] = []
+    found: list[list[bool]] = []
+
+    def ask(decoupled: bool) -> Any:
+        del decoupled
+        streams.append(
+            weakref.ref(stream := Stream(utils.InferenceRequest("engine", []).exec(True)))
+        )
+        return stream
+
+    class Request(FakeRequest):
+        def is_cancelled(self) -> bool:
+            found.append([stream() is not None for stream in streams])
+            return super().is_cancelled()
+
+    utils = FakeBackendUtils(models={"engine": lambda _: reply(b"a")})
+    pb_utils = SimpleNamespace(**{name: getattr(utils, name) for name in dir(utils)})
+    pb_utils.InferenceRequest = lambda **_: SimpleNamespace(exec=ask)
+    stage = Orchestrator({**SETTINGS, "streams": True}, Path())
+    stage.start(parts(pb_utils=pb_utils, decoupled=True))
+    stage.execute([FakeRequest({"text_input": texts(["ab"])})])
+    stage.execute([Request({"text_input": texts(["ab"])})])
+    assert found[0] == [True], "Triton answers this after all that it was asked before"
+    assert [stream() is not None for stream in streams] == [False, True]
+    stage.finalize()
+    assert not any(stream() for stream in streams)
 
 
 def test_scores_go_out_with_the_tokens_that_they_are_of() -> None:

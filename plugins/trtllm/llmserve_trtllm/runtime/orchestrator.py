@@ -42,6 +42,10 @@ class Orchestrator:
 
     def execute(self, requests: Sequence[Any]) -> None:
         for raw in requests:
+            # Triton does what this process asks of it in turn: with an answer to this, it is
+            # through with the streams before.
+            raw.is_cancelled()
+            self._model.let_go()
             outputs = _Outputs(self._parts.pb_utils)
             job = Job(raw, replace(self._parts, pb_utils=outputs, formatter=self._formatter))
             try:
@@ -59,7 +63,7 @@ class Orchestrator:
                 job.responder.fail(error)
 
     def finalize(self) -> None:
-        """Nothing is held."""
+        self._model.let_go()
 
     def _answer(self, generation: Generation, values: Mapping[str, Any], outputs: _Outputs) -> None:
         with closing(self._model.answers(values, stream=self._settings["streams"])) as answers:
@@ -143,6 +147,13 @@ class EngineModel:
         self._echoes: bool = settings["engine_echoes"]
         self._decoupled: bool = settings["streams"]
         self._pb = pb_utils
+        # A stream that has ended is held by Triton too, for a moment more, and whoever lets go last
+        # frees it. Before 24.12 Triton does so without Python's lock: Python 3.12 crashes.
+        self._ended: list[Any] = []
+
+    def let_go(self) -> None:
+        """Free the streams that have ended; only when Triton holds them no more."""
+        self._ended.clear()
 
     def answers(self, values: Mapping[str, Any], *, stream: bool) -> Answers:
         """Send one prompt and give its new tokens and their scores as the engine answers.
@@ -153,6 +164,7 @@ class EngineModel:
         # An answer in one piece may begin with the prompt; a stream has new tokens only.
         skip = len(values["input_ids"]) if self._echoes and not stream else 0
         replies = self._ask({**values, "streaming": stream})
+        self._ended.append(replies)
         ended = False
         try:
             for reply in replies:
