@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llmserve.client.model import ModelState as ModelState
     from llmserve.client.results import Completion as Completion
     from llmserve.client.results import Piece as Piece
+    from llmserve.client.results import ToolCall as ToolCall
     from llmserve.client.sync import Client as Client
 
 # Loaded when first used: gRPC and its messages take a quarter of a second to import.
@@ -35,6 +36,7 @@ _HOMES = {
     "ModelState": "llmserve.client.model",
     "Piece": "llmserve.client.results",
     "Timeouts": "llmserve.client.deadlines",
+    "ToolCall": "llmserve.client.results",
 }
 
 CONNECT_SECONDS = 5.0

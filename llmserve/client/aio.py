@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ from llmserve.client.failures import (
 from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
 from llmserve.client.results import Completion, F, Piece, Prompt, gather, parsed, schema_of
+from llmserve.client.tools import Tools, read_calls, shown_tools
 from llmserve.client.url import Endpoint
 from llmserve.errors import (
     ClientError,
@@ -115,6 +117,7 @@ class AsyncClient:
         self._channel = channel or AsyncChannel(endpoint)
         self._timeout = timeout
         self._infos: dict[str, ModelInfo] = {}
+        self._templates: dict[str, str] = {}
         self._closed = False
         # Exchanges that are under way, and ends of sequences that have not arrived yet.
         self._live: set[Exchange | Steps] = set()
@@ -221,11 +224,43 @@ class AsyncClient:
     async def _generate(
         self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> Completion | list[Completion]:
+        read = await self._reader(model, tools) if (tools := Tools.of(options)) else None
         exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
         pieces = [piece async for piece in self._pieces(exchange, deadline)]
-        if isinstance(prompt, str):
-            return gather(pieces, 1)[0]
-        return gather(pieces, len(prompt))
+        answers = gather(pieces, 1 if isinstance(prompt, str) else len(prompt))
+        if read:
+            answers = [read(answer) for answer in answers]
+        return answers[0] if isinstance(prompt, str) else answers
+
+    async def _reader(self, model: str, tools: Tools) -> Callable[[Completion], Completion]:
+        """Return what reads calls out of an answer, as the model's family writes them."""
+        if tools.held:
+            return tools.read_held
+        from llmserve.registry import Registry
+        from llmserve.roles import ToolParser
+
+        parsers = Registry.load().all(ToolParser)
+        if not parsers:
+            raise UsageError(
+                "nothing that is installed reads calls of tools",
+                mend="pip install llmserve-gateway, or say required in tool_choice",
+            )
+        template = await self._chat_template(model)
+        if "tools" not in template:
+            raise UsageError(
+                f"the chat template of {model!r} has no place for tools",
+                mend="say required in tool_choice, or name one there",
+            )
+        parser = max(parsers, key=lambda one: one.suits(template))
+        return lambda answer: read_calls(
+            parser.reader(tools.names), answer, parallel=tools.parallel
+        )
+
+    async def _chat_template(self, model: str) -> str:
+        if model not in self._templates:
+            about = await self.generate(model, prompt_only=True, max_tokens=1)
+            self._templates[model] = json.loads(about.text).get("chat_template") or ""
+        return self._templates[model]
 
     def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -256,7 +291,7 @@ class AsyncClient:
         deadline = self._deadline(timeout)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         info = await self._info(model, deadline)
-        return open_exchange(info, prompts, options, pieces=pieces), deadline
+        return open_exchange(info, prompts, shown_tools(options), pieces=pieces), deadline
 
     async def _pieces(self, exchange: Exchange, deadline: Deadline) -> AsyncGenerator[Piece, None]:
         answers = self._stream if exchange.info.exchange == "stream" else self._unary

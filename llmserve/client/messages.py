@@ -38,7 +38,7 @@ _INT64 = range(-(2**63), 2**63)
 def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
     """Drop what is None and refuse what no model could take; ranges are the server's affair."""
     checked: dict[str, Value] = {}
-    for name, given in _with_tools(options).items():
+    for name, given in options.items():
         if name == "stream":
             raise OptionError("stream is no option here", mend="call stream() or generate()")
         if name.startswith(("sequence_", "triton_")):
@@ -46,17 +46,6 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
         if given is not None:
             checked[name] = _check(name, given)
     return checked
-
-
-def _with_tools(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Hand ``tools`` to the chat template, which is what shows them to the model."""
-    if options.get("tools") is None or not options.get("messages"):
-        return options
-    told = options.get("chat_template_kwargs") or {}
-    if not isinstance(told, Mapping):
-        raise OptionError("beside tools, chat_template_kwargs has to be a mapping")
-    told = {**told, "tools": options["tools"]}
-    return {**options, "tools": None, "chat_template_kwargs": told}
 
 
 def _check(name: str, given: Any) -> Value:

@@ -22,13 +22,23 @@ class Logprob:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool, or in a stream the next part of one; ``arguments`` is JSON."""
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class Completion:
     """A whole answer.
 
-    ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"``; it and the counts are
-    None where the model does not say. ``extra`` has what a formatter adds: every
-    other output with one value for each prompt, by its name. ``logprobs`` has an entry for each
-    token of the answer, where they were asked for.
+    ``finish_reason`` is ``"stop"``, ``"length"``, ``"cancelled"``, or ``"tool_calls"`` where there
+    are some; it and the counts are None where the model does not say. ``extra`` has what a
+    formatter adds: every other output with one value for each prompt, by its name. ``logprobs``
+    has an entry for each token of the answer, where they were asked for.
     """
 
     text: str
@@ -37,6 +47,7 @@ class Completion:
     output_tokens: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     logprobs: tuple[Logprob, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,8 +55,8 @@ class Piece:
     """The next part of an answer; ``index`` says of which prompt, when there are several.
 
     The last piece of an answer has a ``finish_reason`` where the model gives one. The counts
-    are those of the answer so far, ``extra`` is as in :class:`Completion`, and ``logprobs`` are
-    of the tokens that came with this piece.
+    are those of the answer so far, ``extra`` is as in :class:`Completion`, ``logprobs`` are
+    of the tokens that came with this piece, and so are ``tool_calls`` where somebody reads them.
     """
 
     text: str
@@ -55,11 +66,12 @@ class Piece:
     output_tokens: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     logprobs: tuple[Logprob, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def is_news(self) -> bool:
         """Whether it says anything: a batch has empty pieces for rows that wait."""
-        return bool(self.text or self.logprobs) or self.finish_reason is not None
+        return bool(self.text or self.logprobs or self.tool_calls) or self.finish_reason is not None
 
 
 def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:

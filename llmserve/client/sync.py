@@ -85,7 +85,8 @@ class Client:
         ``queue_timeout``, where a model allows it, is
         for the time until it is the request's turn. Options are those of the model, such as
         ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or ``messages=[...]``, with
-        ``tools=[...]`` as OpenAI has them.
+        ``tools=[...]``, ``tool_choice`` and ``parallel_tool_calls`` as OpenAI has them: the
+        answer's ``tool_calls`` are those that it makes.
         """
         return _run(self._client._generate(model, prompt, timeout, options))
 

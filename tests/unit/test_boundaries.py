@@ -58,7 +58,8 @@ SERVER = {
     [
         ("", None, None),
         ("runtime", set(), OUTSIDE),
-        ("client", {"errors"}, None),
+        # Parsers of tool calls are plugins, and found as all of them are.
+        ("client", {"errors", "registry", "roles", "tools"}, None),
         ("server", SERVER, None),
     ],
 )

@@ -126,9 +126,6 @@ def test_none_is_not_sent_and_chats_are_json() -> None:
     checked = check_options({"seed": None, "messages": chat})
     assert list(checked) == ["messages"]
     assert json.loads(str(checked["messages"])) == chat
-    checked = check_options({"messages": chat, "tools": [{}], "chat_template_kwargs": {"a": 1}})
-    assert json.loads(str(checked["chat_template_kwargs"])) == {"a": 1, "tools": [{}]}
-    assert "tools" not in checked
 
 
 def test_a_model_without_text_says_what_it_takes() -> None:

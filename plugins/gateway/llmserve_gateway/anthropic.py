@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmserve.client import Completion, Piece
+from llmserve.client import Completion, Piece, ToolCall
+from llmserve.client.tools import Tools
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
     Asked,
@@ -17,9 +18,7 @@ from llmserve_gateway.fields import (
     read_text,
 )
 from llmserve_gateway.openai_answers import dump
-from llmserve_gateway.tool_calls import Call
-from llmserve_gateway.tool_requests import make_tools
-from llmserve_gateway.tools import Tools
+from llmserve_gateway.tool_requests import make_tools, with_tools
 from llmserve_gateway.usage import Usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "max_tokens",
@@ -61,7 +60,7 @@ def _read(content: Mapping[str, Any], *, counts: bool) -> Asked:
     options = {**given(options), "messages": messages}
     return Asked(
         model=fields.text("model"),
-        options=tools.options(options) if tools else options,
+        options=with_tools(tools, options),
         stream=fields.boolean("stream"),
         tells_stop="stop_words" in options and not tools,
         tools=tools,
@@ -134,8 +133,8 @@ class MessageAnswers:
             **dict.fromkeys(self._end),
         }
 
-    def whole(self, answers: Sequence[tuple[Completion, Sequence[Call]]]) -> bytes:
-        answer, calls = answers[0]
+    def whole(self, answers: Sequence[Completion]) -> bytes:
+        answer, calls = answers[0], answers[0].tool_calls
         uses = [{**_use(call), "input": json.loads(call.arguments)} for call in calls]
         self.usage.note(0, answer.input_tokens, answer.output_tokens)
         text = self._told(answer)
@@ -155,7 +154,7 @@ class MessageAnswers:
         text = b"" if self._tools else self._begin({"type": "text", "text": ""})
         return start + text + _event("ping")
 
-    def chunk(self, piece: Piece, calls: Sequence[Call] = ()) -> bytes:
+    def chunk(self, piece: Piece) -> bytes:
         self.usage.note(0, piece.input_tokens, piece.output_tokens)
         text = self._told(piece)
         if not self._tools:
@@ -165,7 +164,7 @@ class MessageAnswers:
             if self._kind != "text":
                 events.append(self._begin({"type": "text", "text": ""}))
             events.append(self._delta({"type": "text_delta", "text": text}))
-        for call in calls:
+        for call in piece.tool_calls:
             if call.name:
                 events.append(self._begin({**_use(call), "input": {}}))
             if call.arguments:
@@ -207,7 +206,7 @@ class MessageAnswers:
         return answer.text
 
 
-def _use(call: Call) -> dict[str, Any]:
+def _use(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name}
 
 

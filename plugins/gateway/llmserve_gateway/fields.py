@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmserve.client.tools import Tools
 from llmserve_gateway.errors import bad_request
-from llmserve_gateway.tools import Tools
 
 MAX_ANSWERS = 128
 MAX_STOP_WORDS = 4

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmserve.client import AsyncClient, Completion, Piece, connect_async
+from llmserve.client.tools import read_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits
@@ -23,7 +24,7 @@ from llmserve_gateway.fields import INCLUDE_STOP, Asked
 from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.reply import Reply, Send, Visit, request_id
-from llmserve_gateway.tool_calls import Answer, Call, read_whole
+from llmserve_gateway.tool_calls import Answer
 from llmserve_gateway.tool_readers import NewReader, Readers
 from llmserve_gateway.usage import Usage
 
@@ -63,9 +64,9 @@ class Answers(Protocol):
 
     usage: Usage
 
-    def whole(self, answers: Sequence[tuple[Completion, Sequence[Call]]]) -> bytes: ...
+    def whole(self, answers: Sequence[Completion]) -> bytes: ...
     def opening(self, piece: Piece) -> bytes: ...
-    def chunk(self, piece: Piece, calls: Sequence[Call] = ()) -> bytes: ...
+    def chunk(self, piece: Piece) -> bytes: ...
     def closing(self) -> bytes: ...
 
 
@@ -219,11 +220,12 @@ class Gateway:
         finally:
             for task in tasks:
                 task.cancel()
-        read = [read_whole(reader, answer, asked.parallel) for answer in found]
-        body = answers.whole(read)
+        if reader is not None:
+            found = [read_calls(reader(), answer, parallel=asked.parallel) for answer in found]
+        body = answers.whole(found)
         visit.first = time.perf_counter()
-        visit.reasons = {at: answer.finish_reason or "stop" for at, (answer, _) in enumerate(read)}
-        visit.outcome = visit.reasons[len(read) - 1]
+        visit.reasons = {at: answer.finish_reason or "stop" for at, answer in enumerate(found)}
+        visit.outcome = visit.reasons[len(found) - 1]
         await reply.whole(body)
 
     async def _stream(
@@ -237,7 +239,7 @@ class Gateway:
     ) -> None:
         health = self.catalog.health(visit.model)
         async with aclosing(self._read(asked, timeout, reader)) as pieces:
-            async for piece, calls in pieces:
+            async for piece in pieces:
                 health.answered = time.monotonic()
                 if visit.first is None:
                     # Not before: until the model has said something it can be an error's status.
@@ -246,7 +248,7 @@ class Gateway:
                 if piece.finish_reason:
                     visit.outcome = visit.reasons[piece.index] = piece.finish_reason
                 # What may become a call is held back, and says nothing yet.
-                if (chunk := answers.chunk(piece, calls)) and (piece.is_news or calls):
+                if (chunk := answers.chunk(piece)) and piece.is_news:
                     await reply.more(chunk)
         if visit.first is None:
             await reply.begin(answers.opening(Piece("")))
@@ -254,12 +256,12 @@ class Gateway:
 
     async def _read(
         self, asked: Asked, timeout: float | None, reader: NewReader | None
-    ) -> AsyncGenerator[tuple[Piece, Sequence[Call]], None]:
+    ) -> AsyncGenerator[Piece, None]:
         """Give the pieces of all answers, with the calls in them."""
         async with aclosing(self._pieces(asked, timeout)) as pieces:
             if reader is None:
                 async for piece in pieces:
-                    yield piece, ()
+                    yield piece
                 return
             answers = [Answer(reader(), asked.parallel) for _ in range(asked.count)]
             async for piece in pieces:

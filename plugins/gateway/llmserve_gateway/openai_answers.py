@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from llmserve.client import Completion, Piece
+from llmserve.client import Completion, Piece, ToolCall
 from llmserve.client.results import Logprob
 from llmserve_gateway.fields import Asked
-from llmserve_gateway.tool_calls import Call
 from llmserve_gateway.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -34,12 +33,12 @@ class ChatAnswers:
         self._chunk_head = b"data: " + dump({**self._head, "object": self.chunk_kind})[:-1]
         self.usage = Usage(asked.count, asked.choices_each)
 
-    def whole(self, answers: Sequence[tuple[Completion, Sequence[Call]]]) -> bytes:
+    def whole(self, answers: Sequence[Completion]) -> bytes:
         choices = []
-        for index, (answer, calls) in enumerate(answers):
+        for index, answer in enumerate(answers):
             written = 0 if self._asked.silent else answer.output_tokens
             self.usage.note(index, answer.input_tokens, written)
-            choices.append(self._choice(index, answer, calls))
+            choices.append(self._choice(index, answer))
         return dump({**self._head, "choices": choices, "usage": self.usage.as_json()})
 
     def opening(self, piece: Piece) -> bytes:
@@ -54,9 +53,9 @@ class ChatAnswers:
             for index in range(self._asked.count)
         )
 
-    def chunk(self, piece: Piece, calls: Sequence[Call] = ()) -> bytes:
+    def chunk(self, piece: Piece) -> bytes:
         self.usage.note(piece.index, piece.input_tokens, piece.output_tokens)
-        news = self._news(piece, calls)
+        news = self._news(piece)
         logprobs = self._logprobs(piece.index, piece) if self._asked.logprobs else None
         # Most of what is sent are these: to write them piece by piece costs a third of dump().
         return self._chunk(
@@ -83,25 +82,26 @@ class ChatAnswers:
             usage = b',"usage":null'
         return b'%b,"choices":[%b]%b}\n\n' % (self._chunk_head, choice, usage)
 
-    def _choice(self, index: int, answer: Completion, calls: Sequence[Call]) -> dict[str, Any]:
+    def _choice(self, index: int, answer: Completion) -> dict[str, Any]:
         return {
             "index": index,
-            **self._told(index, answer, calls),
+            **self._told(index, answer),
             "logprobs": self._logprobs(index, answer),
             "finish_reason": reason(answer.finish_reason or "stop"),
         }
 
-    def _told(self, index: int, answer: Completion, calls: Sequence[Call]) -> dict[str, Any]:
+    def _told(self, index: int, answer: Completion) -> dict[str, Any]:
         del index
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if calls:
-            message |= {"content": answer.text or None, "tool_calls": [_call(c) for c in calls]}
+        if answer.tool_calls:
+            calls = [_call(call) for call in answer.tool_calls]
+            message |= {"content": answer.text or None, "tool_calls": calls}
         return {"message": message}
 
-    def _news(self, piece: Piece, calls: Sequence[Call]) -> bytes:
-        if calls:
+    def _news(self, piece: Piece) -> bytes:
+        if piece.tool_calls:
             text = {"content": piece.text} if piece.text else {}
-            told = [{"index": call.index, **_call(call)} for call in calls]
+            told = [{"index": call.index, **_call(call)} for call in piece.tool_calls]
             return b'"delta":' + dump({**text, "tool_calls": told})
         if not piece.text:
             return b'"delta":{}'
@@ -127,12 +127,10 @@ class CompletionAnswers(ChatAnswers):
         del piece
         return b""
 
-    def _told(self, index: int, answer: Completion, calls: Sequence[Call]) -> dict[str, Any]:
-        del calls
+    def _told(self, index: int, answer: Completion) -> dict[str, Any]:
         return {"text": self._echoed(index, answer)}
 
-    def _news(self, piece: Piece, calls: Sequence[Call]) -> bytes:
-        del calls
+    def _news(self, piece: Piece) -> bytes:
         return b'"text":%b' % encode_basestring(self._echoed(piece.index, piece)).encode()
 
     def _echoed(self, index: int, answer: Completion | Piece) -> str:
@@ -184,7 +182,7 @@ def _one(one: Logprob) -> dict[str, Any]:
     return {"token": one.token, "logprob": one.logprob, "bytes": list(one.token.encode())}
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, Any]:
     """Return a call, or the next part of one: the rest of it came before."""
     if not call.name:
         return {"function": {"arguments": call.arguments}}

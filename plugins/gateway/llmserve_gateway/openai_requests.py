@@ -15,7 +15,7 @@ from llmserve_gateway.fields import (
     read_messages,
     read_sampling,
 )
-from llmserve_gateway.tool_requests import read_tools
+from llmserve_gateway.tool_requests import read_tools, with_tools
 
 _MOST_LOGPROBS = 20
 _TOKEN = range(2**31)
@@ -42,7 +42,7 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
     options["messages"] = messages
     options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
     if tools := read_tools(fields):
-        options = tools.options(given(options))
+        options = with_tools(tools, given(options))
     return _asked(fields, options, [""], logprobs=wants_logprobs, tools=tools)
 
 

@@ -6,12 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmserve.client import Completion, Piece
+from llmserve.client import Completion, Piece, ToolCall
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import Asked, Fields, given, read_form, read_messages, read_sampling
 from llmserve_gateway.openai_answers import dump
-from llmserve_gateway.tool_calls import Call
-from llmserve_gateway.tool_requests import read_tools
+from llmserve_gateway.tool_requests import read_tools, with_tools
 from llmserve_gateway.usage import Usage
 
 _CUT = ("length", "cancelled")
@@ -41,7 +40,7 @@ def read_response_request(content: Mapping[str, Any]) -> Asked:
     options = {**given(options), "messages": messages}
     return Asked(
         model=fields.text("model"),
-        options=tools.options(options) if tools else options,
+        options=with_tools(tools, options),
         stream=fields.boolean("stream"),
         tools=tools,
         unknown=fields.rest(),
@@ -121,8 +120,8 @@ class ResponseAnswers:
             "usage": None,
         }
 
-    def whole(self, answers: Sequence[tuple[Completion, Sequence[Call]]]) -> bytes:
-        answer, calls = answers[0]
+    def whole(self, answers: Sequence[Completion]) -> bytes:
+        answer, calls = answers[0], answers[0].tool_calls
         self._note(answer)
         if answer.text or not calls:
             self._output.append(self._message(answer.text))
@@ -136,7 +135,7 @@ class ResponseAnswers:
         # Nobody knows yet whether an answer that may be a call has any text.
         return start if self._tools else start + self._begin(self._message(""))
 
-    def chunk(self, piece: Piece, calls: Sequence[Call] = ()) -> bytes:
+    def chunk(self, piece: Piece) -> bytes:
         self._note(piece)
         events = b""
         if piece.text:
@@ -144,7 +143,7 @@ class ResponseAnswers:
                 events += self._begin(self._message(""))
             self._output[-1]["content"][0]["text"] += piece.text
             events += self._told("output_text.delta", delta=piece.text, logprobs=[])
-        for call in calls:
+        for call in piece.tool_calls:
             if call.name:
                 events += self._begin({**self._call(call), "arguments": ""})
             if call.arguments:
@@ -208,7 +207,7 @@ class ResponseAnswers:
     def _message(self, text: str) -> dict[str, Any]:
         return {**self._item("message", "msg"), "role": "assistant", "content": [_part(text)]}
 
-    def _call(self, call: Call) -> dict[str, Any]:
+    def _call(self, call: ToolCall) -> dict[str, Any]:
         told = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         return {**self._item("function_call", "fc"), **told}
 

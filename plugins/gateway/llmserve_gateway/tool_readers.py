@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from llmserve.client.model import ModelInfo
+from llmserve.client.tools import Tools
 from llmserve.plugin import ToolParser, ToolReader
 from llmserve.registry import Registry
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.tool_parsers import Arguments, Json
-from llmserve_gateway.tools import Tools
 
 NewReader = Callable[[], ToolReader]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from llmserve.client.tools import MOST, Tools
+from llmserve.errors import OptionError
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.fields import Fields
-from llmserve_gateway.tools import MOST, Tools
 
 _NAME = re.compile(r"[\w.\-]{1,64}")
 
@@ -55,6 +57,14 @@ def make_tools(
     if choice == "none" or not functions:
         return None
     return Tools(tuple(functions), choice, named, parallel)
+
+
+def with_tools(tools: Tools | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a request with its tools, for the model to be asked with."""
+    try:
+        return tools.options(options) if tools else dict(options)
+    except OptionError as error:
+        raise bad_request(str(error), "tools") from None
 
 
 def _function(one: Any, where: str) -> str:

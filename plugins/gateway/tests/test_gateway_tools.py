@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.client import Completion, Piece
+from llmserve.client.tools import read_calls
 from llmserve_gateway.anthropic import read_messages_request
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.openai_requests import read_chat
 from llmserve_gateway.responses import read_response_request
-from llmserve_gateway.tool_calls import Answer, read_whole
+from llmserve_gateway.tool_calls import Answer
 from llmserve_gateway.tool_parsers import PARSERS, Arguments
 
 NAMES = frozenset({"weather", "add"})
@@ -75,17 +76,18 @@ def reader(family: str) -> Any:
 
 
 def whole(family: str, text: str) -> tuple[str, list[tuple[str, str]], str | None]:
-    answer, calls = read_whole(lambda: reader(family), Completion(text, "stop"), True)
-    return answer.text, [(call.name, call.arguments) for call in calls], answer.finish_reason
+    answer = read_calls(reader(family), Completion(text, "stop"))
+    calls = [(call.name, call.arguments) for call in answer.tool_calls]
+    return answer.text, calls, answer.finish_reason
 
 
 def streamed(family: str, pieces: list[str]) -> tuple[str, list[list[str]], str | None]:
     answer = Answer(reader(family), True)
     text, calls = "", list[list[str]]()
     for piece in [*map(Piece, pieces), Piece("", finish_reason="stop")]:
-        told, parts = answer.take(piece)
+        told = answer.take(piece)
         text += told.text
-        for part in parts:
+        for part in told.tool_calls:
             if part.name:
                 assert (part.index, len(part.id)) == (len(calls), 9)
                 calls.append([part.name, ""])
@@ -140,14 +142,14 @@ def test_what_is_no_call_is_content(family: str, text: str) -> None:
 @given(st.sampled_from([*READERS, "named"]), st.text('{}[]"\\:,` <tool_call>a1\n', max_size=40))
 def test_any_text_is_read_without_loss(family: str, text: str) -> None:
     read: Any = Arguments(frozenset({"add"})) if family == "named" else reader(family)
-    answer, calls = read_whole(lambda: read, Completion(text, "length"), True)
-    assert calls or answer.text == text
+    answer = read_calls(read, Completion(text, "length"))
+    assert answer.tool_calls or answer.text == text
     assert answer.finish_reason == "length"
 
 
 def test_arguments_come_as_they_are_written_and_the_name_once() -> None:
     answer = Answer(reader("hermes"), False)
-    told = [answer.take(Piece(text))[1] for text in (
+    told = [answer.take(Piece(text)).tool_calls for text in (
         'Well <tool_call>{"name": "add", "argu', 'ments": {"a"', ": 1", "}}",
         '</tool_call><tool_call>{"name": "add", "arguments": {}}',
     )]  # fmt: skip

@@ -15,6 +15,7 @@ import pydantic
 import pytest
 
 from llmserve.demo import demo_model_path
+from llmserve.errors import UsageError
 from llmserve.testing import LiveTriton
 
 from .process import Gateway
@@ -118,6 +119,27 @@ def test_an_answer_is_held_to_a_call(gateway: Gateway, model: str, stream: bool)
         assert isinstance(call.function.parsed_arguments, (Weather, Nested))
         assert choice == "required" or call.function.name == "Nested"
         assert stream or found.usage
+
+
+def test_the_client_of_llmserve_asks_for_calls_and_reads_them(
+    triton: LiveTriton, model: str, playing: LiveTriton, hermes: str
+) -> None:
+    asked: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 450}
+    for choice in ("required", {"type": "function", "function": {"name": "Nested"}}):
+        held = triton.client.generate(model, tool_choice=choice, parallel_tool_calls=False, **asked)
+        (call,) = held.tool_calls
+        assert (held.text, held.finish_reason) == ("", "tool_calls")
+        form: type[pydantic.BaseModel] = Weather if call.name == "Weather" else Nested
+        assert form.model_validate_json(call.arguments)
+        assert choice == "required" or call.name == "Nested"
+    cut = triton.client.generate(model, tool_choice="required", **{**asked, "max_tokens": 5})
+    assert (cut.finish_reason, cut.tool_calls) == ("length", ())
+    assert cut.text
+    with pytest.raises(UsageError, match="no place for tools"):
+        triton.client.generate(model, **asked)
+    free = playing.client.generate(hermes, messages=say(CALLS), tools=TOOLS, max_tokens=300)
+    assert [call.name for call in free.tool_calls] == ["Weather", "Nested"]
+    assert (free.text, free.finish_reason) == ("Let me see.", "tool_calls")
 
 
 def test_a_call_that_is_cut_short_is_text(gateway: Gateway, model: str) -> None:
