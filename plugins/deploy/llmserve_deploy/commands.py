@@ -53,6 +53,7 @@ def _options(*, replicated: bool) -> Callable[[C], C]:
                          help="Pods at most; by default twice as many."),
             click.option("--cpus", default="2", show_default=True, help="What a Triton asks for."),
             click.option("--memory", default="8Gi", show_default=True, help="Its memory."),
+            click.option("--open-metrics", is_flag=True, help="Tell metrics without a key."),
             click.option("--volume", default="",
                          help="PersistentVolumeClaim that holds the repository."),
         ]  # fmt: skip

@@ -75,6 +75,8 @@ class Deployment:
     volume: str = ""
     """The claim to a volume that holds the repository; without it the image does."""
     no_auth: bool = False
+    open_metrics: bool = False
+    """Whether the gateway tells its metrics without a key."""
 
     def __post_init__(self) -> None:
         """Refuse what Kubernetes or Docker would refuse later, or take for something else."""
@@ -93,6 +95,10 @@ class Deployment:
                 f"--max-replicas {self.max_replicas} is less than --replicas {self.replicas}",
                 mend="give more, or leave it out for twice as many",
             )
+
+    @property
+    def scrapes_by_key(self) -> bool:
+        return not (self.no_auth or self.open_metrics)
 
     @property
     def most_replicas(self) -> int:
@@ -140,6 +146,7 @@ class Deployment:
         words += [word for name in self.chosen for word in ("--model", name)]
         return [
             *words,
+            *(["--open-metrics"] if self.open_metrics else []),
             *(["--no-auth"] if self.no_auth else ["--keys", f"{KEYS_FOLDER}/{KEYS_FILE}"]),
         ]
 

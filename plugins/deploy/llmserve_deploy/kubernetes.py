@@ -136,7 +136,7 @@ def _autoscaler(d: Deployment, deployment: str, targets: dict[str, str]) -> Data
 def _pod_monitor(d: Deployment, labels: Data) -> Data:
     """Return how Prometheus' operator finds the pods; Triton's metrics come by the gateway."""
     credentials = {"name": d.metrics_secret, "key": "key"}
-    authorization = {"authorization": {"credentials": credentials}} if not d.no_auth else {}
+    authorization = {"authorization": {"credentials": credentials}} if d.scrapes_by_key else {}
     return named("monitoring.coreos.com/v1", "PodMonitor", d, {
         "selector": {"matchLabels": labels},
         "podMetricsEndpoints": [

@@ -64,7 +64,7 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
     """Return Triton on loopback.
 
     Its probes ask the gateway, which asks every model for a token: Triton's own readiness says
-    yes after a model's process has died.
+    yes after a model's process has died, and nobody in the container loads it anew.
     """
     token = {"secretKeyRef": {"name": d.hub_secret, "key": "token", "optional": True}}
     mounts: list[Data] = [
@@ -85,8 +85,8 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
             {"name": "HF_TOKEN", "valueFrom": token},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108
         ],
-        "startupProbe": _probe("/readyz", every=10, misses=LOAD_SECONDS // 10),
-        "livenessProbe": _probe("/readyz", every=10, misses=9),
+        "startupProbe": _probe("/readyz?all", every=10, misses=LOAD_SECONDS // 10),
+        "livenessProbe": _probe("/readyz?all", every=10, misses=9),
         "lifecycle": {"preStop": {"exec": {"command": ["bash", "-c", _AFTER_THE_GATEWAY]}}},
         "resources": resources(d, gpus=0),
         "securityContext": _LOCKED,

@@ -43,12 +43,15 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
     steps += ["# push both images to where the cluster pulls them from"]
     if not d.no_auth:
         keep = "kubectl create secret generic"
-        # It may read metrics, and ask no model that there is.
-        steps += [
-            f"{new_key.format('prometheus')} --model none | tr -d '\\n' |"
-            f" {keep} {d.metrics_secret} --from-file=key=/dev/stdin",
-            f"{keep} {d.keys_secret} --from-file={folder}/{KEYS_FILE}",
-        ]
+        if d.scrapes_by_key:
+            # It may read metrics, and ask no model that there is.
+            steps += [
+                f"{new_key.format('prometheus')} --model none | tr -d '\\n' |"
+                f" {keep} {d.metrics_secret} --from-file=key=/dev/stdin"
+            ]
+        steps += [f"{keep} {d.keys_secret} --from-file={folder}/{KEYS_FILE}"]
     overlay = f"/overlays/{'gpu' if d.gpus else 'cpu'}" if target == "kubernetes" else ""
     steps += [f"kubectl apply -k {folder}{overlay}"]
+    if target == "kserve" and d.scrapes_by_key:
+        steps += ["# inferencepool.yaml needs --open-metrics: an endpoint picker sends no key"]
     return steps + ([f"kubectl apply -f {folder}/alerts.yaml"] if dashboard else [])

@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).with_name("golden")
 OPTIONS: dict[str, dict[str, Any]] = {
     "compose": {"gpus": 1},
     "kubernetes": {"gpus": 2, "image": "registry.example/models:1"},
-    "kserve": {"volume": "models", "models": ("b",), "no_auth": True},
+    "kserve": {"volume": "models", "models": ("b",), "open_metrics": True},
 }
 
 
@@ -135,10 +135,11 @@ def everything(content: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+@pytest.mark.parametrize("open_metrics", [False, True])
 def test_the_next_steps_make_every_secret_that_has_to_be_there(
-    target: str, repository: Path, tmp_path: Path
+    target: str, open_metrics: bool, repository: Path, tmp_path: Path
 ) -> None:
-    d = describe(repository, baked=True)
+    d = describe(repository, baked=True, open_metrics=open_metrics)
     wanted = set()
     for content in files_of(target, d, tmp_path, dashboard=True).values():
         for name, value in everything(content) if isinstance(content, dict) else ():
@@ -148,6 +149,7 @@ def test_the_next_steps_make_every_secret_that_has_to_be_there(
                 wanted.add(value["name"])
     steps = "\n".join(next_steps(target, d, tmp_path, True))
     assert wanted == set(re.findall(r"create secret generic (\S+)", steps))
+    assert ("--open-metrics" in steps) is (target == "kserve" and not open_metrics)
 
 
 def test_a_pod_has_time_to_drain_and_triton_leaves_last(repository: Path) -> None:

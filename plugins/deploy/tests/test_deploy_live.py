@@ -19,14 +19,13 @@ from llmserve_deploy.description import KEYS_FOLDER, Deployment, describe
 from llmserve_deploy.targets import files_of
 
 LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
-# What the endpoint picker of the Gateway API inference extension looks for; it also looks for
-# vllm:kv_cache_usage_perc, which the gateway does not tell.
-PICKER = ["vllm:num_requests_waiting", "vllm:num_requests_running"]
+# What the endpoint picker of the Gateway API inference extension looks for.
+PICKER = ["vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"]
 
 
 @pytest.fixture(scope="module")
 def model(triton: LiveTriton) -> str:
-    return triton.build("hf", name="deployed", decoupled=True)
+    return triton.build("iterative", name="deployed")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def test_the_probes_of_a_pod_are_answered(gateway: str, deployment: Deployment) 
         for name, probe in container.items()
         if name.endswith("Probe")
     ]
-    assert set(probes) == {"/livez", "/readyz"}
+    assert set(probes) == {"/livez", "/readyz", "/readyz?all"}
     for path in probes:
         ask(gateway + path)
 

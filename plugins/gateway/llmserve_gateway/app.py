@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,10 +27,10 @@ from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers, dump
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
+from llmserve_gateway.triton_metrics import CacheUse, scrape
 
 PAGE = Path(__file__).with_name("page")
 _METRICS = "text/plain; version=0.0.4"
-_SCRAPE_SECONDS = 5.0
 
 CHAT = Dialect(read_chat, ChatAnswers)
 COMPLETION = Dialect(read_completion, CompletionAnswers, operation="text_completion")
@@ -65,6 +64,7 @@ class Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._catalog = gateway.catalog
+        self._caches = CacheUse(gateway.settings.triton_metrics)
 
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
@@ -130,6 +130,9 @@ class Routes:
         state: Mapping[str, Any] = await self._catalog.state()
         if self._gateway.admission.draining:
             state = {**state, "ready": False, "why": "shutting down"}
+        if "all" in request.query_params:
+            lost = [name for name, told in state["models"].items() if not told["ready"]]
+            state = {**state, "ready": state["ready"] and not lost}
         status = 200 if state["ready"] else 503
         if name := request.path_params.get("name"):
             models = state["models"]
@@ -152,6 +155,7 @@ class Routes:
         metrics = self._gateway.metrics
         metrics.waiting.set(self._gateway.admission.waiting)
         metrics.show(self._catalog.known, await self._catalog.supervised())
+        metrics.show_caches(await self._catalog.by_model(await self._caches.read()))
         return Response(metrics.text(), media_type=_METRICS)
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
@@ -160,16 +164,19 @@ class Routes:
         if url is None:
             raise ApiError(404, "Triton's metrics are not known here: start with --triton-metrics")
         try:
-            return Response(await asyncio.to_thread(_scrape, url), media_type=_METRICS)
+            return Response(await asyncio.to_thread(scrape, url), media_type=_METRICS)
         except (OSError, ValueError) as error:
             raise ApiError(503, f"Triton's metrics cannot be had: {error}") from None
 
-    def guarded(self, handle: Handle, error_body: Any = ApiError.json) -> Any:
+    def guarded(
+        self, handle: Handle, error_body: Any = ApiError.json, *, keyed: bool = True
+    ) -> Any:
         """Return an endpoint that asks for a key, and tells what goes wrong as the API does."""
 
         async def endpoint(request: Request) -> Response:
             try:
-                response = await handle(request, self._gateway.who(request.headers))
+                key = self._gateway.who(request.headers) if keyed else None
+                response = await handle(request, key)
             except ApiError as error:
                 response = _failure(error, error_body)
             except LLMServeError as error:
@@ -218,18 +225,11 @@ def _failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json)
     return Response(body(error), error.status, error.headers, media_type="application/json")
 
 
-def _scrape(url: str) -> bytes:
-    # No proxy: Triton is beside us.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=_SCRAPE_SECONDS) as answer:
-        return bytes(answer.read())
-
-
 def make_app(settings: Settings) -> Starlette:
     """Return the application; it connects to Triton when it is first asked."""
     gateway = Gateway(settings)
     routes = Routes(gateway)
-    guarded = routes.guarded
+    guarded, keyed = routes.guarded, not settings.open_metrics
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
@@ -257,8 +257,8 @@ def make_app(settings: Settings) -> Starlette:
         Route("/readyz/{name:path}", routes.ready),
         Route("/health", routes.ready),
         Route("/openapi.json", guarded(routes.document)),
-        Route("/metrics", guarded(routes.metrics)),
-        Route("/metrics/triton", guarded(routes.triton_metrics)),
+        Route("/metrics", guarded(routes.metrics, keyed=keyed)),
+        Route("/metrics/triton", guarded(routes.triton_metrics, keyed=keyed)),
     ]
 
     async def missing(request: Request, error: Any) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +129,15 @@ class Catalog:
                 return {}
         return health.told
 
+    async def by_model(self, told: Mapping[str, float]) -> dict[str, float]:
+        """Return figures that models or their parts tell, by the models."""
+        found: dict[str, float] = {}
+        for name in self.known if told else ():
+            with suppress(LLMServeError):
+                parts = (await self._client().model(name)).parts
+                found.update((name, told[part]) for part in (name, *parts) if part in told)
+        return found
+
     # Whether they answer
 
     def health(self, name: str) -> Health:
@@ -202,6 +211,8 @@ class Catalog:
             models[info.name] = {"ready": health.ready and not lost}
             if not models[info.name]["ready"]:
                 models[info.name]["why"] = lost[0] if lost else health.why
+        for name in self._named:
+            models.setdefault(name, {"ready": False, "why": "it is not loaded, or takes no text"})
         state: dict[str, Any] = {
             "ready": any(one["ready"] for one in models.values()),
             "models": models,

@@ -35,6 +35,7 @@ KEYS = Path("llmserve-keys.json")
     metavar="URL",
     help="Triton's metrics, to give at /metrics/triton; on this machine port 8002 by default.",
 )
+@click.option("--open-metrics", is_flag=True, help="Let everybody read metrics, without a key.")
 @click.option("--supervisor", type=FILE, hidden=True, help="Where `serve` tells how models are.")
 @click.option(
     "--tool-parser",
@@ -61,6 +62,7 @@ def gateway(
     request_timeout: float,
     grace: float,
     triton_metrics: str | None,
+    open_metrics: bool,
     supervisor: Path | None,
     tool_parsers: tuple[str, ...],
     otlp_endpoint: str | None,
@@ -87,6 +89,7 @@ def gateway(
         keys=keys,
         models=models,
         triton_metrics=triton_metrics,
+        open_metrics=open_metrics,
         supervisor=supervisor,
         cors_origins=origins,
         tool_parsers=tool_parsers,

@@ -49,6 +49,8 @@ class Settings:
     """The models to offer; all that are loaded where none is named."""
     triton_metrics: str | None = None
     """Triton's own metrics, to be had from the gateway as well."""
+    open_metrics: bool = False
+    """Whether metrics need no key."""
     supervisor: Path | None = None
     """The socket at which ``serve`` tells how its models are."""
     canary_interval: float = 10.0

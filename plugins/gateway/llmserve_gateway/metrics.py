@@ -62,6 +62,12 @@ class Metrics:
             _MODEL,
             registry=registry,
         )
+        self._caches = Gauge(
+            "vllm:kv_cache_usage_perc",
+            "How much of its cache a model uses, 1 is all of it",
+            _MODEL,
+            registry=registry,
+        )
         self._ended = Counter(
             "llmserve_requests",
             "Requests by how they ended: stop, length, refused, failed, cancelled",
@@ -115,6 +121,12 @@ class Metrics:
         for one in supervised:
             self.model_ready.labels(one["name"]).set(one["state"] in ("ready", "suspect"))
             self.model_restarts.labels(one["name"]).set(one["restarts"])
+
+    def show_caches(self, use: Mapping[str, float]) -> None:
+        """Take in how full caches are; of one that nothing is told of, nothing is said."""
+        self._caches.clear()
+        for name, part in use.items():
+            self._caches.labels(name).set(part)
 
     def text(self) -> bytes:
         """Return all of it in Prometheus' text format."""

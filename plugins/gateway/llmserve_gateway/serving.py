@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -20,9 +20,6 @@ from llmserve_gateway.addresses import refuse_open
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Gateway, Settings
 
-_IDLE_SECONDS = 75
-_HEADER_SECONDS = 10.0
-_SPARE_CONNECTIONS = 256
 _POLL = 0.05
 
 
@@ -36,6 +33,11 @@ class Listening:
     no_auth: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    idle_seconds: float = 75.0
+    """How long a connection is kept for another request."""
+    header_seconds: float = 10.0
+    spare_connections: int = 256
+    """How many more there may be than requests under way and waiting."""
 
     def check(self, settings: Settings) -> None:
         """Refuse to let the whole network in without keys."""
@@ -72,7 +74,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol(most: int) -> type[HttpToolsProtocol]:
+def _protocol(most: int, header_seconds: float) -> type[HttpToolsProtocol]:
     """Return uvicorn's protocol for connections that are bounded in number and in patience."""
 
     class Bounded(HttpToolsProtocol):
@@ -98,7 +100,7 @@ def _protocol(most: int) -> type[HttpToolsProtocol]:
 
         def _wait_for_headers(self) -> None:
             self._headers_came()
-            self._headers_due = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+            self._headers_due = self.loop.call_later(header_seconds, self.transport.close)
 
         def _headers_came(self) -> None:
             if self._headers_due is not None:
@@ -113,14 +115,16 @@ async def _serve(
     app = make_app(settings)
     gateway: Gateway = app.state.gateway
     limits = settings.limits
+    connections = limits.max_requests + limits.max_queue + listening.spare_connections
     server = _Server(
         uvicorn.Config(
             app,
-            http=_protocol(limits.max_requests + limits.max_queue + _SPARE_CONNECTIONS),
+            http=_protocol(connections, listening.header_seconds),
             ws="none",
             access_log=False,
             log_level="warning",
-            timeout_keep_alive=_IDLE_SECONDS,
+            # It counts them with the loop's clock, which takes parts of a second too.
+            timeout_keep_alive=cast("int", listening.idle_seconds),
             timeout_graceful_shutdown=1,
             ssl_certfile=listening.tls_cert,
             ssl_keyfile=listening.tls_key,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -24,7 +24,7 @@ from starlette.routing import Route
 from llmserve.client import Completion, Piece
 from llmserve.client.aio import CALL_HEADERS
 from llmserve.client.model import ModelInfo
-from llmserve.errors import UsageError
+from llmserve.errors import RequestRejectedError, UsageError
 from llmserve.plugin import Place
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.app import make_app
@@ -32,6 +32,7 @@ from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.tracing import Tracer
+from llmserve_gateway.triton_metrics import cache_use
 
 NOBODY = "127.0.0.1:9"
 TEXT = {"model": "m", "prompt": "Hi"}
@@ -166,14 +167,22 @@ class Triton:
         yield Piece("", finish_reason="length")
 
 
-def before_triton(triton: Triton, path: str, tracer: Any = None, **request: Any) -> Any:
+def before_triton(
+    triton: Triton,
+    path: str,
+    tracer: Any = None,
+    settings: Settings | None = None,
+    times: int = 1,
+    **request: Any,
+) -> Any:
     async def go() -> Any:
-        app = make_app(Settings(NOBODY))
+        app = make_app(settings or Settings(NOBODY))
         app.state.gateway._client = triton
         app.state.gateway.tracer = tracer
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            return await client.post(path, **request)
+            found = [await client.post(path, **request) for _ in range(times)]
+            return found if times > 1 else found[0]
 
     return asyncio.run(go())
 
@@ -254,36 +263,94 @@ def test_traces_take_an_address_without_secrets_and_what_sends_to_it(
             wanted()
 
 
+LISTEN = """
+import sys
+from llmserve_gateway.admission import Limits
+from llmserve_gateway.gateway import Settings
+from llmserve_gateway.serving import Listening, run
+run(Settings("127.0.0.1:9", Limits(1, 1)), Listening(port=0, {}),
+    lambda address: print(address, file=sys.stderr, flush=True))
+"""
+
+
 @contextmanager
-def listening(*words: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "llmserve_cli", "gateway", "--port", "0", "--url", NOBODY]
-    process = subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
+def listening(*words: str, told: str = "") -> Iterator[int]:
+    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", NOBODY, *words]
+    command = ["-c", LISTEN.format(told)] if told else command
+    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         address = process.stderr.readline()
-        yield int(address.rpartition(":")[2].removesuffix("/v1\n")), process
+        yield int(address.rpartition(":")[2].removesuffix("/v1\n"))
     finally:
         process.kill()
         process.wait()
 
 
-def test_tls_and_who_sends_no_headers(tmp_path: Path) -> None:
+def test_tls(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-keyout", key,
          "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
         check=True, capture_output=True,
     )  # fmt: skip
-    with listening("--tls-cert", str(cert), "--tls-key", str(key)) as (port, _):
+    with listening("--tls-cert", str(cert), "--tls-key", str(key)) as port:
         trusting = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/livez", verify=trusting).status_code == 200
-    with listening() as (port, _), socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /livez HTTP/1.1\r\nhos")
-        connection.settimeout(15)
-        began = time.monotonic()
-        while connection.recv(65536):
-            pass
-        assert 8 < time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize(
+    ("told", "sent"),
+    [("header_seconds=1", b"GET /livez HTTP/1.1\r\nhos"), ("idle_seconds=1", b"")],
+    ids=["headers", "idle"],
+)
+def test_who_sends_no_headers_or_no_other_request_is_not_waited_for(told: str, sent: bytes) -> None:
+    with listening(told=told) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + sent)
+        connection.settimeout(60)
+        began, answer = time.monotonic(), b""
+        while piece := connection.recv(65536):
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 200")
+        # By itself it would be 10 s and 75.
+        assert 0.8 < time.monotonic() - began < 9
+
+
+def test_there_are_so_many_connections_and_no_more() -> None:
+    with listening(told="spare_connections=1") as port, ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            address = ("127.0.0.1", port)
+            return stack.enter_context(socket.create_connection(address, timeout=60))
+
+        def answer(connection: socket.socket) -> bytes:
+            # Who is closed at once may learn it while sending.
+            with suppress(ConnectionError):
+                connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+                return connection.recv(12)
+            return b""
+
+        within = [connect() for _ in range(3)]
+        assert [answer(one) for one in within] == [b"HTTP/1.1 200"] * 3
+        assert answer(connect()) == b""
+        within[0].close()
+        deadline = time.monotonic() + 30
+        while not answer(connect()):
+            assert time.monotonic() < deadline, "whoever leaves makes room"
+
+
+def test_a_key_has_so_many_tokens_a_minute(tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "me", tokens_per_minute=10)
+    headers = {"authorization": f"Bearer {key}"}
+    asked = {"json": {**TEXT, "prompt": "about eight tokens here"}, "headers": headers}
+    settings = Settings(NOBODY, keys=tmp_path / "keys")
+    first, second = before_triton(Triton(), "/v1/completions", settings=settings, times=2, **asked)
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert second.json()["error"]["code"] == "rate_limit_exceeded"
+    assert "10 tokens a minute" in second.json()["error"]["message"]
+    # 8 + 8 are 6 too many, which a minute brings in 36 s.
+    assert 30 <= int(second.headers["retry-after"]) <= 37
+    assert int(second.headers["retry-after-ms"]) <= 37_000
 
 
 @pytest.mark.parametrize(("host", "refused"), [("127.0.0.1", False), ("0.0.0.0", True)])
@@ -328,3 +395,57 @@ def test_a_model_that_nobody_has_asked_yet_has_figures_to_scale_by() -> None:
     metrics = Metrics()
     metrics.show(["m"], [])
     assert 'vllm:num_requests_running{model_name="m"} 0.0' in metrics.text().decode()
+
+
+def test_metrics_may_be_opened_and_nothing_else(tmp_path: Path) -> None:
+    new_key(tmp_path / "keys", "me")
+    settings = Settings(NOBODY, keys=tmp_path / "keys", open_metrics=True)
+    found = {path: ask(settings, method, path, json=TEXT).status_code for method, path in PATHS}
+    assert {path for path, status in found.items() if status != 401} == {
+        "/metrics", "/metrics/triton",
+    }  # fmt: skip
+
+
+def test_one_that_answers_is_enough_unless_all_are_asked_for() -> None:
+    """Of two models one is dead; a third that was named is not there."""
+
+    class Two(Triton):
+        async def models(self) -> list[str]:
+            return ["a", "b"]
+
+        async def model_ready(self, name: str) -> bool:
+            return True
+
+        async def model(self, name: str) -> ModelInfo:
+            if name == "c":
+                raise RequestRejectedError("there is no model 'c'")
+            tensors: Any = {"text_input": None, "text_output": None}
+            return ModelInfo(name, "unary", False, None, tensors, tensors, "0.1")
+
+    async def go(dead: str, *named: str) -> list[int]:
+        app = make_app(Settings(NOBODY, models=named))
+        app.state.gateway._client = Two()
+        app.state.gateway.catalog.health(dead).miss("it has died", certain=True)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            paths = ("/readyz", "/readyz?all", "/readyz/a", "/readyz/b", "/readyz/c")
+            return [(await client.get(path)).status_code for path in paths]
+
+    assert asyncio.run(go("x")) == [200, 200, 200, 200, 404]
+    assert asyncio.run(go("b")) == [200, 503, 200, 503, 404]
+    assert asyncio.run(go("x", "a", "c")) == [200, 503, 200, 404, 503]
+
+
+def test_how_full_a_cache_is_as_its_engine_tells_it() -> None:
+    told = """# TYPE llmserve_cache_tokens gauge
+llmserve_cache_tokens{model="ours"} 1000
+llmserve_cache_used_tokens{model="ours"} 250
+llmserve_cache_tokens{model="of no size"} 0
+llmserve_cache_used_tokens{model="of no size"} 7
+# TYPE nv_trt_llm_kv_cache_block_metrics gauge
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="t",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="t",version="1"} 3
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="t",version="1"} 4
+nv_inference_count{model="x",version="1"} 9
+"""
+    assert cache_use(told) == {"ours": 0.25, "t": 0.75}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx2 as httpx
 import pytest
 
@@ -120,6 +121,37 @@ def test_anthropics_messages(gateway: Gateway, model: str) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["type"] == "invalid_request_error"
     assert refused.json()["type"] == "error"
+
+
+def test_anthropics_own_client(gateway: Gateway, model: str) -> None:
+    client: Any = anthropic.Anthropic(base_url=gateway.root, api_key="none", max_retries=0).messages
+    asked: dict[str, Any] = {"model": model, "max_tokens": 40, "messages": CHAT}
+    whole = client.create(**asked)
+    assert (whole.content[0].text, whole.stop_reason) == (ANSWER, "end_turn")
+    with client.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == ANSWER
+        final = stream.get_final_message()
+    assert final.content[0].text == ANSWER
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    counted = client.count_tokens(model=model, messages=CHAT)
+    assert counted.input_tokens == whole.usage.input_tokens
+    schema = {"type": "object", "properties": {"city": {"enum": ["Tokyo", "Paris"]}},
+              "required": ["city"], "additionalProperties": False}  # fmt: skip
+    tools = {"tools": [{"name": "weather", "description": "", "input_schema": schema}],
+             "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}  # fmt: skip
+    with client.stream(**{**asked, **tools, "max_tokens": 200}) as stream:
+        final = stream.get_final_message()
+    for told in (client.create(**{**asked, **tools, "max_tokens": 200}), final):
+        (use,) = told.content
+        assert (use.type, use.name, told.stop_reason) == ("tool_use", "weather", "tool_use")
+        assert use.input["city"] in ("Tokyo", "Paris")
+    for wrong, error in (
+        ({"temperature": 7}, anthropic.BadRequestError),
+        ({"model": "nope"}, anthropic.NotFoundError),
+    ):
+        with pytest.raises(error) as refused:
+            client.create(**{**asked, **wrong})
+        assert next(iter(wrong)) in refused.value.body["error"]["message"]
 
 
 def test_responses_without_a_memory(gateway: Gateway, model: str) -> None:
