@@ -7,30 +7,44 @@ from importlib.metadata import version
 from typing import Any
 
 from llmserve_gateway import anthropic, responses
-from llmserve_gateway.fields import ROLES, Noted
+from llmserve_gateway.fields import MAX_ANSWERS, ROLES, Noted
 from llmserve_gateway.openai_requests import read_chat, read_completion
 
-_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
-_MESSAGE = {
+_JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
+_PART = {
     "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": list(ROLES)},
-        "content": {"type": ["string", "array", "null"]},
-        "tool_calls": {"type": "array", "items": {"type": "object"}},
-    },
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
 }
-_MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
+_CALL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"function": {"type": "object", "required": ["name"], "properties": {
+        "name": {"type": "string"}, "arguments": {"type": "string"}}}},
+}  # fmt: skip
+
+
+def _messages(roles: Sequence[str], **more: Any) -> dict[str, Any]:
+    content = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
+    fields = {"role": {"enum": list(roles)}, "content": content, **more}
+    message = {"type": "object", "required": ["role", "content"], "properties": fields}
+    return {"type": "array", "minItems": 1, "items": message}
+
+
+_MESSAGES = _messages(list(ROLES), tool_calls={"type": "array", "items": _CALL})
+_TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _TEXT_OR_IDS = {
-    "anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}},
-              _IDS, {"type": "array", "minItems": 1, "items": _IDS}]
+    "anyOf": [_TEXT, _IDS] + [
+        {"type": "array", "minItems": 1, "maxItems": MAX_ANSWERS, "items": each}
+        for each in (_TEXT, _IDS)
+    ]
 }  # fmt: skip
 # What is more than a number, a text or a switch.
 _FORMS: Mapping[str, Any] = {
     "messages": _MESSAGES,
     "prompt": _TEXT_OR_IDS,
-    "input": {"anyOf": [{"type": "string", "minLength": 1}, _MESSAGES]},
+    "input": {"anyOf": [_TEXT, _messages(list(ROLES))]},
     "tokens": _IDS,
 }
 _ERROR = {
@@ -56,8 +70,8 @@ _GETS = {
     "/readyz": ("Whether models answer", _JSON),
     "/readyz/{name}": ("Whether one of them does", _JSON),
     "/health": ("As /readyz", _JSON),
-    "/metrics": ("Figures for Prometheus", _TEXT),
-    "/metrics/triton": ("Triton's own", _TEXT),
+    "/metrics": ("Figures for Prometheus", _PLAIN),
+    "/metrics/triton": ("Triton's own", _PLAIN),
     "/openapi.json": ("This document", _JSON),
 }
 
@@ -69,6 +83,8 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, (summary, read, example) in _EXAMPLES.items():
         body = _body(read, {"model": "m", **example}, model)
+        if path.startswith("/v1/messages"):
+            body["properties"]["messages"] = _messages(["user", "assistant"])
         kinds = (_JSON, _EVENTS) if "stream" in body["properties"] else (_JSON,)
         paths[path] = {"post": _operation(summary, kinds, body)}
     for path, summary, taken in (("/tokenize", "The tokens of a text", ("prompt", "messages")),
@@ -77,7 +93,7 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
         if path == "/tokenize":
             fields["prompt"] = {"type": "string"}
         body = {"type": "object", "required": ["model"], "properties": fields,
-                "anyOf": [{"required": [name]} for name in taken]}  # fmt: skip
+                "oneOf": [{"required": [name]} for name in taken]}  # fmt: skip
         paths[path] = {"post": _operation(summary, (_JSON,), body)}
     for path, (summary, kind) in _GETS.items():
         paths[path] = {"get": _operation(summary, (kind,) if kind else ())}

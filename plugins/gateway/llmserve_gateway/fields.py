@@ -140,17 +140,28 @@ class Fields:
         return bool(value)
 
     def number(
-        self, name: str, kind: type[int] | type[float], low: float, high: float = math.inf
+        self,
+        name: str,
+        kind: type[int] | type[float],
+        low: float,
+        high: float = math.inf,
+        *,
+        above: bool = False,
     ) -> Any:
-        bounds = {"minimum": low, **({} if high == math.inf else {"maximum": high})}
+        """Take a number from ``low`` on, or ``above`` it."""
+        bounds = {"exclusiveMinimum" if above else "minimum": low}
+        bounds |= {} if high == math.inf else {"maximum": high}
         value = self.take(name, type="integer" if kind is int else "number", **bounds)
         if value is None:
             return None
         is_number = isinstance(value, (int, float) if kind is float else int)
-        if not is_number or isinstance(value, bool) or not low <= value <= high:
-            most = "" if high == math.inf else f" to {high:g}"
+        outside = not is_number or not low <= value <= high or (above and value == low)
+        if outside or isinstance(value, bool):
+            to = ", at most" if above else " to"
+            most = "" if high == math.inf else f"{to} {high:g}"
             what = "a whole number" if kind is int else "a number"
-            raise bad_request(f"{name} has to be {what} from {low:g}{most}", name)
+            first = "above" if above else "from"
+            raise bad_request(f"{name} has to be {what} {first} {low:g}{most}", name)
         return kind(value)
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -189,7 +200,7 @@ def read_sampling(fields: Fields, stop: str = "stop", warmest: float = 2) -> dic
     """Take the fields that say how tokens are chosen, under the names of the contract."""
     options: dict[str, Any] = {
         "temperature": fields.number("temperature", float, 0, warmest),
-        "top_p": fields.number("top_p", float, 0, 1),
+        "top_p": fields.number("top_p", float, 0, 1, above=True),
         "top_k": fields.number("top_k", int, -1),
         "min_p": fields.number("min_p", float, 0, 1),
         "presence_penalty": fields.number("presence_penalty", float, -2, 2),
@@ -204,8 +215,6 @@ def read_sampling(fields: Fields, stop: str = "stop", warmest: float = 2) -> dic
     }
     if options["top_k"] is not None and options["top_k"] <= 0:
         options["top_k"] = None  # As vLLM says that all tokens count.
-    if options["top_p"] == 0:
-        raise bad_request("top_p has to be above 0", "top_p")
     return options
 
 

@@ -101,7 +101,7 @@ class Gateway:
             check_collector(settings.collector)
             from llmserve_gateway.tracing import Tracer, send_to
 
-            self.tracer = Tracer(send_to(settings.collector))
+            self.tracer = Tracer(*send_to(settings.collector))
 
     @property
     def client(self) -> AsyncClient:

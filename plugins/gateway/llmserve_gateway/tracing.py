@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,25 +29,30 @@ _SERVICE = {"service.name": "llmserve-gateway"}
 _ASKED = ("max_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty",
           "frequency_penalty")  # fmt: skip
 _LONGEST_NAME = 200
+_LAST_SECONDS = 2.0
 
 
-def send_to(collector: str) -> SpanProcessor:
-    """Return what sends spans to a collector, from a thread of its own."""
+def send_to(collector: str) -> tuple[SpanProcessor, Callable[[], None]]:
+    """Return what sends spans to a collector, from a thread of its own, and what ends that."""
     url = traces_url(collector)
     session = requests.Session()
     # A proxy set for the web cannot reach this machine's own loopback.
     session.trust_env = not is_loopback(urlsplit(url).hostname or "")
-    return BatchSpanProcessor(OTLPSpanExporter(endpoint=url, session=session))
+    exporter = OTLPSpanExporter(endpoint=url, session=session)
+    return BatchSpanProcessor(exporter), exporter.shutdown
 
 
 class Tracer:
     """Begins the spans of one gateway, and hands each on to Triton as the parent of its own."""
 
-    def __init__(self, processor: SpanProcessor) -> None:
+    def __init__(
+        self, processor: SpanProcessor, give_up: Callable[[], None] = lambda: None
+    ) -> None:
         named = "OTEL_SERVICE_NAME" in os.environ
         resource = Resource.create({} if named else _SERVICE)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
+        self._give_up = give_up
         self._tracer = self._provider.get_tracer(__name__)
 
     def begin(self, headers: Mapping[str, str], operation: str) -> Trace:
@@ -60,8 +66,11 @@ class Tracer:
         return Trace(span, operation)
 
     def close(self) -> None:
-        """Send what there still is; a collector that does not answer is waited for seconds."""
+        """Send what there still is; a collector that does not answer is not waited for long."""
+        patience = Timer(_LAST_SECONDS, self._give_up)
+        patience.start()
         self._provider.shutdown()
+        patience.cancel()
 
 
 class Trace:

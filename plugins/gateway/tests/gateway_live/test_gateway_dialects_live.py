@@ -146,12 +146,13 @@ def test_anthropics_own_client(gateway: Gateway, model: str) -> None:
         assert (use.type, use.name, told.stop_reason) == ("tool_use", "weather", "tool_use")
         assert use.input["city"] in ("Tokyo", "Paris")
     for wrong, error in (
-        ({"temperature": 7}, anthropic.BadRequestError),
+        ({"max_tokens": 5000}, anthropic.BadRequestError),
         ({"model": "nope"}, anthropic.NotFoundError),
     ):
         with pytest.raises(error) as refused:
             client.create(**{**asked, **wrong})
-        assert next(iter(wrong)) in refused.value.body["error"]["message"]
+        assert refused.value.body["type"] == "error"
+        assert str(*wrong.values()) in refused.value.body["error"]["message"]
 
 
 def test_responses_without_a_memory(gateway: Gateway, model: str) -> None:
