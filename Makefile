@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml p
 # What somebody has set for themselves would leave out plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test lint format bench bench-engines soak clean
+.PHONY: demo test test-ray lint format bench bench-engines soak clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -31,6 +31,17 @@ lint: .venv/.ready
 format: .venv/.ready
 	@$(BIN)/ruff format --quiet $(SOURCES)
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)
+
+# Two nodes of Ray on this machine, in an environment of its own: Ray brings 470 MB.
+test-ray: build/ray/.ready
+	@build/ray/bin/pytest -s tests/reliability/test_ray.py
+
+build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml plugins/deploy/pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 here: install one, or name it with PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv --clear build/ray
+	@build/ray/bin/python -m pip install --quiet -c constraints.txt \
+		-e .[embedded,test] -e plugins/gateway -e plugins/deploy[ray]
+	@touch $@
 
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost

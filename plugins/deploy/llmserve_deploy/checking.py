@@ -14,7 +14,7 @@ import yaml
 
 from llmserve.errors import ConfigError, UsageError
 from llmserve_deploy.pods import Data
-from llmserve_deploy.schemas import FILES, KINDS, Schema
+from llmserve_deploy.schemas import FILES, KINDS, SERVE, Schema
 
 COMPOSE_FILE = "compose.yaml"
 
@@ -98,6 +98,12 @@ def _parts(path: Path, content: Any) -> Iterator[tuple[Data, Schema | None]]:
                    "terminationGracePeriodSeconds", "topologySpreadConstraints")  # fmt: skip
         pod["spec"]["containers"] = [{"name": "none"}]
         yield pod, None
+    elif kind == "RayService":
+        yield yaml.safe_load(content["spec"]["serveConfigV2"]), SERVE
+        cluster = content["spec"]["rayClusterConfig"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            spec = group["template"]["spec"]
+            yield _pod(spec, *spec), None
     elif kind == "Kustomization":
         named = [*content["resources"], *(one["path"] for one in content.get("patches", ()))]
         for name in named:

@@ -22,7 +22,9 @@ def deploy() -> None:
     """
 
 
-def _options(*, replicated: bool) -> Callable[[C], C]:
+def _options(
+    *, replicated: bool, dashboard: bool = True, gateway_image: str = "llmserve-gateway"
+) -> Callable[[C], C]:
     """Return what the subcommands share; ``replicated`` ones put the models onto many machines."""
     found = [
         click.argument("repository", type=_FOLDER, default=Path("model_repository")),
@@ -32,7 +34,7 @@ def _options(*, replicated: bool) -> Callable[[C], C]:
             "--model", "models", multiple=True, help="Deploy only this; repeat for several."
         ),
         click.option("--image", default="", help="What Triton's image is called."),
-        click.option("--gateway-image", default="llmserve-gateway", show_default=True,
+        click.option("--gateway-image", default=gateway_image, show_default=True,
                      help="What the gateway's image is called."),
         click.option("--gpus", type=click.IntRange(0), default=0, show_default=True,
                      help="GPUs of one Triton."),
@@ -41,10 +43,15 @@ def _options(*, replicated: bool) -> Callable[[C], C]:
         click.option("--grace", type=_COUNT, default=30, show_default=True,
                      help="Seconds for what is under way at the end."),
         click.option("--no-auth", is_flag=True, help="Ask for no keys: something in front does."),
-        click.option("--dashboard", is_flag=True, help="Grafana's dashboard and alerts as well."),
         click.option("--check", "wants_check", is_flag=True, help="Check the files, offline."),
         click.option("--force", is_flag=True, help="Write over what is there."),
     ]  # fmt: skip
+    if dashboard:
+        found.append(
+            click.option(
+                "--dashboard", is_flag=True, help="Grafana's dashboard and alerts as well."
+            )
+        )
     if replicated:
         found[7:7] = [
             click.option("--replicas", type=_COUNT, default=2, show_default=True,
@@ -87,14 +94,21 @@ def kserve(**given: Any) -> None:
     _deploy("kserve", **given)
 
 
+@deploy.command()
+@_options(replicated=True, dashboard=False, gateway_image="llmserve-ray")
+def ray(**given: Any) -> None:
+    """Ray Serve, and KubeRay's RayService."""
+    _deploy("ray", **given)
+
+
 def _deploy(
     target: str,
     repository: Path,
     out: Path,
     *,
-    dashboard: bool,
     wants_check: bool,
     force: bool,
+    dashboard: bool = False,
     **settings: Any,
 ) -> None:
     from llmserve_deploy.description import describe

@@ -23,8 +23,25 @@ def _render(path: str, content: Any) -> str:
         return content
     if path.endswith(".json"):
         return json.dumps(content, indent=2) + "\n"
+    return as_yaml(content)
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes a text of several lines as such."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def as_yaml(content: Any) -> str:
     # By way of JSON, so that what is used twice is written twice and not as a reference.
-    return str(yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False, width=100))
+    content = json.loads(json.dumps(content))
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=100))
 
 
 def write(files: Mapping[str, bytes], out: Path, *, force: bool) -> None:

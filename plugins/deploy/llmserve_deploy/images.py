@@ -36,7 +36,7 @@ USER {user}
 
 def image_files(d: Deployment) -> dict[str, Any]:
     """Return the Dockerfiles: that of the models unless they come from a volume."""
-    packages = " ".join(_pinned(name) for name in ("llmserve", "llmserve-gateway"))
+    packages = " ".join(pinned(name) for name in ("llmserve", "llmserve-gateway"))
     files = {
         GATEWAY_DOCKERFILE: _GATEWAY.format(
             file=GATEWAY_DOCKERFILE, python=PYTHON, packages=packages, user=USER
@@ -50,7 +50,7 @@ def image_files(d: Deployment) -> dict[str, Any]:
     return files
 
 
-def _pinned(name: str) -> str:
+def pinned(name: str) -> str:
     """Return a package with the version that is installed here, if it is."""
     try:
         return f"{name}=={version(name)}"

@@ -19,7 +19,7 @@ from llmserve_deploy.pods import (
 _WAITING, _RUNNING, _RATIO = (
     "llmserve_requests_waiting", "llmserve_requests_running", "llmserve_queue_to_compute"
 )  # fmt: skip
-_BUSY = 0.75
+BUSY = 0.75
 """Replicas are added when so much of one's concurrency is taken, for a new one takes minutes."""
 
 
@@ -50,7 +50,7 @@ def around(d: Deployment, labels: Data, deployment: str) -> dict[str, Any]:
             "selector": {"matchLabels": labels},
         }),
         "horizontalpodautoscaler.yaml": _autoscaler(d, deployment, {
-            _RUNNING: str(max(1, int(d.concurrency * _BUSY))),
+            _RUNNING: str(max(1, int(d.concurrency * BUSY))),
             _WAITING: "1",
         }),
         # Triton's ports are on loopback; this holds even if somebody changes that.

@@ -26,7 +26,7 @@ _AFTER_THE_GATEWAY = (
     f"while (: < /dev/tcp/{_LOOPBACK}/{GATEWAY_PORT}) 2> /dev/null; do sleep 1; done"
 )
 _GATEWAY_RESOURCES = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}}
-_LOCKED = {
+LOCKED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -55,7 +55,7 @@ def gateway_container(d: Deployment, name: str = "gateway") -> Data:
         "livenessProbe": _probe("/livez", every=10, misses=3),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_SECONDS)]}}},
         "resources": _GATEWAY_RESOURCES,
-        "securityContext": _LOCKED,
+        "securityContext": LOCKED,
         "volumeMounts": mounts,
     }
 
@@ -89,7 +89,7 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
         "livenessProbe": _probe("/readyz?all", every=10, misses=9),
         "lifecycle": {"preStop": {"exec": {"command": ["bash", "-c", _AFTER_THE_GATEWAY]}}},
         "resources": resources(d, gpus=0),
-        "securityContext": _LOCKED,
+        "securityContext": LOCKED,
         "volumeMounts": mounts,
     }
 

@@ -2,8 +2,9 @@
 
 Each takes no field that it does not list, so that a slip in a name is found. What the pods of a
 runtime hold is checked as a Pod. The fields are those of the definitions in kserve (v1alpha1,
-v1beta1), gateway-api-inference-extension (v1), prometheus-operator (v1), kustomize (v1beta1) and
-in the documentation of prometheus-adapter.
+v1beta1), gateway-api-inference-extension (v1), prometheus-operator (v1), kustomize (v1beta1),
+kuberay (v1), of Ray Serve's ``ray.serve.schema`` (2.60), and in the documentation of
+prometheus-adapter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string", "minLength": 1}
 NUMBER: Schema = {"type": "integer", "minimum": 0}
+COUNT: Schema = {"type": "integer", "minimum": 1}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 ANY: Schema = {}
@@ -55,7 +57,49 @@ RULES = closed("groups", groups=listed(closed("name rules", name=TEXT, rules=lis
     **{"for": {"type": "string", "pattern": "^[0-9]+(s|m|h)$"}},
 )))))  # fmt: skip
 
+_TEMPLATE = closed("spec", metadata=closed(labels=TEXTS), spec=ANY)
+_ARGS = closed(
+    "repository load models keys open_metrics concurrency queue grace",
+    repository=TEXT, load={"type": "array", "items": TEXT}, models={"type": "array", "items": TEXT},
+    keys={"type": ["string", "null"]}, open_metrics={"type": "boolean"}, concurrency=COUNT, queue=NUMBER, grace=COUNT,
+)  # fmt: skip
+_AUTOSCALING = closed(
+    "min_replicas max_replicas target_ongoing_requests", min_replicas=COUNT, max_replicas=COUNT,
+    target_ongoing_requests=COUNT, upscale_delay_s=NUMBER, downscale_delay_s=NUMBER,
+)  # fmt: skip
+SERVE = closed(
+    "applications",
+    proxy_location={"enum": ["EveryNode", "HeadOnly", "Disabled"]},
+    http_options=closed("host port", host=TEXT, port=PORT),
+    applications=listed(closed(
+        "name import_path", name=TEXT, route_prefix={"type": "string", "pattern": "^/"},
+        import_path={"type": "string", "pattern": "^[^:]+:[^:]+$"}, args=_ARGS,
+        deployments=listed(closed(
+            "name", name=TEXT, max_ongoing_requests=COUNT, max_queued_requests=NUMBER,
+            backpressure_config=closed(status_code={"enum": [429, 503]}, retry_after_s=NUMBER),
+            health_check_period_s=COUNT, health_check_timeout_s=COUNT,
+            graceful_shutdown_timeout_s=NUMBER,
+            ray_actor_options=closed(num_cpus=NUMBER, num_gpus=NUMBER),
+            autoscaling_config=_AUTOSCALING,
+        )),
+    )),
+)  # fmt: skip
+"""What Ray Serve is configured with."""
+
 KINDS: dict[str, Schema] = {
+    "RayService": resource("ray.io/v1", "RayService", closed(
+        "serveConfigV2 rayClusterConfig",
+        serveConfigV2=TEXT,
+        rayClusterConfig=closed(
+            "headGroupSpec", rayVersion=TEXT, enableInTreeAutoscaling={"type": "boolean"},
+            authOptions=closed("mode", mode={"enum": ["disabled", "token"]}),
+            headGroupSpec=closed("template", rayStartParams=TEXTS, template=_TEMPLATE),
+            workerGroupSpecs=listed(closed(
+                "groupName minReplicas maxReplicas template", groupName=TEXT, replicas=NUMBER,
+                minReplicas=NUMBER, maxReplicas=NUMBER, rayStartParams=TEXTS, template=_TEMPLATE,
+            )),
+        ),
+    )),
     "ServingRuntime": resource("serving.kserve.io/v1alpha1", "ServingRuntime", closed(
         "containers",
         supportedModelFormats=listed(closed("name", name=TEXT, version=TEXT,
@@ -98,5 +142,6 @@ FILES: dict[str, Schema] = {
         )),
     )),
     "alerts.yaml": RULES,
+    "serve.yaml": SERVE,
 }  # fmt: skip
 """Files that are no objects of Kubernetes, by their name."""

@@ -12,14 +12,22 @@ from llmserve_deploy.description import KEYS_FILE, Deployment
 from llmserve_deploy.images import GATEWAY_DOCKERFILE, MODELS_DOCKERFILE
 from llmserve_deploy.kserve import kserve_files
 from llmserve_deploy.kubernetes import kubernetes_files
+from llmserve_deploy.rayserve import (
+    RAY_DOCKERFILE,
+    RAY_SERVICE,
+    SERVE_FILE,
+    ray_files,
+)
 
-TARGETS = ("compose", "kubernetes", "kserve")
+TARGETS = ("compose", "kubernetes", "kserve", "ray")
 
 
 def files_of(target: str, d: Deployment, out: Path, *, dashboard: bool) -> dict[str, Any]:
     """Return the content of all files by their paths."""
     if target == "compose":
         files = compose_files(d, out)
+    elif target == "ray":
+        files = ray_files(d, out)
     else:
         files = kubernetes_files(d) if target == "kubernetes" else kserve_files(d)
     return files | (dashboard_files(d, operator=target != "compose") if dashboard else {})
@@ -35,21 +43,27 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
         steps += [f"docker build -t {d.image} -f {models}"]
     elif d.image != d.built_image:
         steps += [f"docker tag {d.built_image} {d.image}"]
-    steps += [f"docker build -t {d.gateway_image} -f {folder}/{GATEWAY_DOCKERFILE} {folder}"]
+    dockerfile = RAY_DOCKERFILE if target == "ray" else GATEWAY_DOCKERFILE
+    steps += [f"docker build -t {d.gateway_image} -f {folder}/{dockerfile} {folder}"]
     steps += [] if d.no_auth else [new_key.format("me")]
     if not cluster:
         start = f"docker compose -f {folder}/compose.yaml up --wait"
         return [*steps, f"LLMSERVE_USER=$(id -u) {start}"]
-    steps += ["# push both images to where the cluster pulls them from"]
+    if target == "ray":
+        started = f"PYTHONPATH=$(realpath {folder}) serve run {folder}/{SERVE_FILE}"
+        steps += ["# here, without images: pip install 'llmserve-deploy[ray]'", f"# {started}"]
+    steps += ["# push the images to where the cluster pulls them from"]
     if not d.no_auth:
         keep = "kubectl create secret generic"
-        if d.scrapes_by_key:
+        if d.scrapes_by_key and target != "ray":
             # It may read metrics, and ask no model that there is.
             steps += [
                 f"{new_key.format('prometheus')} --model none | tr -d '\\n' |"
                 f" {keep} {d.metrics_secret} --from-file=key=/dev/stdin"
             ]
         steps += [f"{keep} {d.keys_secret} --from-file={folder}/{KEYS_FILE}"]
+    if target == "ray":
+        return [*steps, f"kubectl apply -f {folder}/{RAY_SERVICE}"]
     overlay = f"/overlays/{'gpu' if d.gpus else 'cpu'}" if target == "kubernetes" else ""
     steps += [f"kubectl apply -k {folder}{overlay}"]
     if target == "kserve" and d.scrapes_by_key:

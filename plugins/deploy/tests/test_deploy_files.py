@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "compose": {"gpus": 1},
     "kubernetes": {"gpus": 2, "image": "registry.example/models:1"},
     "kserve": {"volume": "models", "models": ("b",), "open_metrics": True},
+    "ray": {"gateway_image": "llmserve-ray", "gpus": 1, "models": ("b",), "cpus": "1500m"},
 }
 
 
@@ -60,14 +61,15 @@ def describe_for(target: str, repository: Path, **more: Any) -> Deployment:
 
 
 def golden(target: str, folder: Path) -> dict[str, bytes]:
-    """Return the files of a target; of KServe's, those that it does not share."""
+    """Return the files of a target; of KServe's and Ray's, those that are nowhere else."""
     d = describe_for(target, make_repository(folder / "repository"))
     files = rendered(files_of(target, d, folder / "out", dashboard=False))
     shared = (*(f"{name}.yaml" for name in (
         "networkpolicy", "poddisruptionbudget", "podmonitor", "prometheus-adapter",
         "queue-to-compute",
     )), "Dockerfile.gateway")  # fmt: skip
-    return {name: text for name, text in files.items() if target != "kserve" or name not in shared}
+    left_out = {"kserve": shared, "ray": ("llmserve_ray.py", "Dockerfile.models")}.get(target, ())
+    return {name: text for name, text in files.items() if name not in left_out}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -107,6 +109,10 @@ def test_all_that_is_written_is_valid(
         ("kserve", "servingruntime.yaml", "failureThreshold", "failures", "failures"),
         ("kserve", "inferenceservice.yaml", "minReplicas", "least", "least"),
         ("kserve", "inferencepool.yaml", "number: 8080", "number: 80800", "80800"),
+        ("ray", "rayservice.yaml", "groupName", "group", "groupName"),
+        ("ray", "rayservice.yaml", "containerPort", "port", "port"),
+        ("ray", "rayservice.yaml", "import_path", "path", "path"),
+        ("ray", "serve.yaml", "import_path: llmserve_ray:", "import_path: ", "build"),
         ("compose", "compose.yaml", "healthcheck", "health", "health"),
         ("compose", "compose.yaml", "services:", "services: [", "flow"),
     ],
@@ -134,7 +140,7 @@ def everything(content: Any) -> Iterator[tuple[str, Any]]:
             yield from everything(value)
 
 
-@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+@pytest.mark.parametrize("target", ["kubernetes", "kserve", "ray"])
 @pytest.mark.parametrize("open_metrics", [False, True])
 def test_the_next_steps_make_every_secret_that_has_to_be_there(
     target: str, open_metrics: bool, repository: Path, tmp_path: Path

@@ -110,9 +110,14 @@ class Gateway:
             self._client = connect_async(self.settings.url)
         return self._client
 
+    async def disconnect(self) -> None:
+        """Have the next request connect anew: a connection that was lost waits before it tries."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self.disconnect()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
