@@ -61,7 +61,8 @@ _TEMPLATE = closed("spec", metadata=closed(labels=TEXTS), spec=ANY)
 _ARGS = closed(
     "repository load models keys open_metrics concurrency queue grace",
     repository=TEXT, load={"type": "array", "items": TEXT}, models={"type": "array", "items": TEXT},
-    keys={"type": ["string", "null"]}, open_metrics={"type": "boolean"}, concurrency=COUNT, queue=NUMBER, grace=COUNT,
+    keys={"type": ["string", "null"]}, open_metrics={"type": "boolean"}, concurrency=COUNT,
+    queue=NUMBER, grace=COUNT,
 )  # fmt: skip
 _AUTOSCALING = closed(
     "min_replicas max_replicas target_ongoing_requests", min_replicas=COUNT, max_replicas=COUNT,
