@@ -81,9 +81,9 @@ function draw(name, value) {
       <svg viewBox="0 0 600 120" preserveAspectRatio="none" role="img" aria-label="${name}"></svg>`;
     at("charts").append(chart);
   }
-  const most = Math.max(1, ...values);
+  const most = Math.max(...values);
   const x = (index) => (600 * (index + KEPT - values.length)) / (KEPT - 1);
-  const points = values.map((one, index) => `${x(index)},${118 - (112 * one) / most}`);
+  const points = values.map((one, index) => `${x(index)},${118 - (112 * one) / (most || 1)}`);
   chart.querySelector("b").textContent = `most ${most.toFixed(0)}`;
   chart.querySelector("svg").replaceChildren(
     shape("line", { x1: 0, y1: 119, x2: 600, y2: 119 }),
