@@ -47,7 +47,7 @@ END_GRACE = 0.25
 CLOSE_SECONDS = 5.0
 """How long closing a client waits for such ends."""
 CALL_HEADERS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("call_headers", default=())
-"""What goes with every call that is made in this context, beside the connection's headers."""
+"""What goes with every call of asyncio's that is made in this context, beside the connection's."""
 
 
 class AsyncChannel:
