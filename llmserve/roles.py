@@ -150,10 +150,11 @@ class Backend:
 class Place:
     """Where a frontend listens, and what it stands before.
 
-    ``url`` is Triton's gRPC address, ``metrics`` the URL of its own metrics. ``status`` is the
-    socket at which ``serve`` tells the state of each model. Without ``keys``, a file, a frontend
-    lets in only this machine, unless ``open``. ``collector`` is the address that takes spans, as
-    OpenTelemetry's OTLP over HTTP.
+    ``url`` is Triton's gRPC address, ``metrics`` the URL of its own metrics. ``replicas`` are the
+    gRPC addresses of other Tritons that serve the same, ``replica_metrics`` the URLs of their
+    metrics. ``status`` is the socket at which ``serve`` tells the state of each model. Without
+    ``keys``, a file, a frontend lets in only this machine, unless ``open``. ``collector`` is the
+    address that takes spans, as OpenTelemetry's OTLP over HTTP.
     """
 
     url: str
@@ -166,6 +167,8 @@ class Place:
     open: bool = False
     status: Path | None = None
     collector: str = ""
+    replicas: tuple[str, ...] = ()
+    replica_metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,15 +56,16 @@ class Wanted:
 
     @contextmanager
     def started(
-        self, server: Server, models: tuple[str, ...], *, keep_logs: bool
+        self, servers: Sequence[Server], models: tuple[str, ...], *, keep_logs: bool
     ) -> Iterator[list[RunningFrontend]]:
-        """Start them before a server, and end them where whoever watches has not."""
+        """Start them before all servers, and end them where whoever watches has not."""
         from dataclasses import replace
 
         from llmserve.errors import ServerError
         from llmserve.server.control import control_socket
         from llmserve.server.frontend import log_beside, start_frontend
 
+        server, others = servers[0], servers[1:]
         status = None
         with suppress(OSError, ServerError):
             # Whoever watches says why there is none.
@@ -78,6 +79,8 @@ class Wanted:
                     metrics=server.metrics_url,
                     models=models,
                     status=status,
+                    replicas=tuple(other.grpc_url for other in others),
+                    replica_metrics=tuple(other.metrics_url for other in others),
                 )
                 log = log_beside(server.log_file, frontend)
                 running.append(start_frontend(frontend, place, log))

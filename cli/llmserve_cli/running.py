@@ -32,7 +32,7 @@ def status(as_json: bool, url: str | None) -> None:
     from llmserve_cli.terminal import print_table
 
     told = [found for _, found in _served(url)]
-    things = [one for found in told for one in (*found["models"], *found["frontends"])]
+    things = [one for found in told for one in _things(found)]
     if as_json:
         click.echo(json.dumps({"servers": told}, indent=2, ensure_ascii=False))
     else:
@@ -41,7 +41,7 @@ def status(as_json: bool, url: str | None) -> None:
             rows = [["", "STATE", "RESTARTS", ""]]
             rows += [
                 [one["name"], one["state"], str(one["restarts"]), one["why"] or one.get("url", "")]
-                for one in (*found["models"], *found["frontends"])
+                for one in _things(found)
             ]
             print_table(rows)
     if waiting := [one["name"] for one in things if one["state"] != "ready"]:
@@ -72,6 +72,16 @@ def reload(model: str, url: str | None) -> None:
     with Status(f"loading {model}"):
         ask(served[0][0], {"do": "reload", "model": model}, timeout=None)
     click.echo(f"llmserve: {model} is loaded", err=True)
+
+
+def _things(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a server has, with the number of each replica's where there are several."""
+    models = [
+        {**one, "name": f"{one['name']} ({number})"}
+        for number, replica in enumerate(found.get("replicas", ()), start=1)
+        for one in replica["models"]
+    ]
+    return [*(models or found["models"]), *found["frontends"]]
 
 
 def _served(url: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:

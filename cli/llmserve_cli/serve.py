@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -46,6 +46,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds that requests in flight have when it is stopped.",
 )
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="So many Tritons that share this machine, and one frontend before all.",
+)
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where Triton's log goes.")
 @click.option(
     "--frontend",
@@ -71,6 +78,7 @@ def serve(
     metrics_port: int,
     models: tuple[str, ...],
     grace: float,
+    replicas: int,
     log_file: Path | None,
     frontend_names: tuple[str, ...],
     frontend_host: str | None,
@@ -91,7 +99,7 @@ def serve(
     llmserve serve model_repository --model demo --http-port 9000
     """
     from llmserve.repository.manifest import parts_of, references
-    from llmserve.server import ServerSettings, one_log, start
+    from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
     from llmserve.server.tracing import trace_arguments
     from llmserve_cli.frontends import Wanted
     from llmserve_cli.interrupts import end_in_order
@@ -111,6 +119,7 @@ def serve(
         log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
         extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
+        replicas=replicas,
     )
     frontends = Wanted(
         frontend_names,
@@ -127,17 +136,21 @@ def serve(
 
     # A service manager's signal, and Ctrl-C in a background job too, end the server.
     end_in_order(signal.SIGTERM, signal.SIGINT)
-    with one_log(settings) as logged:
+    with ExitStack() as stack:
+        each = [stack.enter_context(one_log(one)) for one in settings_of_each(settings)]
         with Status("starting Triton") as status:
-            server = start(logged, on_progress=lambda p: status.say(str(p)))
-        with server, frontends.started(server, models, keep_logs=log_file is not None) as running:
-            click.echo(_summary(server, running), err=True)
-            for note in server.notes:
-                click.echo(f"llmserve: note: {note}", err=True)
-            # Until the supervisor listens for it, Ctrl-C is an exception, and there is nothing yet
-            # to wait for.
-            with suppress(KeyboardInterrupt):
-                Supervisor(logged, server, running, _say).run()
+            servers = start_all(each, on_progress=lambda p: status.say(str(p)))
+        for server in servers:
+            stack.enter_context(server)
+        keep = log_file is not None
+        running = stack.enter_context(frontends.started(servers, models, keep_logs=keep))
+        click.echo(_summary(servers, running), err=True)
+        for note in servers[0].notes:
+            click.echo(f"llmserve: note: {note}", err=True)
+        # Until the supervisor listens for it, Ctrl-C is an exception, and there is nothing yet
+        # to wait for.
+        with suppress(KeyboardInterrupt):
+            Supervisor(each, servers, running, _say).run()
 
 
 def _say(line: str) -> None:
@@ -205,7 +218,8 @@ def _problems_of_models(settings: ServerSettings) -> list[LLMServeError]:
     return [ConfigError(str(problem)) for problem in problems if problem.fatal]
 
 
-def _summary(server: Server, frontends: Sequence[RunningFrontend]) -> str:
+def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) -> str:
+    server = servers[0]
     models = sorted(name for name, state in server.models().items() if state == "READY")
     by_original: dict[str, list[str]] = {}
     for model, original in sorted(server.stand_ins().items()):
@@ -217,6 +231,7 @@ def _summary(server: Server, frontends: Sequence[RunningFrontend]) -> str:
             f"  http     {server.http_url}",
             f"  grpc     {server.grpc_url}",
             f"  metrics  {server.metrics_url}",
+            *(f"  replica  grpc {one.grpc_url}, log in {one.log_file}" for one in servers[1:]),
             f"  models   {', '.join(models)}",
             *(
                 f"  stand-in for {original}, in Python: {', '.join(names)}"

@@ -133,6 +133,9 @@ TEXT_FORMAT_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, *USAGE)
 ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}
 """Second names of the same thing: TensorRT-LLM has renamed some over its versions."""
 
+THREADS = "LLMSERVE_THREADS"
+"""The environment variable that says how many threads an engine has, where OpenMP is not asked."""
+
 STAND_IN_METRIC = "llmserve_stand_in"
 """A gauge of 1, on the server's metrics, for each model that a stand-in answers.
 

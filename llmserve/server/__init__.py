@@ -12,6 +12,7 @@ from __future__ import annotations
 from llmserve.server.log import Progress
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, port_problems
+from llmserve.server.sharing import settings_of_each, start_all
 from llmserve.server.startup import find_problems, first_available, one_log, start
 
 __all__ = [
@@ -23,5 +24,7 @@ __all__ = [
     "first_available",
     "one_log",
     "port_problems",
+    "settings_of_each",
     "start",
+    "start_all",
 ]

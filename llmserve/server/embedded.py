@@ -113,7 +113,10 @@ def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
             f"--model-repository={link_models(settings, instance.scratch)}",
             *triton_args(settings, instance),
         ),
-        env=environment(libraries, stub_site.write(instance.scratch / "python")),
+        env={
+            **environment(libraries, stub_site.write(instance.scratch / "python")),
+            **settings.env,
+        },
         kind="embedded",
     )
 

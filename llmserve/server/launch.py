@@ -200,7 +200,7 @@ def find_binary() -> Path:
 def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
     """Start it with its own backends, in the environment as it is."""
     server = find_binary()
-    env = inherited_environment()
+    env = {**inherited_environment(), **settings.env}
     # A script calls the server by its name.
     env["PATH"] = os.pathsep.join([str(server.parent), env.get("PATH", os.defpath)])
     repository = str(link_models(settings, instance.scratch))
@@ -279,6 +279,7 @@ def docker_arguments(
         *published,
         *mounts,
         *(f"--env={variable}" for variable in _PASSED_ON if variable in os.environ),
+        *(f"--env={variable}={value}" for variable, value in settings.env.items()),
         # The Python backend moves tensors through shared memory; Docker's default is 64 MiB.
         "--shm-size=1g",
         *(("--gpus=all",) if gpus else ()),

@@ -56,13 +56,13 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[LLMServe
             "make room there, or set TMPDIR to another folder",
         )
     wants(
-        _FILES + count * _FILES_OF_PROCESS,
+        _FILES + count // settings.replicas * _FILES_OF_PROCESS,
         _limit(resource.RLIMIT_NOFILE),
         "{there} files may be open at a time, and a server of these models needs {needed}",
         "ulimit -n 4096",
     )
     wants(
-        _THREADS + count * _THREADS_OF_PROCESS,
+        settings.replicas * _THREADS + count * _THREADS_OF_PROCESS,
         _threads_left(root),
         "{there} more processes may be started, and a server of these models needs {needed}",
         "ulimit -u 4096, or a container with a higher --pids-limit",
@@ -120,7 +120,8 @@ def _memory_of_models(settings: ServerSettings) -> dict[str, list[int]]:
             told = config.read(folder)
             if not told.ensemble_scheduling.step:
                 processes = sum(max(1, group.count) for group in told.instance_group) or 1
-                found[folder.name] = [_memory_of_process(folder)] * processes
+                each = [_memory_of_process(folder)] * processes
+                found[folder.name] = each * settings.replicas
     return found
 
 

@@ -74,19 +74,25 @@ class Replica:
                 self._models[name] = self._watched(name, State.READY)
 
     @property
+    def given_up(self) -> bool:
+        """Whether its Triton is started no more."""
+        return self._triton.state is State.FAILED
+
+    @property
     def failed(self) -> bool:
         """Whether nothing is left here that could answer."""
         models = [model.watch.state is State.FAILED for model in self._models.values()]
-        return self._triton.state is State.FAILED or (bool(models) and all(models))
+        return self.given_up or (bool(models) and all(models))
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, and of what."""
         watches = [self._triton, *(model.watch for model in self._models.values())]
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
 
-    def last_lines(self) -> list[str]:
-        """Return what the log has of the end."""
-        return list(self._log.tail)
+    def say_last_lines(self) -> None:
+        """Say what the log has of the end."""
+        for line in self._log.tail:
+            self.say(line)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -131,17 +137,15 @@ class Replica:
                 restart, self._restart = self._restart, None
                 restart.result()
             return
-        if self._triton.state is not State.FAILED:
-            self._look_at_triton(now)
-
-    def _look_at_triton(self, now: float) -> None:
+        if self.given_up:
+            return
         exit_code = self.server.wait(0)
         self._log.read()
         if exit_code is not None:
             self._lost(now, f"Triton ended, exit code {exit_code}")
         elif self._triton.alive:
             self._look_at_models(now)
-        if self._triton.state is State.FAILED:
+        if self.given_up:
             # One that hangs would keep its clients waiting.
             self._restart = asyncio.create_task(asyncio.to_thread(self.server.stop, grace=0.0))
         elif self._triton.state is State.RESTARTING and now >= self._triton.again_at:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +30,8 @@ class ServerSettings:
     have ``grace`` seconds. ``backends`` are what the embedded server has
     beside Triton's own; without it, all that the installed plugins register. ``image``, ``gpus``
     and ``mounts`` matter to a container only: ``gpus=None`` gives it the GPUs where Docker has
-    NVIDIA's runtime, and ``mounts`` are folders that models refer to.
+    NVIDIA's runtime, and ``mounts`` are folders that models refer to. ``replicas`` are so many
+    servers that share the machine; ``env`` is added to the environment.
 
     >>> ServerSettings(Path("model_repository"), grpc_port=0).host
     '127.0.0.1'
@@ -52,6 +54,8 @@ class ServerSettings:
     mounts: tuple[Path, ...] = ()
     extra_args: tuple[str, ...] = ()
     backends: tuple[Backend, ...] | None = None
+    replicas: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def ports(self) -> dict[str, int]:
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}

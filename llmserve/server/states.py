@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -34,6 +34,7 @@ class State(str, Enum):
 
 
 _ALIVE = (State.READY, State.SUSPECT)
+_BEST_FIRST = ("ready", "suspect", "loading", "restarting", "failed")
 
 
 @dataclass
@@ -131,3 +132,9 @@ class Watch:
         self.state, self.why = state, why
         if changed:
             self.on_change(self)
+
+
+def best_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how the best of several is that do the same, with the restarts of all."""
+    best = min(reports, key=lambda one: _BEST_FIRST.index(one["state"]))
+    return {**best, "restarts": sum(one["restarts"] for one in reports)}

@@ -20,7 +20,7 @@ from llmserve.server.frontend import RunningFrontend, start_frontend
 from llmserve.server.replica import LOOK, Replica
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
-from llmserve.server.states import State, Watch
+from llmserve.server.states import State, Watch, best_of
 
 Say = Callable[[str], None]
 
@@ -37,10 +37,10 @@ class _Front:
 
 @dataclass
 class Supervisor:
-    """Watches over a server that has been started with ``settings``, log file included."""
+    """Watches over servers that have been started with ``settings``, log file included."""
 
-    settings: ServerSettings
-    server: Server
+    settings: Sequence[ServerSettings]
+    servers: Sequence[Server]
     frontends: Sequence[RunningFrontend] = ()
     say: Say = lambda _: None
     _fronts: list[_Front] = field(default_factory=list)
@@ -54,7 +54,12 @@ class Supervisor:
 
     async def _run(self) -> None:
         self._end, self._cut = asyncio.Event(), asyncio.Event()
-        self._replica = Replica(self.settings, self.server, self.say)
+        self._replicas = [
+            Replica(settings, server, self._say_of(number))
+            for number, (settings, server) in enumerate(
+                zip(self.settings, self.servers, strict=True), start=1
+            )
+        ]
         self._fronts = [
             _Front(front, Watch(front.frontend.name, self._tell, State.READY))
             for front in self.frontends
@@ -62,11 +67,11 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        canaries = asyncio.create_task(self._replica.send_canaries())
+        canaries = [asyncio.create_task(one.send_canaries()) for one in self._replicas]
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    socket = control_socket(self.server.grpc_url)
+                    socket = control_socket(self.servers[0].grpc_url)
                     await stack.enter_async_context(listening(socket, self._answer))
                 except (OSError, ServerError) as error:
                     self.say(f"note: `llmserve status` will not see this server: {error}")
@@ -75,15 +80,23 @@ class Supervisor:
                     with suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._end.wait(), LOOK)
                 self.say("stopping, requests in flight are finished first")
-                canaries.cancel()
-                await self._stop(self.settings.grace)
+                for task in canaries:
+                    task.cancel()
+                await self._stop(self.settings[0].grace)
         finally:
             # Nothing is left to stop where it has ended in order.
-            canaries.cancel()
+            for task in canaries:
+                task.cancel()
             await self._stop(0.0)
 
     def _signalled(self) -> None:
         (self._cut if self._end.is_set() else self._end).set()
+
+    def _say_of(self, number: int) -> Say:
+        """Return how a replica says something."""
+        if len(self.servers) == 1:
+            return self.say
+        return lambda line: self.say(f"replica {number}: {line}")
 
     def _tell(self, watch: Watch) -> None:
         self.say(watch.line())
@@ -91,8 +104,9 @@ class Supervisor:
     async def _look(self, now: float) -> None:
         for front in self._fronts:
             await self._look_at_frontend(front, now)
-        self._replica.look(now)
-        if self._replica.failed:
+        for replica in self._replicas:
+            replica.look(now)
+        if all(replica.failed for replica in self._replicas):
             self._give_up()
 
     async def _look_at_frontend(self, front: _Front, now: float) -> None:
@@ -114,11 +128,12 @@ class Supervisor:
             front.starting = asyncio.create_task(asyncio.to_thread(again))
 
     def _give_up(self) -> None:
-        for line in self._replica.last_lines():
-            self.say(line)
+        why = {each for replica in self._replicas for each in replica.why_it_failed()}
+        for replica in self._replicas:
+            replica.say_last_lines()
+        logs = ", ".join(str(replica.server.log_file) for replica in self._replicas)
         raise ServerError(
-            f"nothing is left to serve ({'; '.join(sorted(self._replica.why_it_failed()))})",
-            mend=f"see {self._replica.server.log_file}",
+            f"nothing is left to serve ({'; '.join(sorted(why))})", mend=f"see {logs}"
         )
 
     # What others ask
@@ -127,14 +142,29 @@ class Supervisor:
         if request.get("do") == "status":
             return self._status()
         if request.get("do") == "reload":
-            await self._replica.reload(str(request.get("model")))
+            # One after the other, so that the others answer meanwhile.
+            for replica in self._replicas:
+                if not replica.given_up:
+                    await replica.reload(str(request.get("model")))
             return self._status()
         raise ServerError("a request asks for status or reload")
 
     def _status(self) -> dict[str, Any]:
         fronts = [{**front.watch.report(), "url": front.running.url} for front in self._fronts]
-        status = self._replica.status()
-        return {**status, "stopping": self._end.is_set(), "frontends": fronts}
+        each = [replica.status() for replica in self._replicas]
+        told = {"stopping": self._end.is_set(), "frontends": fronts}
+        if len(each) == 1:
+            return {**each[0], **told}
+        models = [model for one in each for model in one["models"]]
+        names = dict.fromkeys(model["name"] for model in models)
+        best = best_of(each)
+        return {
+            **each[0],
+            **{key: best[key] for key in ("state", "restarts")},
+            "models": [best_of([m for m in models if m["name"] == name]) for name in names],
+            "replicas": each,
+            **told,
+        }
 
     # The end
 
@@ -151,9 +181,10 @@ class Supervisor:
     async def _end_in_order(self, grace: float) -> None:
         deadline = time.monotonic() + grace
         self._end.set()
-        await self._replica.settle()
+        await asyncio.gather(*(replica.settle() for replica in self._replicas))
         extra = _DRAINED if grace else 0.0
         fronts = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._fronts)
         await asyncio.gather(*fronts)
         left = max(_DRAINED, deadline - time.monotonic()) if grace else 0.0
-        await asyncio.to_thread(self._replica.server.stop, grace=left)
+        stops = (asyncio.to_thread(each.server.stop, grace=left) for each in self._replicas)
+        await asyncio.gather(*stops)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import llmserve
-from llmserve.server import ServerSettings, machine
+from llmserve.server import ServerSettings, machine, settings_of_each
 from llmserve.server.scratch import LOCK, sweep
 
 PLENTY = {
@@ -71,6 +72,28 @@ def test_few_open_files(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     (problem, *_) = machine.shortages(settings, root_with(tmp_path))
     assert "64 files may be open at a time, and a server of these models needs 128" in str(problem)
+
+
+def test_replicas_need_more_and_share_what_there_is(
+    settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    asked = replace(settings, replicas=3, log_file=tmp_path / "triton.log")
+    root = root_with(tmp_path, proc__meminfo="MemTotal: 409600 kB\nMemAvailable: 409600 kB")
+    (problem,) = machine.shortages(asked, root)
+    assert "400 MB of memory in all, and the models need 480" in str(problem)
+    each = settings_of_each(asked)
+    assert [one.grpc_port for one in each] == [settings.grpc_port, 0, 0]
+    assert [one.log_file and one.log_file.stem for one in each] == [
+        "triton", "triton-2", "triton-3",
+    ]  # fmt: skip
+    assert [one.env["OMP_NUM_THREADS"] for one in each] == ["2"] * 3
+    assert [one.env["CUDA_VISIBLE_DEVICES"] for one in each] == ["4", "GPU-7", "4"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert "OMP_NUM_THREADS" not in settings_of_each(asked)[0].env
+    assert settings_of_each(settings) == [settings]
 
 
 def test_memory_that_others_hold_is_worth_a_note(settings: ServerSettings, tmp_path: Path) -> None:

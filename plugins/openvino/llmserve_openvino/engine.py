@@ -7,6 +7,7 @@ cancellation and lengths are what they are everywhere.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Generation, RequestError, Tokenizer
+from llmserve.runtime import Generation, RequestError, Tokenizer, contract
 from llmserve_openvino.library import openvino, openvino_genai
 
 LOG = logging.getLogger(__name__)
@@ -53,8 +54,9 @@ class OpenVinoGenerator:
             "KV_CACHE_PRECISION": precision if cache == "auto" else cache,
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings["dynamic_quantization"],
         }
-        if settings["threads"]:
-            properties["INFERENCE_NUM_THREADS"] = settings["threads"]
+        # OpenVINO has threads of its own, and asks no variable of OpenMP's for their number.
+        if threads := settings["threads"] or int(os.environ.get(contract.THREADS, 0)):
+            properties["INFERENCE_NUM_THREADS"] = threads
         lookup = settings["prompt_lookup"]
         if lookup:
             properties["prompt_lookup"] = True

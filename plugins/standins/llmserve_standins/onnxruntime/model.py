@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from llmserve.runtime import contract
 from llmserve_standins.graphs import Graph, Place, ServedGraph
 
 
@@ -11,6 +13,7 @@ def load(place: Place) -> Graph:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(os.environ.get(contract.THREADS, 0))
     # Threads that spin while they wait keep the other models of the server from running.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
