@@ -23,7 +23,9 @@ def _command(place: Place) -> Sequence[str]:
         check_collector(place.collector)
     words = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
     words += ["--grace", str(place.grace)]
-    words += ["--triton-metrics", place.metrics] if place.metrics else []
+    words += [word for url in place.replicas for word in ("--url", url)]
+    metrics = (place.metrics, *place.replica_metrics)
+    words += [word for url in metrics if url for word in ("--triton-metrics", url)]
     words += ["--supervisor", str(place.status)] if place.status else []
     words += [word for name in place.models for word in ("--model", name)]
     words += ["--otlp-endpoint", place.collector] if place.collector else []

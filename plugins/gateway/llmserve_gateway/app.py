@@ -27,7 +27,7 @@ from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers, dump
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
-from llmserve_gateway.triton_metrics import CacheUse, scrape
+from llmserve_gateway.triton_metrics import CacheUse, joined, scrape_all
 
 PAGE = Path(__file__).with_name("page")
 _METRICS = "text/plain; version=0.0.4"
@@ -64,7 +64,7 @@ class Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._catalog = gateway.catalog
-        self._caches = CacheUse(gateway.settings.triton_metrics)
+        self._caches = CacheUse(gateway.settings.all_metrics)
 
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
@@ -154,19 +154,23 @@ class Routes:
         del request, key
         metrics = self._gateway.metrics
         metrics.waiting.set(self._gateway.admission.waiting)
-        metrics.show(self._catalog.known, await self._catalog.supervised())
+        running = {one.url: one.running for one in self._gateway.client.all}
+        metrics.show(self._catalog.known, await self._catalog.supervised(), running)
         metrics.show_caches(await self._catalog.by_model(await self._caches.read()))
         return Response(metrics.text(), media_type=_METRICS)
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
         del request, key
-        url = self._gateway.settings.triton_metrics
-        if url is None:
+        settings = self._gateway.settings
+        if not settings.all_metrics:
             raise ApiError(404, "Triton's metrics are not known here: start with --triton-metrics")
-        try:
-            return Response(await asyncio.to_thread(scrape, url), media_type=_METRICS)
-        except (OSError, ValueError) as error:
-            raise ApiError(503, f"Triton's metrics cannot be had: {error}") from None
+        found = await scrape_all(settings.all_metrics)
+        told = zip((settings.url, *settings.replicas), found, strict=False)
+        pages = {replica: page for replica, page in told if isinstance(page, str)}
+        if not pages:
+            raise ApiError(503, f"Triton's metrics cannot be had: {found[0]}")
+        page = joined(pages) if found[1:] else next(iter(pages.values()))
+        return Response(page, media_type=_METRICS)
 
     def guarded(
         self, handle: Handle, error_body: Any = ApiError.json, *, keyed: bool = True

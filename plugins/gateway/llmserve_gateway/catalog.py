@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.client import AsyncClient
 from llmserve.client.model import ModelInfo
 from llmserve.errors import LLMServeError, RequestRejectedError
 from llmserve_gateway.errors import ApiError, from_llmserve
+from llmserve_gateway.replicas import Replicas, is_of_the_replica
 
 CANARY_SECONDS = 30.0
 """How long a model may take for one token."""
@@ -47,7 +47,7 @@ class Catalog:
 
     def __init__(
         self,
-        client: Callable[[], AsyncClient],
+        client: Callable[[], Replicas],
         named: Sequence[str] = (),
         supervisor: Path | None = None,
     ) -> None:
@@ -150,6 +150,8 @@ class Catalog:
 
     def failed(self, name: str, error: LLMServeError) -> None:
         """Take note of an answer that did not come."""
+        if is_of_the_replica(error) and self._client().answers(name):
+            return  # There are others.
         if from_llmserve(error).status >= 500:
             self.health(name).miss(str(error), certain="has died" in str(error))
 

@@ -13,7 +13,13 @@ KEYS = Path("llmserve-keys.json")
 
 
 @click.command()
-@click.option("--url", envvar="LLMSERVE_URL", help="Triton's gRPC address.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    envvar="LLMSERVE_URL",
+    help="Triton's gRPC address; repeat for several that serve the same.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=PORT, default=8080, show_default=True, help="0 for a free one.")
 @click.option("--model", "models", multiple=True, help="Offer only this; repeat for several.")
@@ -33,7 +39,9 @@ KEYS = Path("llmserve-keys.json")
 @click.option(
     "--triton-metrics",
     metavar="URL",
-    help="Triton's metrics, to give at /metrics/triton; on this machine port 8002 by default.",
+    multiple=True,
+    help="Triton's metrics, to give at /metrics/triton; on this machine port 8002 by default. "
+    "Repeat for each --url.",
 )
 @click.option("--open-metrics", is_flag=True, help="Let everybody read metrics, without a key.")
 @click.option("--supervisor", type=FILE, hidden=True, help="Where `serve` tells how models are.")
@@ -50,7 +58,7 @@ KEYS = Path("llmserve-keys.json")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Its key (PEM).")
 def gateway(
-    url: str | None,
+    urls: tuple[str, ...],
     host: str,
     port: int,
     models: tuple[str, ...],
@@ -61,7 +69,7 @@ def gateway(
     max_queued_tokens: int,
     request_timeout: float,
     grace: float,
-    triton_metrics: str | None,
+    triton_metrics: tuple[str, ...],
     open_metrics: bool,
     supervisor: Path | None,
     tool_parsers: tuple[str, ...],
@@ -75,25 +83,32 @@ def gateway(
     \b
     llmserve gateway
     llmserve gateway --url triton.example:8001 --host 0.0.0.0 --keys keys.json
+    llmserve gateway --url one.example:8001 --url another.example:8001
     """
+    from llmserve.errors import UsageError
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.serving import Listening, run
 
-    if triton_metrics is None and url is None:
-        triton_metrics = "http://127.0.0.1:8002/metrics"
+    if not triton_metrics and not urls:
+        triton_metrics = ("http://127.0.0.1:8002/metrics",)
+    url, *others = dict.fromkeys(urls) or ("127.0.0.1:8001",)
+    if triton_metrics[len(others) + 1 :]:
+        raise UsageError("more of --triton-metrics than of --url", mend="give each --url its own")
     settings = Settings(
-        url=url or "127.0.0.1:8001",
+        url=url,
         limits=Limits(max_requests, max_queue, max_queued_tokens),
         request_timeout=request_timeout,
         keys=keys,
         models=models,
-        triton_metrics=triton_metrics,
+        triton_metrics=triton_metrics[0] if triton_metrics else None,
         open_metrics=open_metrics,
         supervisor=supervisor,
         cors_origins=origins,
         tool_parsers=tool_parsers,
         collector=otlp_endpoint or "",
+        replicas=tuple(others),
+        replica_metrics=triton_metrics[1:],
     )
     listening = Listening(host, port, grace, no_auth, tls_cert, tls_key)
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))

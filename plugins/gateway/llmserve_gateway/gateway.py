@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmserve.client import AsyncClient, Completion, Piece, connect_async
+from llmserve.client import Completion, Piece
 from llmserve.client.tools import read_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
 from llmserve_gateway.addresses import check_collector
@@ -23,6 +23,7 @@ from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.fields import INCLUDE_STOP, Asked
 from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
+from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, Send, Visit, request_id
 from llmserve_gateway.tool_calls import Answer
 from llmserve_gateway.tool_readers import NewReader, Readers
@@ -39,7 +40,10 @@ _LONGEST_NOTED = 60
 
 @dataclass(frozen=True)
 class Settings:
-    """What a gateway is told; ``url`` is Triton's gRPC address."""
+    """What a gateway is told; ``url`` is Triton's gRPC address.
+
+    ``replicas`` are those of other Tritons that serve the same.
+    """
 
     url: str
     limits: Limits = field(default_factory=Limits)
@@ -59,6 +63,13 @@ class Settings:
     """How calls of tools are read: a parser's name for all models, ``MODEL=NAME`` for one."""
     collector: str = ""
     """Where spans go, if anywhere."""
+    replicas: tuple[str, ...] = ()
+    replica_metrics: tuple[str, ...] = ()
+
+    @property
+    def all_metrics(self) -> tuple[str, ...]:
+        """Where all Tritons have their metrics, as far as that is known."""
+        return (self.triton_metrics, *self.replica_metrics) if self.triton_metrics else ()
 
 
 class Answers(Protocol):
@@ -94,7 +105,7 @@ class Gateway:
         self.keys = KeyRing(settings.keys) if settings.keys else None
         self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
         self.readers = Readers(settings.tool_parsers, self.catalog)
-        self._client: AsyncClient | None = None
+        self._client: Replicas | None = None
         self._noted: set[str] = set()
         self.tracer: Tracer | None = None
         if settings.collector:
@@ -104,10 +115,10 @@ class Gateway:
             self.tracer = Tracer(*send_to(settings.collector))
 
     @property
-    def client(self) -> AsyncClient:
-        """The connection to Triton, opened on the loop that serves."""
+    def client(self) -> Replicas:
+        """The connections to the Tritons, opened on the loop that serves."""
         if self._client is None:
-            self._client = connect_async(self.settings.url)
+            self._client = Replicas((self.settings.url, *self.settings.replicas))
         return self._client
 
     async def disconnect(self) -> None:

@@ -74,6 +74,12 @@ class Metrics:
             (*_MODEL, "outcome"),
             registry=registry,
         )
+        self._each_running = Gauge(
+            "llmserve_replica_requests_running",
+            "Requests under way at each Triton",
+            ("replica",),
+            registry=registry,
+        )
         self._refused = Counter(
             "llmserve_refused", "Requests refused, by status", ("status",), registry=registry
         )
@@ -113,8 +119,15 @@ class Metrics:
                 each = (end - visit.first) / (visit.written - 1)
                 self._each.labels(visit.model).observe(each)
 
-    def show(self, models: Sequence[str], supervised: Sequence[Mapping[str, Any]]) -> None:
-        """Take in which models there are, and what ``serve`` tells of each."""
+    def show(
+        self,
+        models: Sequence[str],
+        supervised: Sequence[Mapping[str, Any]],
+        running: Mapping[str, int],
+    ) -> None:
+        """Take in which models there are, what ``serve`` tells of each, and what replicas do."""
+        for replica, count in running.items():
+            self._each_running.labels(replica).set(count)
         for name in models:
             # Who scales by it wants a 0 before the first request.
             self._running.labels(name)

@@ -393,7 +393,7 @@ def test_the_document_has_every_path_and_the_bounds_that_requests_are_held_to() 
 
 def test_a_model_that_nobody_has_asked_yet_has_figures_to_scale_by() -> None:
     metrics = Metrics()
-    metrics.show(["m"], [])
+    metrics.show(["m"], [], {})
     assert 'vllm:num_requests_running{model_name="m"} 0.0' in metrics.text().decode()
 
 

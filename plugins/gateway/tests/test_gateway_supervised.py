@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmserve.client import AsyncClient
 from llmserve.server.control import listening
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.metrics import Metrics
+from llmserve_gateway.replicas import Replicas
 
 DEAD = {"name": "m", "state": "restarting", "why": "its process has died", "restarts": 1}
 
@@ -20,7 +20,7 @@ async def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"models": [DEAD]}
 
 
-def nobody() -> AsyncClient:
+def nobody() -> Replicas:
     raise AssertionError("Triton is not asked")
 
 
@@ -32,7 +32,7 @@ def test_it_knows_which_models_are_dead_and_shows_it(tmp_path: Path) -> None:
         async with listening(tmp_path / "sock", answer):
             found = await catalog.supervised()
         assert found == [DEAD]
-        metrics.show([], found)
+        metrics.show([], found, {})
 
     asyncio.run(meet())
     assert b'llmserve_model_ready{model_name="m"} 0.0' in metrics.text()
