@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -155,6 +156,7 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def free_port() -> int:
