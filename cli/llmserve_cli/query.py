@@ -248,6 +248,8 @@ def _fields(answer: Completion) -> dict[str, Any]:
     fields = asdict(answer)
     if not answer.extra:
         del fields["extra"]
+    if not answer.tool_calls:
+        del fields["tool_calls"]
     if answer.logprobs is None:
         del fields["logprobs"]
     else:
