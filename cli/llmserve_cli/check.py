@@ -19,7 +19,9 @@ def check(repository: Path, as_json: bool) -> int:
     llmserve check model_repository
     """
     from llmserve.repository.check import check_repository
+    from llmserve.repository.publish import recover
 
+    recover(repository)
     problems = check_repository(repository)
     if as_json:
         import json

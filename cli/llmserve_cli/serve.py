@@ -99,12 +99,14 @@ def serve(
     llmserve serve model_repository --model demo --http-port 9000
     """
     from llmserve.repository.manifest import parts_of, references
+    from llmserve.repository.publish import recover
     from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
     from llmserve.server.tracing import trace_arguments
     from llmserve_cli.frontends import Wanted
     from llmserve_cli.interrupts import end_in_order
     from llmserve_cli.status import Status
 
+    recover(repository)
     wanted = [part for name in models for part in (*parts_of(repository, name), name)]
     settings = ServerSettings(
         repository=repository,

@@ -59,7 +59,8 @@ def staging(output: Path) -> Iterator[Path]:
     """Lend a folder on the repository's own file system; what is left in it is thrown away.
 
     It lies beside the repository, for Triton does not start over a folder that is no model.
-    A build that was killed leaves its stage behind; the next one sweeps it away.
+    A build that was killed leaves its stage behind; the next one sweeps it away, and so does
+    whoever reads the repository first (:func:`recover`).
     """
     output = output.absolute()
     try:
@@ -78,6 +79,13 @@ def staging(output: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
+
+
+def recover(output: Path) -> None:
+    """Bring back the models that a killed build had set aside, where this user may."""
+    output = output.absolute()
+    with suppress(OSError), locked(output.parent):
+        _sweep(output)
 
 
 @contextmanager

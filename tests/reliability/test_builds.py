@@ -16,6 +16,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 import llmserve
 from llmserve.repository.manifest import Manifest, hashes
+from llmserve.repository.publish import recover
 
 here = Path(sys.argv[1])
 
@@ -24,6 +25,8 @@ def build(repository, tokens):
 
 def found():
     folder = here / "repo" / "m"
+    # As `serve` does, for a build can die between two moves.
+    recover(folder.parent)
     manifest = Manifest.read(folder)
     assert manifest and manifest.differences(folder) == [], manifest
     return manifest.options["max_tokens"]

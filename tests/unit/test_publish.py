@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from llmserve.errors import ConfigError, OutputError
 from llmserve.repository.dockerfile import FILE as DOCKERFILE
 from llmserve.repository.manifest import Manifest, hashes
-from llmserve.repository.publish import ASIDE, MODELS, check_output, publish, staging
+from llmserve.repository.publish import ASIDE, MODELS, check_output, publish, recover, staging
 
 
 def model(
@@ -246,7 +246,10 @@ with staging(repo) as scratch:
 """
 
 
-def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sweep", [recover, lambda repo: put(repo, "n", "one")])
+def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(
+    tmp_path: Path, sweep: Callable[[Path], None]
+) -> None:
     repo = tmp_path / "repo"
     put(repo, "m", "one", "a")
     command = [sys.executable, "-c", KILLED, str(repo)]
@@ -258,7 +261,7 @@ def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(tmp_path: Pa
         assert (stage / ASIDE / "m").is_dir()
         assert (repo / "m_b").is_dir()
         build.send_signal(signal.SIGKILL)
-    put(repo, "n", "one")
+    sweep(repo)
     assert list(tmp_path.iterdir()) == [repo]
     assert text_of(repo) == "one", "what the killed build had set aside is back"
     assert models_of(repo) == ["m", "m_a", "n"], "and what it had brought is gone"
