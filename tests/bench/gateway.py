@@ -109,7 +109,7 @@ def main() -> None:
     title = f"The demo model by {args.plugin}, medians of {args.rounds} rounds (range)"
     table = Table("", DIRECT, THROUGH, "difference", title=title)
     with tempfile.TemporaryDirectory() as home, LiveTriton.start(Path(home) / "models") as live:
-        model = live.build(args.plugin, decoupled=True)
+        model = live.build(args.plugin)
         with gateway(live.server.grpc_url) as (address, process):
             targets = {
                 DIRECT: Target(model, live.server.grpc_url, repository=live.repository),
