@@ -86,7 +86,7 @@ def _parts(path: Path, content: Any) -> Iterator[tuple[Data, Schema | None]]:
     if not isinstance(content, dict):
         raise ValueError("it is empty")
     kind = content.get("kind", "")
-    base = path.parents[2] / "base" / path.name
+    base = path.parent.parent.parent / "base" / path.name
     if kind not in KINDS and path.parent.parent.name == "overlays" and base.is_file():
         yield merged(_read(base), content), None
         return

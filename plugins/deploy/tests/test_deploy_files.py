@@ -91,12 +91,19 @@ VARIANTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("more", VARIANTS)
 def test_all_that_is_written_is_valid(
-    target: str, more: dict[str, Any], repository: Path, tmp_path: Path
+    target: str,
+    more: dict[str, Any],
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # As people name it: a folder below the one that they are in.
+    monkeypatch.chdir(tmp_path)
+    out = Path("out")
     d = describe(repository, baked=target != "compose", **more)
-    files = rendered(files_of(target, d, tmp_path / "out", dashboard=True))
-    write(files, tmp_path / "out", force=False)
-    check(tmp_path / "out", list(files))
+    files = rendered(files_of(target, d, out, dashboard=True))
+    write(files, out, force=False)
+    check(out, list(files))
 
 
 @pytest.mark.parametrize(
