@@ -38,7 +38,10 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[LLMServe
 
     def wants(needed: float, there: float, what: str, mend: str) -> None:
         if there < needed:
-            what = what.format(there=f"{there:.3g}", needed=f"{needed:.3g}")
+            told = {"there": there, "needed": needed}
+            what = what.format(
+                **{n: f"{v:.0f}" if v >= 10 else f"{v:.2g}" for n, v in told.items()}
+            )
             found.append(ServerError(what, mend=mend))
 
     if (root / "dev/shm").is_dir():
