@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import grpc
 import grpc.aio
@@ -37,6 +37,9 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
+
+if TYPE_CHECKING:
+    from llmserve.roles import ToolParser
 
 QUICK_SECONDS = 10.0
 """For what a server answers at once, where no timeout is given."""
@@ -117,7 +120,7 @@ class AsyncClient:
         self._channel = channel or AsyncChannel(endpoint)
         self._timeout = timeout
         self._infos: dict[str, ModelInfo] = {}
-        self._templates: dict[str, str] = {}
+        self._parsers: dict[str, ToolParser] = {}
         self._closed = False
         # Exchanges that are under way, and ends of sequences that have not arrived yet.
         self._live: set[Exchange | Steps] = set()
@@ -236,6 +239,13 @@ class AsyncClient:
         """Return what reads calls out of an answer, as the model's family writes them."""
         if tools.held:
             return tools.read_held
+        if model not in self._parsers:
+            self._parsers[model] = await self._parser(model)
+        make = self._parsers[model].reader
+        return lambda answer: read_calls(make(tools.names), answer, parallel=tools.parallel)
+
+    async def _parser(self, model: str) -> ToolParser:
+        """Choose, by the model's chat template, who knows its family."""
         from llmserve.registry import Registry
         from llmserve.roles import ToolParser
 
@@ -245,22 +255,17 @@ class AsyncClient:
                 "nothing that is installed reads calls of tools",
                 mend="pip install llmserve-gateway, or say required in tool_choice",
             )
-        template = await self._chat_template(model)
+        about = await self.generate(model, prompt_only=True, max_tokens=1)
+        try:
+            template = str(json.loads(about.text)["chat_template"])
+        except (ValueError, KeyError, TypeError):
+            template = ""  # An older one, which has answered.
         if "tools" not in template:
             raise UsageError(
                 f"the chat template of {model!r} has no place for tools",
                 mend="say required in tool_choice, or name one there",
             )
-        parser = max(parsers, key=lambda one: one.suits(template))
-        return lambda answer: read_calls(
-            parser.reader(tools.names), answer, parallel=tools.parallel
-        )
-
-    async def _chat_template(self, model: str) -> str:
-        if model not in self._templates:
-            about = await self.generate(model, prompt_only=True, max_tokens=1)
-            self._templates[model] = json.loads(about.text).get("chat_template") or ""
-        return self._templates[model]
+        return max(parsers, key=lambda one: one.suits(template))
 
     def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -371,6 +376,7 @@ class AsyncClient:
             if model:
                 # It may have been built anew.
                 self._infos.pop(model, None)
+                self._parsers.pop(model, None)
             raise await self._explain(error, self._where(model, deadline)) from None
 
     async def _explain(self, error: Exception, where: Where) -> ClientError:
