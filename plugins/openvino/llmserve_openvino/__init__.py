@@ -11,6 +11,7 @@ from llmserve.plugin import (
     BuildContext,
     Generator,
     Option,
+    Pair,
     Recipe,
     contract,
     hookimpl,
@@ -129,6 +130,13 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator="openvino",
             batching="continuous",
             suits={"cpu": 20},
+            pairs=(
+                Pair(
+                    "openvino-static-inflight",
+                    "static=openvino:batching=static",
+                    "inflight=openvino:",
+                ),
+            ),
         )
     ]
 
