@@ -16,34 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve_standins.notice import Notice
+from llmserve.runtime import tensors_of
+from llmserve_standins.notice import notice
 
 Array = npt.NDArray[Any]
 START, END = 1, 2
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model lies and where it is to run, from what Triton hands to ``initialize``."""
-
-    home: Path
-    version: str
-    config: Mapping[str, Any]
-    device: int | None
-    """The GPU's number, None for the CPU."""
-
-    @classmethod
-    def read(cls, args: Mapping[str, str]) -> Place:
-        gpu = args["model_instance_kind"] == "GPU"
-        return cls(
-            home=Path(args["model_repository"]),
-            version=args["model_version"],
-            config=json.loads(args["model_config"]),
-            device=int(args["model_instance_device_id"]) if gpu else None,
-        )
-
-    def file(self, usual: str) -> Path:
-        return self.home / self.version / (self.config.get("default_model_filename") or usual)
 
 
 @dataclass(frozen=True)
@@ -55,44 +32,52 @@ class Graph:
     run: Callable[[Mapping[str, Array], Sequence[str]], Sequence[Array]]
 
 
-class _State:
-    def __init__(self, block: Mapping[str, Any]) -> None:
-        self.input: str = block["input_name"]
-        self.output: str = block["output_name"]
-        initial = (block.get("initial_state") or [{}])[0]
-        if "data_file" in initial:
-            raise RuntimeError("llmserve's stand-in reads no initial state from a file")
-        # As Triton does: an open dimension is 1 where nothing else is said.
-        sizes = [max(int(size), 1) for size in initial.get("dims") or block["dims"]]
-        self.first: Array = np.zeros([1, *sizes], numpy_type(block["data_type"]))
-
-
 @dataclass(frozen=True)
 class _Request:
     raw: Any
+    feeds: Mapping[str, Array]
     sequence: int
     flags: int
-    feeds: Mapping[str, Array]
 
     def shapes(self) -> Hashable:
         return tuple(sorted((name, array.shape[1:]) for name, array in self.feeds.items()))
 
 
-class GraphModel:
-    def __init__(self, graph: Graph, place: Place, pb_utils: Any) -> None:
-        config = place.config
+class ServedGraph:
+    """A graph as Triton's Python backend serves it; a stand-in says how one is loaded."""
+
+    usual_file: str
+    """What the graph's file is called where the configuration does not say."""
+    device: int | None
+    """The GPU's number, None for the CPU."""
+
+    def load(self, file: Path) -> Graph:
+        raise NotImplementedError
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        import triton_python_backend_utils as pb_utils
+
+        self.start(args, pb_utils)
+
+    def start(self, args: Mapping[str, str], pb_utils: Any) -> None:
+        self.config = config = json.loads(args["model_config"])
+        self.home = Path(args["model_repository"])
+        gpu = args["model_instance_kind"] == "GPU"
+        self.device = int(args["model_instance_device_id"]) if gpu else None
+        name = config.get("default_model_filename") or self.usual_file
+        self._graph = graph = self.load(self.home / args["model_version"] / name)
         sequences = config.get("sequence_batching") or {}
-        self._graph = graph
         self._pb = pb_utils
         self._batched = int(config["max_batch_size"]) > 0
-        self._has_sequences = bool(sequences)
         self._idle = int(sequences.get("max_sequence_idle_microseconds") or 0) / 1_000_000
-        self._states = [_State(block) for block in sequences.get("state") or []]
+        states = sequences.get("state") or []
+        self._empty = {state["input_name"]: _first(state) for state in states}
+        self._presents = [state["output_name"] for state in states]
         self._outputs = {out["name"]: numpy_type(out["data_type"]) for out in config["output"]}
-        self.kept: dict[int, tuple[float, dict[str, Array]]] = {}
+        self.kept: dict[int, tuple[float, Mapping[str, Array]]] = {}
         """When each sequence was last seen, and the state it is in."""
         original = f"Triton's backend {config.get('backend') or config.get('platform')}"
-        self._notice = Notice(pb_utils, config["name"], original, f"on {graph.what}")
+        self._notice = notice(pb_utils, config["name"], original, f"on {graph.what}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request; those of equal shapes run together."""
@@ -115,37 +100,34 @@ class GraphModel:
         return [answers[id(raw)] for raw in requests]
 
     def finalize(self) -> None:
-        self._notice.close()
+        self._notice.clear()
 
     def _read(self, raw: Any) -> _Request:
-        inputs = {tensor.name(): tensor.as_numpy() for tensor in raw.inputs()}
-        feeds = {name: array for name, array in inputs.items() if name in self._graph.inputs}
-        if not self._has_sequences:
-            return _Request(raw, 0, 0, feeds)
+        feeds = {k: values for k, values in tensors_of(raw).items() if k in self._graph.inputs}
         key, flags = raw.correlation_id(), raw.flags()
         if flags & START:
             self.kept.pop(key, None)
-        _, state = self.kept.get(key, (0.0, {one.input: one.first for one in self._states}))
-        return _Request(raw, key, flags, {**feeds, **state})
+        _, state = self.kept.get(key, (0.0, self._empty))
+        return _Request(raw, {**feeds, **state}, key, flags)
 
     def _run(self, requests: Sequence[_Request], now: float) -> list[Any]:
         feeds = {
             name: np.concatenate([request.feeds[name] for request in requests])
             for name in requests[0].feeds
         }
-        wanted = [*self._outputs, *(state.output for state in self._states)]
+        wanted = [*self._outputs, *self._presents]
         values = dict(zip(wanted, self._graph.run(feeds, wanted), strict=True))
         responses, first = [], 0
-        for at, request in enumerate(requests):
+        for request in requests:
+            rows = len(next(iter(request.feeds.values())))
+            part = slice(first, first + rows) if self._batched else slice(None)
+            first += rows
             if request.flags & END:
                 self.kept.pop(request.sequence, None)
-            elif self._states:
-                state = {one.input: values[one.output][at : at + 1] for one in self._states}
-                self.kept[request.sequence] = now, state
-            rows = len(next(iter(request.feeds.values()))) if self._batched else None
-            part = slice(first, first + rows) if rows is not None else slice(None)
+            elif self._empty:
+                presents = (values[name][part] for name in self._presents)
+                self.kept[request.sequence] = now, dict(zip(self._empty, presents, strict=True))
             responses.append(self._response(request, values, part))
-            first += rows or 0
         return responses
 
     def _response(self, request: _Request, values: Mapping[str, Array], part: slice) -> Any:
@@ -157,20 +139,14 @@ class GraphModel:
         ])  # fmt: skip
 
 
-class ServedGraph(GraphModel):
-    """A graph as Triton's Python backend serves it; a backend says how one is loaded."""
-
-    def __init__(self) -> None:
-        """Triton calls this first, and ``initialize`` with what there is to know."""
-
-    def initialize(self, args: Mapping[str, str]) -> None:
-        import triton_python_backend_utils as pb_utils
-
-        place = Place.read(args)
-        super().__init__(self.load(place), place, pb_utils)
-
-    def load(self, place: Place) -> Graph:
-        raise NotImplementedError
+def _first(state: Mapping[str, Any]) -> Array:
+    """Return what a state is before its first request."""
+    initial = (state.get("initial_state") or [{}])[0]
+    if "data_file" in initial:
+        raise RuntimeError("llmserve's stand-in reads no initial state from a file")
+    # As Triton does: an open dimension is 1 where nothing else is said.
+    sizes = [max(int(size), 1) for size in initial.get("dims") or state["dims"]]
+    return np.zeros([1, *sizes], numpy_type(state["data_type"]))
 
 
 def numpy_type(name: str) -> npt.DTypeLike:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from llmserve.testing import FakeBackendUtils, FakeRequest
-from llmserve_standins.graphs import END, START, GraphModel, Place
+from llmserve_standins.graphs import END, START, ServedGraph
 from llmserve_standins.pytorch import model as torch_model
 
 SUM: dict[str, Any] = {
@@ -50,18 +50,23 @@ class Doubling(torch.nn.Module):
         return 2 * x
 
 
-def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any) -> GraphModel:
+def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any) -> ServedGraph:
     jit: Any = torch.jit
     (tmp_path / "1").mkdir()
     file = tmp_path / "1" / "model.pt"
     jit.trace(module, example).save(str(file))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "llmserve.json").write_text(json.dumps({"files": {"1/model.pt": digest}}))
-    place = Place(tmp_path, "1", config, None)
-    return GraphModel(torch_model.load(place), place, FakeBackendUtils())
+    args = {
+        "model_repository": str(tmp_path), "model_version": "1", "model_instance_kind": "CPU",
+        "model_config": json.dumps(config),
+    }  # fmt: skip
+    serving = torch_model.TritonPythonModel()
+    serving.start(args, FakeBackendUtils())
+    return serving
 
 
-def ask(serving: GraphModel, *requests: FakeRequest) -> list[Any]:
+def ask(serving: ServedGraph, *requests: FakeRequest) -> list[Any]:
     answers = serving.execute(requests)
     assert not [answer.error.message() for answer in answers if answer.error]
     return [answer.tensors["y__0"].tolist() for answer in answers]
@@ -72,7 +77,7 @@ def given(values: list[list[float]], **extra: Any) -> FakeRequest:
 
 
 @pytest.fixture
-def adding(tmp_path: Path) -> GraphModel:
+def adding(tmp_path: Path) -> ServedGraph:
     return scripted(tmp_path, Adding(), {**SUM, **KEPT}, torch.ones((2, 3)), torch.zeros((2, 1)))
 
 
@@ -82,7 +87,7 @@ def test_a_plain_model_answers_batches_and_shapes_of_all_kinds(tmp_path: Path) -
     assert answers == [[[2, 4]], [[6]], [[8, 10], [12, 14]]]
 
 
-def test_state_goes_from_request_to_request_of_its_own_sequence(adding: GraphModel) -> None:
+def test_state_goes_from_request_to_request_of_its_own_sequence(adding: ServedGraph) -> None:
     first = ask(
         adding,
         given([[1]], sequence=1, flags=START),

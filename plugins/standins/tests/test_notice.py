@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmserve.testing import FakeBackendUtils
-from llmserve_standins.notice import Notice
+from llmserve_standins.notice import notice
 
 
 def test_a_stand_in_says_so_in_the_log_where_there_are_no_metrics() -> None:
@@ -16,7 +16,6 @@ def test_a_stand_in_says_so_in_the_log_where_there_are_no_metrics() -> None:
             raise RuntimeError("metrics are off")
 
     for utils in (FakeBackendUtils(), Without()):
-        notice = Notice(utils, "engine", "TensorRT-LLM", "PyTorch")
-        notice.close()
+        notice(utils, "engine", "TensorRT-LLM", "PyTorch")
         assert len(utils.Logger.warnings) == 1
         assert "stand-in for TensorRT-LLM" in utils.Logger.warnings[0]

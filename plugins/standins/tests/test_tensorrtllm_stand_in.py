@@ -12,9 +12,9 @@ import pytest
 
 from llmserve.runtime.errors import RequestError
 from llmserve.testing import FakeBackendUtils, FakeRequest
-from llmserve_standins.tensorrtllm import backend
-from llmserve_standins.tensorrtllm.backend import StandIn
-from llmserve_standins.tensorrtllm.sequences import IdTokenizer, TokenSequence, read_sequences
+from llmserve_standins.tensorrtllm import model as backend
+from llmserve_standins.tensorrtllm.model import TritonPythonModel
+from llmserve_standins.tensorrtllm.request import IdTokenizer, PendingRequest, TokenSequence
 from llmserve_standins.tensorrtllm.settings import Settings
 
 CONFIG: dict[str, Any] = {
@@ -39,13 +39,19 @@ CONFIG: dict[str, Any] = {
 
 def settings(**changes: Any) -> Settings:
     parameters = {**CONFIG["parameters"], **changes.pop("parameters", {})}
-    return Settings.read("engine", {**CONFIG, "parameters": parameters, **changes})
+    return Settings("engine", {**CONFIG, "parameters": parameters, **changes})
 
 
 def test_its_configuration_is_the_backends() -> None:
     found = settings()
     assert (found.static, found.decoupled, found.excludes_input) == (False, True, True)
     assert settings(parameters={"gpt_model_type": {"string_value": "V1"}}).static
+
+
+def started(found: Settings, pb: FakeBackendUtils | None = None) -> TritonPythonModel:
+    stand_in = TritonPythonModel()
+    stand_in.start(found, pb or FakeBackendUtils())
+    return stand_in
 
 
 def tensors(*names: str) -> list[dict[str, Any]]:
@@ -73,10 +79,10 @@ def test_what_the_real_backend_reads_without_a_default_has_to_be_there(
     names = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
     given = {**CONFIG["parameters"], **{name: {"string_value": ""} for name in names}}
     config = {**CONFIG, "parameters": given, "input": tensors(*inputs)}
-    Settings.read("engine", config)
+    Settings("engine", config)
     del given[lacking]
     with pytest.raises(RuntimeError, match=f"Cannot find parameter with name: {lacking}"):
-        Settings.read("engine", config)
+        Settings("engine", config)
 
 
 def test_what_the_real_backend_does_not_know_is_refused() -> None:
@@ -97,7 +103,13 @@ def given(ids: list[int], length: int = 4, **more: Any) -> dict[str, Any]:
 
 
 def rows(**more: Any) -> list[TokenSequence]:
-    return read_sequences(given([1, 2, 3], **more), 16, lambda: False)
+    return sequences(given([1, 2, 3], **more), 16)
+
+
+def sequences(tensors: dict[str, Any], context: int) -> list[TokenSequence]:
+    request = PendingRequest(FakeRequest(tensors), settings(), FakeBackendUtils())
+    request.read(context)
+    return request.rows
 
 
 def test_options_are_read_from_the_backends_tensors() -> None:
@@ -202,7 +214,7 @@ def until(condition: Any) -> None:
 
 
 def test_in_flight_a_request_joins_between_two_steps(counting: Counting) -> None:
-    stand_in = StandIn(settings(), pb := FakeBackendUtils())
+    stand_in = started(settings(), pb := FakeBackendUtils())
     long, short = Request(4, streaming=[[True]]), Request(1)
     stand_in.execute([long])
     counting.tokens.release()
@@ -219,9 +231,9 @@ def test_in_flight_a_request_joins_between_two_steps(counting: Counting) -> None
     assert any("stand-in for TensorRT-LLM" in line for line in pb.Logger.warnings)
 
 
-def static() -> StandIn:
+def static() -> TritonPythonModel:
     v1 = {"gpt_model_type": {"string_value": "V1"}}
-    return StandIn(settings(parameters=v1), FakeBackendUtils())
+    return started(settings(parameters=v1))
 
 
 def test_a_static_batch_runs_to_its_end_before_the_next(counting: Counting) -> None:
@@ -254,7 +266,7 @@ def test_a_request_that_says_stop_ends_the_one_that_has_its_id(
 ) -> None:
     """It is answered with nothing, in one piece: so also by an engine that does not stream."""
     policy = {"decoupled": decoupled}
-    stand_in = StandIn(settings(model_transaction_policy=policy), FakeBackendUtils())
+    stand_in = started(settings(model_transaction_policy=policy))
     long = Request(8, "mine")
     stand_in.execute([long])
     counting.tokens.release()
@@ -270,7 +282,7 @@ def test_a_request_that_says_stop_ends_the_one_that_has_its_id(
 
 
 def test_of_what_nobody_asked_for_nothing_is_sent(counting: Counting) -> None:
-    stand_in = StandIn(settings(), FakeBackendUtils())
+    stand_in = started(settings())
     plain = Request(2, exclude_input_in_output=[[False]])
     counted = Request(2, return_num_input_tokens=[[True]])
     counting.tokens.release(8)
@@ -285,7 +297,7 @@ def test_of_what_nobody_asked_for_nothing_is_sent(counting: Counting) -> None:
 
 def test_before_0_14_there_is_a_0_for_every_score(counting: Counting) -> None:
     outputs = [one for one in CONFIG["output"] if one["name"] != "sequence_index"]
-    stand_in = StandIn(settings(output=outputs), FakeBackendUtils())
+    stand_in = started(settings(output=outputs))
     request = Request(1)
     counting.tokens.release(4)
     stand_in.execute([request])
@@ -296,7 +308,7 @@ def test_before_0_14_there_is_a_0_for_every_score(counting: Counting) -> None:
 
 def test_a_stream_never_has_the_prompt(counting: Counting) -> None:
     excludes = {"exclude_input_in_output": {"string_value": "false"}}
-    stand_in = StandIn(settings(parameters=excludes), FakeBackendUtils())
+    stand_in = started(settings(parameters=excludes))
     stream, whole = Request(2, streaming=[[True]]), Request(2)
     counting.tokens.release(8)
     stand_in.execute([stream, whole])
@@ -308,7 +320,7 @@ def test_a_stream_never_has_the_prompt(counting: Counting) -> None:
 
 def test_an_engine_that_does_not_stream_refuses_to(counting: Counting) -> None:
     policy = {"decoupled": False}
-    stand_in = StandIn(settings(model_transaction_policy=policy), FakeBackendUtils())
+    stand_in = started(settings(model_transaction_policy=policy))
     request = Request(2, streaming=[[True]])
     stand_in.execute([request])
     assert "only supported where the model is decoupled" in refusal(request)
@@ -317,7 +329,7 @@ def test_an_engine_that_does_not_stream_refuses_to(counting: Counting) -> None:
 
 def test_the_first_version_takes_every_number_once_at_a_time(counting: Counting) -> None:
     outputs = [one for one in CONFIG["output"] if one["name"] == "output_ids"]
-    stand_in = StandIn(settings(output=outputs), FakeBackendUtils())
+    stand_in = started(settings(output=outputs))
     first, same, word = Request(1, "7"), Request(1, "7"), Request(1, "seven")
     stand_in.execute([first])
     stand_in.execute([same, word])
@@ -337,7 +349,7 @@ def test_it_makes_what_generate_makes() -> None:
 
     model = backend.load_model(settings())
     for ids in ([70, 80, 90], [400, 5], [33]):
-        row = read_sequences(given(ids, 12, end_id=[[0]]), 512, lambda: False)[0]
+        row = sequences(given(ids, 12, end_id=[[0]]), 512)[0]
         while not row.done:
             row.push(row.sampler.choose(backend.next_logits(model, row)))
         made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)

@@ -1,21 +1,147 @@
-"""What Triton loads for ``backend: "tensorrtllm"`` where there is no TensorRT-LLM."""
+"""TensorRT-LLM's engine backend, imitated: the same tensors, answered with PyTorch.
+
+One thread makes the steps, a token of one sequence after another. In flight, requests join between
+two steps, as with ``inflight_fused_batching``. With ``V1``, and under the LLM API with
+``STATIC_BATCH``, what has come while a batch ran is the next one, which runs to its end.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Condition, Thread
+from types import SimpleNamespace
+from typing import Any
 
-from llmserve_standins.tensorrtllm.backend import StandIn
+from llmserve.demo import demo_model_path
+from llmserve.runtime import RequestError
+from llmserve.runtime.causal import context_length, load
+from llmserve.runtime.constrained import Compiler
+from llmserve_standins.notice import notice
+from llmserve_standins.tensorrtllm.request import PendingRequest, TokenSequence
 from llmserve_standins.tensorrtllm.settings import Settings
 
 
-class TritonPythonModel(StandIn):
-    def __init__(self) -> None:
-        """Triton calls this first, and ``initialize`` with what there is to know."""
+class TritonPythonModel:
+    """What Triton loads for ``backend: "tensorrtllm"`` where there is no TensorRT-LLM."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         import triton_python_backend_utils as pb_utils
 
-        super().__init__(
-            Settings.read(args["model_name"], json.loads(args["model_config"])), pb_utils
-        )
+        self.start(Settings(args["model_name"], json.loads(args["model_config"])), pb_utils)
+
+    def start(self, settings: Settings, pb_utils: Any) -> None:
+        self._pb = pb_utils
+        self._settings = settings
+        self._model = load_model(settings)
+        self._context = context_length(self._model)
+        self._compiler: Compiler | None = None
+        if info := settings.tokenizer_info:
+            # llguidance, in xgrammar's place.
+            tokenizer: Any = SimpleNamespace(tokenizer_json=lambda: info["tokenizer_str"])
+            self._compiler = Compiler(tokenizer, frozenset(info["stop_token_ids"]))
+        way = "static batches" if settings.static else "in-flight batching"
+        self._notice = notice(pb_utils, settings.name, "TensorRT-LLM", f"PyTorch with {way}")
+        self._requests: list[PendingRequest] = []
+        self._closing = False
+        self._changed = Condition()
+        self._thread = Thread(target=self._work, name="steps", daemon=True)
+        self._thread.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Take requests; the answers leave through their senders."""
+        with self._changed:
+            for raw in requests:
+                request = PendingRequest(raw, self._settings, self._pb)
+                try:
+                    self._take(request)
+                except Exception as error:
+                    request.fail(error)
+            self._changed.notify_all()
+
+    def finalize(self) -> None:
+        """Stop, once nothing is under way any more."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._notice.clear()
+
+    def _take(self, request: PendingRequest) -> None:
+        same = [one for one in self._requests if request.id and one.id == request.id]
+        if request.flag("stop"):
+            # It ends the one that has its id, and is answered with nothing.
+            if not request.id:
+                what = "Trying to stop a request but request ID is not provided"
+                request.refuse(what, internal=True)
+            for row in (row for one in same for row in one.rows):
+                row.cancel()
+            request.send_new()
+            return
+        if request.streams and not self._settings.decoupled:
+            raise RequestError("streaming is only supported where the model is decoupled")
+        if self._settings.is_first and request.id:
+            # 0.5.0 takes whole numbers, and each of them once at a time.
+            if not request.id.isdigit():
+                raise RequestError(f"Invalid requestId, must be uint64_t. Got {request.id}")
+            if same:
+                what = f"requestId {request.id} is already in progress, request is ignored."
+                raise RequestError(what)
+        request.read(self._context, self._compiler)
+        self._requests.append(request)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._requests or self._closing)
+                if not self._requests:
+                    return
+                running = self._joined()
+            for request in running:
+                self._step(request)
+            with self._changed:
+                self._requests = [request for request in self._requests if not request.closed]
+
+    def _joined(self) -> list[PendingRequest]:
+        """Let those begin for whom there is room, or the next batch when none runs."""
+        running = [request for request in self._requests if request.begun]
+        if self._settings.static and running:
+            return running
+        rows = sum(len(request.rows) for request in running)
+        for request in self._requests[len(running) :]:
+            rows += len(request.rows)
+            if rows > self._settings.max_batch_size and running:
+                break
+            request.begun = True
+            running.append(request)
+        return running
+
+    def _step(self, request: PendingRequest) -> None:
+        try:
+            for row in request.rows:
+                if not row.done:
+                    row.push(row.sampler.choose(next_logits(self._model, row)))
+            request.send_new()
+        except Exception as error:
+            request.fail(error)
+
+
+def load_model(settings: Settings) -> Any:
+    """Load the model that the engine was built from."""
+    source = dict(settings.source)
+    if source.pop("demo", False):
+        source["path"] = str(demo_model_path())
+    return load({**source, "device": "auto", "dtype": "auto"}, Path())
+
+
+def next_logits(model: Any, row: TokenSequence) -> Any:
+    """Return what the model says of the next token."""
+    import torch
+
+    ids = [row.token_ids[-1]] if row.cache is not None else row.prompt_ids
+    with torch.inference_mode():
+        given = torch.tensor([ids], device=model.device)
+        result = model(input_ids=given, past_key_values=row.cache, use_cache=True)
+    row.cache = result.past_key_values
+    return result.logits[0, -1].float().cpu().numpy()

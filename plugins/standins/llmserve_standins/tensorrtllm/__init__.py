@@ -1,1 +1,0 @@
-"""TensorRT-LLM's engine backend, imitated: the same tensors, answered with PyTorch."""
