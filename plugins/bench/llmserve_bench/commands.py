@@ -5,10 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from llmserve.client.url import parse_url
+from llmserve.errors import UsageError
+from llmserve.options import parse_assignments
+from llmserve.registry import Registry
+from llmserve.roles import Recipe
 from llmserve_bench.options import (
     Setup,
     build_option,
@@ -18,9 +22,7 @@ from llmserve_bench.options import (
     repository_option,
     url_option,
 )
-
-if TYPE_CHECKING:
-    from llmserve_bench.results import Result
+from llmserve_bench.results import Result
 
 _CONCURRENCY = 8
 
@@ -31,22 +33,17 @@ def _complete_model(ctx: click.Context, _: click.Parameter, begun: str) -> list[
 
 
 def _complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    from llmserve.registry import Registry
-    from llmserve.roles import Recipe
-
     names = (recipe.name for recipe in Registry.load().all(Recipe))
     return sorted(name for name in names if name.startswith(begun))
 
 
 def _complete_pair(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    from llmserve.registry import Registry
     from llmserve_bench.targets import find_pairs
 
     return [name for name in ("list", *find_pairs(Registry.load())) if name.startswith(begun)]
 
 
 def _complete_vary(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    from llmserve.registry import Registry
     from llmserve_bench.measure import LOADS
     from llmserve_bench.targets import Variant
 
@@ -81,9 +78,7 @@ def bench(setup: Setup) -> Result:
     llmserve bench demo --rate 5 --duration 30 --limit-latency 500
     llmserve bench demo --openai http://127.0.0.1:8080/v1 --chat --report report
     """
-    from llmserve.client.url import parse_url
-    from llmserve.errors import UsageError
-    from llmserve_bench.measure import bench, with_tools
+    from llmserve_bench.measure import bench
     from llmserve_bench.senders import base_url, import_aiohttp
     from llmserve_bench.targets import Target
     from llmserve_bench.tools import TOOLS
@@ -109,7 +104,7 @@ def bench(setup: Setup) -> Result:
         raise UsageError(f"there are no metrics at {metrics}", mend="leave out --metrics-url")
     places = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
     target = Target(model, options["url"] or str(parse_url()), **places)
-    return with_tools(bench(target, load, setup.plan), target, setup.plan, options["tools"])
+    return bench(target, load, setup.plan, options["tools"])
 
 
 @click.command()
@@ -136,9 +131,6 @@ def compare(setup: Setup) -> Result:
     llmserve compare --pair static-inflight --model demo --concurrency 98 --requests 98
     llmserve compare one=hf:max_batch_size=0 eight=hf:max_batch_size=8 --model gpt2
     """
-    from llmserve.client.url import parse_url
-    from llmserve.options import parse_assignments
-    from llmserve.registry import Registry
     from llmserve_bench.measure import compare
     from llmserve_bench.targets import (
         Target,
@@ -218,9 +210,6 @@ def sweep(setup: Setup) -> Result:
     llmserve sweep demo --plugin hf --vary max_batch_size=4,8,16 --vary queue_delay_us=0,2000
     llmserve sweep demo --plugin iterative --vary batching=static,iterative --vary concurrency=1,8
     """
-    from llmserve.errors import UsageError
-    from llmserve.options import parse_assignments
-    from llmserve.registry import Registry
     from llmserve_bench.measure import LOADS, make_cases, parse_varied, sweep
 
     options, varied = setup.options, parse_varied(setup.options["vary"])

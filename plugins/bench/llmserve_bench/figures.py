@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve_bench.results import Case, Load, Record, Result, Run
+from llmserve_bench.results import Case, Load, Result, Run
 
 _UNITS = {"time": ("ms", 1e3), "seconds": ("s", 1.0), "share": ("%", 1e2), "memory": ("GB", 1e-9)}
 """How a unit is written, and the factor to that; other figures are plain numbers."""
@@ -36,7 +36,6 @@ class Figure:
         return f"{self.label} ({unit})" if unit else self.label
 
     def text(self, value: float) -> str:
-        """Write a value in this unit."""
         return number(value * _UNITS.get(self.unit, ("", 1.0))[1])
 
 
@@ -132,15 +131,10 @@ def figures_of(run: Run, load: Load) -> dict[str, float]:
         found |= distribution("token_time", between)
         found["gap_max"] = max(b - a for record in good for a, b in pairwise(record.pieces))
     if load.limit_latency is not None or load.limit_ttft is not None:
-        within = sum(_holds_limits(record, load) for record in good)
+        within = sum(load.holds(record.latency, record.first_token) for record in good)
         found["goodput"] = within / seconds
         found["within_limits"] = within / max(1, len(run.records))
     return found
-
-
-def _holds_limits(record: Record, load: Load) -> bool:
-    latency, ttft = load.limit_latency or inf, load.limit_ttft or inf
-    return record.latency <= latency and record.first_token <= ttft
 
 
 def server_figures(run: Run) -> list[tuple[Figure, float]]:
@@ -265,23 +259,19 @@ class Ranked:
         return fmean(self.rounds)
 
 
-def rank(case: Case) -> Ranked | None:
-    """Work out what a case is ranked by; None where not one request succeeded."""
-    load, good = case.load, [record for run in case.runs for record in run.good]
-    if not good:
-        return None
-    p99 = percentile([record.latency for record in good], 0.99)
-    ttft = percentile([record.first_token for record in good], 0.99)
-    figures = [figures_of(run, load) for run in case.runs]
-    # Requests where the model does not count its tokens.
-    rates = [one.get("output_tokens_per_second", one["requests_per_second"]) for one in figures]
-    within = p99 <= (load.limit_latency or inf) and ttft <= (load.limit_ttft or inf)
-    return Ranked(case, tuple(rates), p99, within)
-
-
 def ranking(cases: Iterable[Case]) -> list[Ranked]:
     """Rank what was measured to the end: within the limits by throughput, then the others."""
-    order = [one for case in cases if case.state == "done" and (one := rank(case)) is not None]
+    order = []
+    for case in cases:
+        good = [record for run in case.runs for record in run.good]
+        if case.state != "done" or not good:
+            continue
+        p99 = percentile([record.latency for record in good], 0.99)
+        ttft = percentile([record.first_token for record in good], 0.99)
+        figures = [figures_of(run, case.load) for run in case.runs]
+        # Requests where the model does not count its tokens.
+        rates = [f.get("output_tokens_per_second", f["requests_per_second"]) for f in figures]
+        order.append(Ranked(case, tuple(rates), p99, case.load.holds(p99, ttft)))
     order.sort(key=lambda one: (not one.within, -one.throughput))
     return [
         replace(o, overlaps=o.within == order[0].within and max(o.rounds) >= min(order[0].rounds))

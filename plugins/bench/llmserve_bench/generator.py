@@ -12,9 +12,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -180,10 +181,8 @@ class _Worker:
         self._pipe = pipe
         self._report = Report()
         self._start = 0.0
-        self._next = 0
         self._gone: float | None = None
         self._error: Exception | None = None
-        self._sending: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -217,7 +216,7 @@ class _Worker:
     async def _measure(self, sender: Sender) -> None:
         load, report, loop = self._job.load, self._report, asyncio.get_running_loop()
         before = time.process_time()
-        sending = self._sending = asyncio.ensure_future(self._send_all(sender))
+        self._sending = sending = asyncio.ensure_future(self._send_all(sender))
         ticking = asyncio.ensure_future(self._tick())
         # Any word from whoever started us means to stop, and so does the end of the pipe.
         loop.add_reader(self._pipe.fileno(), sending.cancel)
@@ -233,8 +232,9 @@ class _Worker:
             raise self._error
 
     async def _send_all(self, sender: Sender) -> None:
-        level = self._job.load.concurrency
-        tasks = {asyncio.ensure_future(self._closed_loop(sender)) for _ in range(level or 0)}
+        level, requests = self._job.load.concurrency, self._requests()
+        loops = (self._closed_loop(sender, requests) for _ in range(level or 0))
+        tasks = {asyncio.ensure_future(loop) for loop in loops}
         try:
             for request in () if level else self._job.requests:
                 due = self._start + (request.due or 0.0)
@@ -248,23 +248,21 @@ class _Worker:
             for task in tasks:
                 task.cancel()
 
-    async def _closed_loop(self, sender: Sender) -> None:
-        """Keep one request under way until there are no more or the time is over."""
-        while (request := self._take()) is not None:
+    async def _closed_loop(self, sender: Sender, requests: Iterator[Request]) -> None:
+        """Keep one request under way until there are no more."""
+        for request in requests:
             await self._send(sender, request, time.monotonic())
             if self._gone is not None:
                 await asyncio.sleep(_RETRY)
 
-    def _take(self) -> Request | None:
-        """Give the next request; under a duration they repeat, with numbers of their own."""
-        duration = self._job.load.duration
-        turn, at = divmod(self._next, len(self._job.requests))
-        over = turn > 0 if duration is None else time.monotonic() >= self._start + duration
-        if over:
-            return None
-        self._next += 1
-        request = self._job.requests[at]
-        return replace(request, index=request.index + turn * self._job.total)
+    def _requests(self) -> Iterator[Request]:
+        """Give the requests; under a duration they repeat, with numbers of their own."""
+        job, duration = self._job, self._job.load.duration
+        for turn in count() if duration else range(1):
+            for request in job.requests:
+                if duration and time.monotonic() >= self._start + duration:
+                    return
+                yield replace(request, index=request.index + turn * job.total)
 
     async def _send(self, sender: Sender, request: Request, due: float) -> None:
         sent = time.monotonic()
@@ -279,7 +277,7 @@ class _Worker:
         except Exception as error:
             # Not the request's fault: it would go wrong every time.
             self._error = self._error or error
-            self._stop()
+            self._sending.cancel()
             return
         now = time.monotonic()
         self._watch_server(failure, now)
@@ -314,10 +312,6 @@ class _Worker:
             self._gone = now
         elif now - self._gone > self._job.give_up and self._report.given_up is None:
             self._report.given_up = str(failure)
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._sending is not None:
             self._sending.cancel()
 
     async def _tick(self) -> None:

@@ -77,32 +77,26 @@ class Plan:
         )
 
 
-def bench(target: Target, load: Load, plan: Plan) -> Result:
+def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> Result:
+    """Measure a model, and with other tools the same; what goes wrong with one becomes a note."""
     info, counter = target.info(), target.counter()
     load = plan.fit(load, [info], counter)
     plan.on_step(f"measuring {target.model}, {load.label}")
     run = plan.run(target, info, load, counter)
-    case, ends = Case(target.subject, load, (run,)), (run.interrupted, run.ended_early)
+    measured, problems = [], []
+    if tools and run.good and not run.interrupted and not run.ended_early:
+        # They have no clock in common with us; as many requests as we had are the same.
+        same, ours = replace(load, requests=len(run.records), duration=None), info.made_by_llmserve
+        _, requests = make_schedule(same, plan.prompts, counter, ignore_eos=ours is not None)
+        for name in tools:
+            plan.on_step(f"measuring {target.model} with {name}")
+            try:
+                measured.append(TOOLS[name].measure(target, info, same, requests))
+            except LLMServeError as error:
+                problems.append(str(error))
+    case = Case(target.subject, load, (replace(run, tools=tuple(measured)),))
+    ends = run.interrupted, run.ended_early, tuple(problems)
     return Result("bench", case.subject.name, run.started, 1, machine(), (case,), *ends)
-
-
-def with_tools(result: Result, target: Target, plan: Plan, names: Sequence[str]) -> Result:
-    """Measure the same as a run with other tools; what goes wrong with one becomes a note."""
-    (case,), (run,) = result.cases, result.runs
-    if not names or not run.good or run.interrupted or run.ended_early:
-        return result
-    info, tools, failures = target.info(), [], []
-    load = replace(case.load, requests=len(run.records), duration=None)
-    ours = info.made_by_llmserve is not None
-    _, requests = make_schedule(load, plan.prompts, target.counter(), ignore_eos=ours)
-    for name in names:
-        plan.on_step(f"measuring {target.model} with {name}")
-        try:
-            tools.append(TOOLS[name].measure(target, info, load, requests))
-        except LLMServeError as error:
-            failures.append(str(error))
-    case = replace(case, runs=(replace(run, tools=tuple(tools)),))
-    return replace(result, cases=(case,), problems=tuple(failures))
 
 
 def compare(

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmserve.errors import OptionError, UsageError
+from llmserve.options import parse_assignments
+from llmserve_bench.results import Load, Result
+
 if TYPE_CHECKING:
     from llmserve_bench.measure import Plan
-    from llmserve_bench.results import Load, Result
     from llmserve_bench.terminal import Progress
 
 STDOUT = Path("-")
@@ -122,7 +125,6 @@ def measuring(measure: Callable[[Setup], Result]) -> Callable[..., Any]:
 def _set_up(options: dict[str, Any], progress: Progress) -> Setup:
     from llmserve_bench.measure import Plan
     from llmserve_bench.prompts import Lengths, Prompts
-    from llmserve_bench.results import Load
 
     for one, other in (("requests", "duration"), ("concurrency", "rate")):
         if options.get(one) and options[other]:
@@ -155,9 +157,6 @@ def _set_up(options: dict[str, Any], progress: Progress) -> Setup:
 
 def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
     """Read ``--set``: numbers, true and false are taken for what they are."""
-    from llmserve.errors import OptionError
-    from llmserve.options import parse_assignments
-
     found: dict[str, Any] = {}
     for key, text in parse_assignments(assignments).items():
         if key in _NOT_PER_REQUEST:
@@ -171,8 +170,6 @@ def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def check_outputs(report: Path | None, *outputs: Path | None) -> None:
-    from llmserve.errors import UsageError
-
     if outputs.count(STDOUT) > 1:
         raise click.UsageError("only one of --json and --csv can go to standard output")
     if report is not None and report.exists() and not report.is_dir():
@@ -189,7 +186,8 @@ def check_outputs(report: Path | None, *outputs: Path | None) -> None:
 
 def _write(result: Result, report: Path | None, json: Path | None, csv: Path | None) -> None:
     from llmserve_bench.files import save, to_csv, to_json
-    from llmserve_bench.terminal import print_notes, print_tables
+    from llmserve_bench.tables import notes_of
+    from llmserve_bench.terminal import print_tables
 
     if json == STDOUT:
         click.echo(to_json(result))
@@ -201,7 +199,8 @@ def _write(result: Result, report: Path | None, json: Path | None, csv: Path | N
         csv.write_text(to_csv(result), encoding="utf-8")
     if STDOUT not in (json, csv):
         print_tables(result)
-    print_notes(result)
+    for note in notes_of(result):
+        click.echo(f"llmserve: {note}", err=True)
     if report is not None:
         from llmserve_bench.report import write_report
 

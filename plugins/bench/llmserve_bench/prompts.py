@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -160,14 +161,10 @@ def make_prompt(counter: TokenCounter, tokens: int, draw: random.Random) -> str:
     """Make a prompt of so many tokens by the model's own count, or as near as it allows."""
     # Every word is at least one token, so these are enough; a search finds how many of them fit.
     words = [draw.choice(_WORDS).capitalize(), *draw.choices(_WORDS, k=max(0, tokens - 1))]
-    fit, beyond = 1, len(words) + 1
-    while beyond - fit > 1:
-        middle = (fit + beyond) // 2
-        if counter.count(" ".join(words[:middle])) <= tokens:
-            fit = middle
-        else:
-            beyond = middle
-    best = " ".join(words[:fit])
+    fit = bisect_right(
+        range(2, len(words) + 1), tokens, key=lambda n: counter.count(" ".join(words[:n]))
+    )
+    best = " ".join(words[: 1 + fit])
     for _ in range(64):
         if counter.count(best) == tokens:
             break

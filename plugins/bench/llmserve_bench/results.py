@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 
@@ -92,6 +93,9 @@ class Load:
     limit_ttft: float | None = None
     processes: int = 1
     timeout: float | None = None
+
+    def holds(self, latency: float, first_token: float) -> bool:
+        return latency <= (self.limit_latency or inf) and first_token <= (self.limit_ttft or inf)
 
     @property
     def label(self) -> str:

@@ -111,19 +111,12 @@ class OpenAISender:
                 raise refusal(response.status, await response.text())
             if not self._load.stream:
                 content = json.loads(await response.read())
-                parts.append((time.monotonic(), read_answer(content)))
+                read_answer(content, [content["choices"][0]], parts)
                 return
             async for line in response.content:
                 if line.startswith(b"data:") and read_event(line[5:].strip(), parts):
                     return
         raise RequestRejectedError("the stream broke off before its end")
-
-
-def read_answer(content: Any) -> Completion:
-    choice, usage = content["choices"][0], content.get("usage") or {}
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return Completion(text or "", choice.get("finish_reason"), *counts)
 
 
 def read_event(data: bytes, parts: Parts) -> bool:
@@ -133,20 +126,23 @@ def read_event(data: bytes, parts: Parts) -> bool:
     content = json.loads(data)
     if error := content.get("error"):
         raise RequestRejectedError(str(error.get("message") or error))
+    read_answer(content, content.get("choices") or (), parts)
+    return False
+
+
+def read_answer(content: Any, choices: Any, parts: Parts) -> None:
+    """Add an answer, or a piece of it: its text, why it ended, and the counts."""
     now = time.monotonic()
-    for choice in content.get("choices") or ():
-        text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+    for choice in choices:
+        message = choice.get("message") or choice.get("delta")
+        text = choice["text"] if message is None else message.get("content")
         if text:
             parts.append((now, Piece(text)))
         if reason := choice.get("finish_reason"):
             _amend(parts, now, finish_reason=reason)
     if usage := content.get("usage"):
-        counts = {
-            "input_tokens": usage["prompt_tokens"],
-            "output_tokens": usage["completion_tokens"],
-        }
-        _amend(parts, now, **counts)
-    return False
+        read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        _amend(parts, now, input_tokens=read, output_tokens=written)
 
 
 def _amend(parts: Parts, now: float, **changes: Any) -> None:

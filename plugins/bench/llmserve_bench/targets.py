@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ from llmserve_bench.prompts import TokenCounter, find_counter
 from llmserve_bench.results import Subject
 from llmserve_bench.senders import Api
 
-COMPONENTS = {"tokenizer", "generator", "batching", "formatter"} & {
-    part.name for part in fields(BuildSpec)
-}
+COMPONENTS = ("tokenizer", "generator", "batching", "formatter")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _LABEL = re.compile(r"([\w. -]+)=(?=[^=])")
 OnStep = Callable[[str], None]

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from llmserve_bench.results import Result
-from llmserve_bench.tables import Table, notes_of, tables_of
+from llmserve_bench.tables import Table, tables_of
 
 _PIPE_WIDTH = 200
 
@@ -53,11 +53,6 @@ def print_tables(result: Result) -> None:
         if len(tables) > 1:
             click.echo(table.title)
         _print_table(table)
-
-
-def print_notes(result: Result) -> None:
-    for note in notes_of(result):
-        click.echo(f"llmserve: {note}", err=True)
 
 
 def _print_table(table: Table) -> None:

@@ -11,10 +11,9 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from llmserve.client import ModelInfo
 from llmserve.client.url import parse_url
@@ -28,26 +27,10 @@ _TIMEOUT = 1800.0
 
 
 @dataclass(frozen=True)
-class Task:
-    target: Target
-    info: ModelInfo
-    load: Load
-    requests: Sequence[Request]
-    folder: Path
-
-    @property
-    def streams(self) -> bool:
-        return self.load.stream and self.info.exchange == "stream"
-
-    def write(self, name: str, content: Any) -> None:
-        (self.folder / name).write_text(json.dumps(content), encoding="utf-8")
-
-
-@dataclass(frozen=True)
 class Tool:
     name: str
     mend: str
-    arguments: Callable[[Task], list[str]]
+    arguments: Callable[[Target, ModelInfo, Load, Sequence[Request], Path], list[str]]
     read: Callable[[Path], dict[str, float]]
 
     def check(self) -> tuple[Path, str]:
@@ -70,10 +53,8 @@ class Tool:
             problem = f"{self.name} cannot go through the sequences of {info.name!r}"
             raise UsageError(problem, mend=f"leave out --tool {self.name}")
         program, version = self.check()
-        # It has no clock in common with us; as many requests as we had are the same.
-        load = replace(load, requests=len(requests), duration=None)
         with tempfile.TemporaryDirectory(prefix="llmserve-tool-") as folder:
-            arguments = self.arguments(Task(target, info, load, requests, Path(folder)))
+            arguments = self.arguments(target, info, load, requests, Path(folder))
             self.run([str(program), *arguments], Path(folder))
             try:
                 figures = self.read(Path(folder))
@@ -112,9 +93,11 @@ def _environment() -> dict[str, str]:
     return {**kept, "LD_LIBRARY_PATH": os.pathsep.join(path for path in paths if path)}
 
 
-def _perf_analyzer_arguments(task: Task) -> list[str]:
-    info, load, rows = task.info, task.load, []
-    for request in task.requests:
+def _perf_analyzer_arguments(
+    target: Target, info: ModelInfo, load: Load, requests: Sequence[Request], folder: Path
+) -> list[str]:
+    rows = []
+    for request in requests:
         options = dict(request.options)
         if "stream" in info.inputs and info.exchange == "stream":
             options["stream"] = load.stream
@@ -125,9 +108,9 @@ def _perf_analyzer_arguments(task: Task) -> list[str]:
             )
         values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
         rows.append({"text_input": [request.prompt], **values})
-    task.write("inputs.json", {"data": rows})
+    (folder / "inputs.json").write_text(json.dumps({"data": rows}), encoding="utf-8")
     arguments = [
-        "-m", info.name, "-u", task.target.url, "-i", "grpc", "--async",
+        "-m", info.name, "-u", target.url, "-i", "grpc", "--async",
         "--input-data", "inputs.json", "-f", "figures.csv", "--verbose-csv",
         "--profile-export-file", "profile.json",
         *(["--streaming"] if info.exchange == "stream" else []),
@@ -136,10 +119,10 @@ def _perf_analyzer_arguments(task: Task) -> list[str]:
         arguments += ["--concurrency-range", str(load.concurrency)]
     else:
         # Arrivals are given to it one by one, so that they are the same.
-        times = [request.due or 0.0 for request in task.requests]
+        times = [request.due or 0.0 for request in requests]
         gaps = [b - a for a, b in pairwise(times)] or [1 / load.rate]
         lines = "".join(f"{max(1, round(gap * 1e6))}\n" for gap in gaps)
-        (task.folder / "intervals.txt").write_text(lines, encoding="utf-8")
+        (folder / "intervals.txt").write_text(lines, encoding="utf-8")
         arguments += ["--request-intervals", "intervals.txt"]
     return [*arguments, "--request-count", str(load.requests)]
 
@@ -173,14 +156,16 @@ def _read_perf_analyzer(folder: Path) -> dict[str, float]:
     return figures
 
 
-def _aiperf_arguments(task: Task) -> list[str]:
-    info, load, target = task.info, task.load, task.target
+def _aiperf_arguments(
+    target: Target, info: ModelInfo, load: Load, requests: Sequence[Request], folder: Path
+) -> list[str]:
+    streams = load.stream and info.exchange == "stream"
     sessions = []
-    for one in task.requests:
-        extra = {"stream": True} if task.streams else {}
+    for one in requests:
+        extra = {"stream": True} if streams else {}
         payload = {"text_input": one.prompt, **one.options, **extra}
         sessions.append({"session_id": str(one.index), "payloads": [payload]})
-    task.write("inputs.json", {"data": sessions})
+    (folder / "inputs.json").write_text(json.dumps({"data": sessions}), encoding="utf-8")
     address = parse_url(target.url)
     # Triton's own ports follow one another: HTTP, gRPC, metrics.
     url = target.http_url or f"http://{address.host}:{address.port - 1}"
@@ -191,11 +176,11 @@ def _aiperf_arguments(task: Task) -> list[str]:
         raise UsageError("AIPerf counts tokens itself", mend="name a tokenizer with --tokenizer")
     arguments = [
         "profile", "-m", info.name, "-u", url, "--endpoint-type", "raw",
-        "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if task.streams else ''}",
+        "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if streams else ''}",
         "--input-file", "inputs.json", "--custom-dataset-type", "inputs-json",
         "--extra-inputs", "response_field:text_output", "--tokenizer", str(tokenizer.absolute()),
         "--request-count", str(load.requests), "--artifact-dir", "artifacts",
-        "--no-auto-plot", "--ui", "none", *(["--streaming"] if task.streams else []),
+        "--no-auto-plot", "--ui", "none", *(["--streaming"] if streams else []),
     ]  # fmt: skip
     if load.rate is None:
         return [*arguments, "--concurrency", str(load.concurrency)]

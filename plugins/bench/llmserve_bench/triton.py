@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http.client import HTTPException
 from math import isfinite
 from statistics import fmean
@@ -21,6 +20,7 @@ from llmserve.errors import UnreachableError
 from llmserve.registry import Registry
 from llmserve.roles import Backend
 from llmserve.runtime.contract import STAND_IN_METRIC
+from llmserve.server.server import stand_ins
 from llmserve_bench.figures import MACHINE_GAUGES
 from llmserve_bench.results import Gauge, ModelFigures, ServerFigures
 from llmserve_bench.targets import Target
@@ -40,12 +40,6 @@ _open = build_opener(ProxyHandler({})).open
 Statistics = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Metrics:
-    gauges: Mapping[str, float] = field(default_factory=dict)
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
-
-
 def fetch(url: str) -> str | None:
     try:
         with _open(url, timeout=_CALL_SECONDS) as answer:
@@ -54,25 +48,22 @@ def fetch(url: str) -> str | None:
         return None
 
 
-def read_metrics(text: str, models: Sequence[str]) -> Metrics:
-    """Read the gauges of these models and of the machine, and which models have a stand-in.
+def read_gauges(text: str, models: Sequence[str]) -> dict[str, float]:
+    """Read the gauges of these models and of the machine.
 
     Values of one name are added up, except for shares of a device, which are averaged.
     """
     values: dict[str, list[float]] = {}
-    stand_ins: dict[str, str] = {}
     try:
         families = [one for one in text_string_to_metric_families(text) if one.type == "gauge"]
     except ValueError:
-        return Metrics()
+        return {}
     for name, labels, value, *_ in (sample for family in families for sample in family.samples):
-        wanted = not name.startswith("nv_") or name in MACHINE_GAUGES
-        if name == STAND_IN_METRIC and value:
-            stand_ins[labels.get("model", "")] = labels.get("instead_of", "")
-        elif wanted and labels.get("model") in (None, *models) and isfinite(value):
+        wanted = name != STAND_IN_METRIC and labels.get("model") in (None, *models)
+        known = not name.startswith("nv_") or name in MACHINE_GAUGES
+        if wanted and known and isfinite(value):
             values.setdefault(name, []).append(value)
-    gauges = {name: fmean(v) if name in _SHARES else sum(v) for name, v in values.items()}
-    return Metrics(gauges, stand_ins)
+    return {name: fmean(v) if name in _SHARES else sum(v) for name, v in values.items()}
 
 
 class Observer:
@@ -131,7 +122,8 @@ class Observer:
         now = time.monotonic()
         due = not self._samples or now - self._samples[-1][0] >= _SAMPLE_EVERY
         if due and self._configs:
-            self._samples.append((now, self._metrics().gauges))
+            page = fetch(self.metrics_url) or ""
+            self._samples.append((now, read_gauges(page, list(self._configs))))
 
     def figures(
         self, before: Statistics | None, after: Statistics | None, began: float, ended: float
@@ -140,8 +132,8 @@ class Observer:
             return None
         whole, *parts = [_difference(name, before[name], after[name]) for name in after]
         used = [part for part in parts if part.requests or part.executions]
-        stand_ins = self._stand_ins(self._metrics())
-        return ServerFigures((whole, *used), self._gauges(began, ended), stand_ins)
+        found = self._stand_ins(stand_ins(self.metrics_url))
+        return ServerFigures((whole, *used), self._gauges(began, ended), found)
 
     def _gauges(self, began: float, ended: float) -> dict[str, Gauge]:
         values: dict[str, list[float]] = {}
@@ -153,10 +145,7 @@ class Observer:
             name: Gauge(fmean(seen), max(seen)) for name, seen in values.items() if max(seen) > 0
         }
 
-    def _metrics(self) -> Metrics:
-        return read_metrics(fetch(self.metrics_url) or "", list(self._configs))
-
-    def _stand_ins(self, metrics: Metrics) -> dict[str, str]:
+    def _stand_ins(self, told: Mapping[str, str]) -> dict[str, str]:
         """Name the models that a stand-in answers, and what it stands in for.
 
         A stand-in says so on ``/metrics``. Where that cannot be reached, Triton's configuration
@@ -167,7 +156,7 @@ class Observer:
         found = {}
         for name, config in self._configs.items():
             python = registered.get(config.backend) if config.runtime == _PYTHON else None
-            instead_of = metrics.stand_ins.get(name) or python
+            instead_of = told.get(name) or python
             if instead_of and config.runtime in ("", _PYTHON):
                 found[name] = instead_of
         return found

@@ -12,7 +12,7 @@ from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench.results import Load
 from llmserve_bench.schedule import Request
 from llmserve_bench.targets import Target
-from llmserve_bench.tools import TOOLS, Task
+from llmserve_bench.tools import TOOLS, Tool
 
 INPUTS = {
     name: Tensor(name, kind, (1,))
@@ -40,12 +40,14 @@ PROFILE = {
 }
 
 
-def task(folder: Path, info: ModelInfo, load: Load, target: Target = TARGET) -> Task:
-    return Task(target, info, load, REQUESTS, folder)
+def words_of(
+    tool: Tool, folder: Path, info: ModelInfo, load: Load, target: Target = TARGET
+) -> list[str]:
+    return tool.arguments(target, info, load, REQUESTS, folder)
 
 
 def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> None:
-    words = PERF.arguments(task(tmp_path, PIECES, Load(concurrency=4, requests=2, stream=True)))
+    words = words_of(PERF, tmp_path, PIECES, Load(concurrency=4, requests=2, stream=True))
     assert json.loads((tmp_path / "inputs.json").read_text())["data"] == [
         {"text_input": ["one"], "max_tokens": [4], "stream": [True]},
         {"text_input": ["two"], "max_tokens": [8], "stream": [True]},
@@ -58,16 +60,16 @@ def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> No
 
 
 def test_perf_analyzer_gets_the_same_arrivals(tmp_path: Path) -> None:
-    words = PERF.arguments(task(tmp_path, WHOLE, Load(rate=4.0, requests=2)))
+    words = words_of(PERF, tmp_path, WHOLE, Load(rate=4.0, requests=2))
     assert (tmp_path / "intervals.txt").read_text() == "250000\n"
     assert words[-4:] == ["--request-intervals", "intervals.txt", "--request-count", "2"]
     assert "--streaming" not in words
 
 
 def test_an_option_that_it_cannot_send_is_refused(tmp_path: Path) -> None:
-    task = Task(TARGET, WHOLE, Load(concurrency=1), [Request(0, "x", {"top_k": 1})], tmp_path)
+    asked = [Request(0, "x", {"top_k": 1})]
     with pytest.raises(UsageError, match="has no top_k"):
-        PERF.arguments(task)
+        PERF.arguments(TARGET, WHOLE, Load(concurrency=1), asked, tmp_path)
 
 
 def test_perf_analyzers_figures_are_read_in_seconds(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_perf_analyzers_figures_are_read_in_seconds(tmp_path: Path) -> None:
 def test_aiperf_gets_the_load(tmp_path: Path) -> None:
     target = Target("demo", "127.0.0.1:8001", tokenizer=tmp_path)
     load = Load(rate=4.0, requests=2, stream=True, seed=3)
-    words = AIPERF.arguments(task(tmp_path, PIECES, load, target))
+    words = words_of(AIPERF, tmp_path, PIECES, load, target)
     assert " ".join(words) == (
         "profile -m demo -u http://127.0.0.1:8000 --endpoint-type raw --endpoint "
         "/v2/models/demo/generate_stream --input-file inputs.json --custom-dataset-type "
@@ -92,11 +94,11 @@ def test_aiperf_gets_the_load(tmp_path: Path) -> None:
         f"{tmp_path} --request-count 2 --artifact-dir artifacts --no-auto-plot --ui none "
         "--streaming --request-rate 4.0 --arrival-pattern poisson --random-seed 3"
     )
-    whole = AIPERF.arguments(task(tmp_path, WHOLE, Load(concurrency=4, requests=2), target))
+    whole = words_of(AIPERF, tmp_path, WHOLE, Load(concurrency=4, requests=2), target)
     assert whole[whole.index("--endpoint") + 1] == "/v2/models/demo/generate"
     assert whole[-2:] == ["--concurrency", "4"]
     with pytest.raises(UsageError, match="name a tokenizer"):
-        AIPERF.arguments(task(tmp_path, WHOLE, load))
+        words_of(AIPERF, tmp_path, WHOLE, load)
 
 
 def test_aiperfs_figures_are_read_in_seconds(tmp_path: Path) -> None:

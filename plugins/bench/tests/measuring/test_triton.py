@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2
 from llmserve.registry import Registry
 from llmserve_bench.results import Gauge
 from llmserve_bench.targets import Target
-from llmserve_bench.triton import Metrics, Observer, fetch, read_metrics
+from llmserve_bench.triton import Observer, fetch, read_gauges
 
 PAGE = """
 # TYPE nv_inference_pending_request_count gauge
@@ -40,12 +40,10 @@ llmserve_stand_in{model="gone",instead_of="TensorRT-LLM"} 0
 
 
 def test_gauges_of_a_model_and_of_the_machine_are_read() -> None:
-    found = read_metrics(PAGE, ["demo"])
-    assert found.gauges == {
+    assert read_gauges(PAGE, ["demo"]) == {
         "nv_gpu_utilization": 0.375, "nv_gpu_memory_used_bytes": 3e9, "acme_running": 3.0
     }  # fmt: skip
-    assert found.stand_ins == {"engine": "TensorRT-LLM"}
-    assert read_metrics("no page of {metrics", ["demo"]) == Metrics()
+    assert read_gauges("no page of {metrics", ["demo"]) == {}
 
 
 @contextmanager
@@ -120,7 +118,7 @@ def test_a_stand_in_is_known_by_what_it_says_and_by_what_triton_runs(
         plain={"backend": "python", "runtime": "model.py"},
     )
     says = {"engine": "TensorRT-LLM", "real": "of another server"}
-    assert observer._stand_ins(Metrics(stand_ins=says)) == {
+    assert observer._stand_ins(says) == {
         "engine": "TensorRT-LLM", "graph": "onnxruntime"
     }  # fmt: skip
-    assert observer._stand_ins(Metrics()) == {"graph": "onnxruntime"}
+    assert observer._stand_ins({}) == {"graph": "onnxruntime"}
