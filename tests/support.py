@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -73,6 +74,20 @@ def hub_cache(home: Path, repo_id: str, commit: str) -> Path:
             (folder / "blobs" / f"hash-of-{file.name}").write_bytes(file.read_bytes())
             (snapshot / file.name).symlink_to(f"../../blobs/hash-of-{file.name}")
     return snapshot
+
+
+def one_layer(folder: Path) -> Path:
+    """Make the demo model without most of it: to export all of it to ONNX takes half a minute."""
+    if not folder.exists():
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(demo_model_path(), n_layer=1)
+        shutil.copytree(demo_model_path(), folder)
+        model.save_pretrained(folder)
+        # Without what this version of transformers adds to it.
+        shutil.copy(demo_model_path() / "config.json", folder)
+        edit_json(folder / "config.json", n_layer=1)
+    return folder
 
 
 def drive(generator: Any, *requests: FakeRequest, **parts: Any) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import llmserve
-from llmserve.demo import demo_model_path
-from tests.support import edit_json
+from tests.support import one_layer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 _NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')
@@ -35,22 +34,8 @@ BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def build_all(repository: Path) -> None:
     for name, (plugin, asked) in BUILDS.items():
-        model = _one_layer(repository.parent / "one-layer") if "gpt2" in plugin else "demo"
-        llmserve.build(plugin, model, name=name, output=repository, **asked)
-
-
-def _one_layer(folder: Path) -> str:
-    """Make the demo model without most of it: to export all of it takes a minute."""
-    if not folder.exists():
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(demo_model_path(), n_layer=1)
-        shutil.copytree(demo_model_path(), folder)
-        model.save_pretrained(folder)
-        # Without what this version of transformers adds to it.
-        shutil.copy(demo_model_path() / "config.json", folder)
-        edit_json(folder / "config.json", n_layer=1)
-    return str(folder)
+        model = one_layer(repository.parent / "one-layer") if "gpt2" in plugin else "demo"
+        llmserve.build(plugin, str(model), name=name, output=repository, **asked)
 
 
 def kept(folder: Path) -> dict[str, str]:

@@ -5,97 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
 from llmserve.runtime.continuous import ContinuousDriver
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
 from llmserve.testing import FakeRequest, make_parts
+from tests.echoes import Echoes
 
 # However slow the machine is, such an answer is under way when a test looks at it.
 ENDLESS = 1_000_000
-
-
-class Panic(BaseException):
-    """As pyo3's PanicException, which is no Exception."""
-
-
-class Progress:
-    def __init__(self) -> None:
-        self.failed: list[tuple[Generation, Exception]] = []
-
-
-class Echoes:
-    """An engine that repeats prompts, a byte a step, when it is let.
-
-    ``?`` is refused, ``!`` fails at its third token, ``#`` makes a step fail for everybody and
-    ``~`` makes it panic.
-    """
-
-    context_length: int | None = None
-    eos_ids: frozenset[int] = frozenset()
-    cache_tokens = 1_000_000_000
-    waiting = 0
-
-    def __init__(self) -> None:
-        self.under_way: list[Generation] = []
-        self.beside: list[int] = []
-        self.may_step = Event()
-        self.may_step.set()
-
-    def stepper(self, tokenizer: Tokenizer) -> Echoes:
-        return self
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.under_way)
-
-    @property
-    def live(self) -> int:
-        return len(self.under_way)
-
-    @property
-    def cache_used(self) -> int:
-        return sum(len(g.prompt_ids) for g in self.under_way)
-
-    def admit(self, generation: Generation) -> None:
-        if ord("?") in generation.prompt_ids:
-            raise RequestError("no questions")
-        self.under_way.append(generation)
-
-    def drop(self, generation: Generation) -> None:
-        self.under_way = [other for other in self.under_way if other is not generation]
-
-    def step(self) -> Progress:
-        assert self.may_step.wait(10)
-        time.sleep(0.001)
-        self.beside.append(len(self.under_way))
-        progress = Progress()
-        for generation in list(self.under_way):
-            at = len(generation.token_ids)
-            if ord("#") in generation.prompt_ids:
-                raise MemoryError("no memory left")
-            if ord("~") in generation.prompt_ids:
-                raise Panic("index out of bounds")
-            if ord("!") in generation.prompt_ids and at == 2:
-                progress.failed.append((generation, ValueError("cannot go on")))
-                self.drop(generation)
-                continue
-            generation.push(generation.prompt_ids[at % len(generation.prompt_ids)])
-            if generation.done:
-                self.drop(generation)
-        return progress
 
 
 class Model:
     """A driver at work."""
 
     def __init__(self) -> None:
-        self.engine = Echoes()
+        self.engine = Echoes(pause=0.001)
         self.driver = ContinuousDriver({}, Path())
         self.driver.start(make_parts(self.engine))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load
 from llmserve_bench.targets import Target, Variant, find_pairs, parse_subject
+from tests.support import run
 
 PLAN = Plan(Prompts(input_tokens=Lengths(12, 4), output_tokens=Lengths(10, 3)))
 
@@ -29,24 +28,18 @@ def target(triton: LiveTriton, model: str) -> Target:
     )
 
 
-def build_measured(triton: LiveTriton) -> str:
-    return triton.build("hf", name="measured", max_batch_size=4)
+# To count tokens by it takes no torch.
+LIGHT = ("--build", "tokenizer=tokenizers")
 
 
-LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
-
-
-def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*LLMSERVE, *words], capture_output=True, encoding="utf-8",
-        check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done
+def printed_by(*words: str) -> str:
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_whole_answers_are_counted_as_triton_counts_them(triton: LiveTriton) -> None:
-    model = build_measured(triton)
+    model = triton.build("hf", tokenizer="tokenizers")
     measured_load = Load(concurrency=4, requests=16, warmup=2)
     plan = replace(PLAN, prompts=Prompts(input_tokens=Lengths(20), output_tokens=Lengths(7)))
     (found,) = bench(target(triton, model), measured_load, plan).runs
@@ -77,7 +70,7 @@ def test_streams_bring_every_token_at_its_time(triton: LiveTriton) -> None:
 
 
 def test_an_ensemble_is_measured_with_its_parts_and_its_stand_in(triton: LiveTriton) -> None:
-    model = triton.build("gpt2-onnx")
+    model = triton.build("gpt2-torchscript", tokenizer="tokenizers")
     measured_load = Load(concurrency=2, requests=4, warmup=1, stream=True)
     result = bench(target(triton, model), measured_load, PLAN)
     (found,) = result.runs
@@ -94,28 +87,29 @@ def test_an_ensemble_is_measured_with_its_parts_and_its_stand_in(triton: LiveTri
 
 
 def test_bench_measures_a_dataset(triton: LiveTriton, tmp_path: Path) -> None:
-    model = build_measured(triton)
+    model = triton.build("hf", tokenizer="tokenizers")
     entries = [
         {"input": f"Article {n}.", "instruction": "Sum:", "output": "So it is. " * n}
         for n in range(1, 5)
     ]
     (tmp_path / "data.json").write_text(json.dumps(entries))
-    done = run(
+    printed = printed_by(
         "bench", model, "--url", triton.server.grpc_url, "--repository", str(triton.repository),
         "--metrics-url", triton.server.metrics_url, "--dataset", str(tmp_path / "data.json"),
         "--requests", "8", "--concurrency", "8", "--json", str(tmp_path / "out.json"),
     )  # fmt: skip
-    assert "Output tokens/s" in done.stdout
-    assert "Server: rows per batch" in done.stdout
+    assert "Output tokens/s" in printed
+    assert "Server: rows per batch" in printed
     lengths = [record.output_tokens or 0 for record in load(tmp_path / "out.json").runs[0].records]
     assert lengths[:4] == lengths[4:] == sorted(set(lengths[:4]))
 
 
 def test_compare_builds_a_pair_serves_it_and_takes_it_away(tmp_path: Path) -> None:
-    run(
-        "compare", "--pair", "static-inflight", "--model", "demo", "--build", "max_batch_size=4",
-        "--rounds", "1", "--requests", "6", "--concurrency", "3", "--output-tokens", "8,4",
-        "--json", str(tmp_path / "pair.json"), "--report", str(tmp_path / "report"),
+    printed_by(
+        "compare", "--pair", "static-inflight", "--model", "demo", *LIGHT,
+        "--build", "max_batch_size=4", "--rounds", "1", "--requests", "6", "--concurrency", "3",
+        "--output-tokens", "8,4", "--json", str(tmp_path / "pair.json"),
+        "--report", str(tmp_path / "report"),
     )  # fmt: skip
     found = load(tmp_path / "pair.json")
     assert [case.subject.name for case in found.cases] == ["static", "inflight"]
@@ -125,8 +119,8 @@ def test_compare_builds_a_pair_serves_it_and_takes_it_away(tmp_path: Path) -> No
 
 
 def test_a_sweep_builds_serves_measures_and_ranks(tmp_path: Path) -> None:
-    done = run(
-        "sweep", "demo", "--plugin", "hf", "--vary", "device=cpu,cuda:7", "--vary",
+    printed = printed_by(
+        "sweep", "demo", "--plugin", "hf", *LIGHT, "--vary", "device=cpu,cuda:7", "--vary",
         "concurrency=1,4", "--rounds", "1", "--requests", "6", "--output-tokens", "8",
         "--limit-latency", "60000", "--json", str(tmp_path / "sweep.json"),
     )  # fmt: skip
@@ -134,7 +128,7 @@ def test_a_sweep_builds_serves_measures_and_ranks(tmp_path: Path) -> None:
     # What cannot be served has failed, and the others go on.
     assert [case.state for case in found.cases] == ["done", "done", "failed", "failed"]
     assert all(case.why for case in found.cases[2:])
-    assert done.stdout.count("one round, unclear") == 1
+    assert printed.count("one round, unclear") == 1
     content = json.loads((tmp_path / "sweep.json").read_text())
     rates = [place["throughput"] for place in content["summary"]["ranking"]]
     assert rates == sorted(rates, reverse=True)

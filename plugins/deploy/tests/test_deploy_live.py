@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -17,15 +16,15 @@ from llmserve.testing import LiveTriton
 from llmserve_deploy.dashboard import ALERTS, PANELS
 from llmserve_deploy.description import KEYS_FOLDER, Deployment, describe
 from llmserve_deploy.targets import files_of
+from tests.support import LLMSERVE, run
 
-LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
 # What the endpoint picker of the Gateway API inference extension looks for.
 PICKER = ["vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"]
 
 
 @pytest.fixture(scope="module")
 def model(triton: LiveTriton) -> str:
-    return triton.build("iterative", name="deployed")
+    return triton.build("iterative")
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +36,7 @@ def deployment(triton: LiveTriton, model: str) -> Deployment:
 def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return a file of keys, and the key that the next steps make for Prometheus."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
-    made = subprocess.run(
-        [*LLMSERVE, "key", "new", "prometheus", "--file", str(path), "--model", "none"],
-        check=True, capture_output=True, encoding="utf-8",
-    )  # fmt: skip
+    made = run("key", "new", "prometheus", "--file", str(path), "--model", "none")
     return path, made.stdout.strip()
 
 
@@ -90,10 +86,7 @@ def test_every_panel_alert_and_rule_names_a_series_that_there_is(
     gateway: str, deployment: Deployment, model: str, key: tuple[Path, str]
 ) -> None:
     path, scraping = key
-    made = subprocess.run(
-        [*LLMSERVE, "key", "new", "me", "--file", str(path)],
-        check=True, capture_output=True, encoding="utf-8",
-    )  # fmt: skip
+    made = run("key", "new", "me", "--file", str(path))
     body = {"model": model, "prompt": "Hi", "max_tokens": 4, "stream": True}
     ask(f"{gateway}/v1/completions", made.stdout.strip(), body)
     with pytest.raises(HTTPError, match="403"):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from llmserve.testing import RecipeConformance
-
-from .small_model import small_model
+from tests.support import one_layer
 
 
 class _OfASmallModel(RecipeConformance):
     @pytest.fixture(autouse=True)
     def _small(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        type(self).model = str(small_model(tmp_path_factory))
+        type(self).model = str(one_layer(tmp_path_factory.getbasetemp() / "one-layer"))
 
 
 class TestOnnxDirect(_OfASmallModel):
@@ -21,4 +20,5 @@ class TestOnnxDirect(_OfASmallModel):
 
 class TestTorchScriptOldest(_OfASmallModel):
     recipe = "gpt2-torchscript"
-    options = {"batching": "sequence-oldest"}
+    # As the live tests build it, so that both have the same model.
+    options = {"batching": "sequence-oldest", "tokenizer": "tokenizers"}

@@ -23,8 +23,7 @@ from llmserve.errors import ClientError, RequestRejectedError
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
 from llmserve.testing import LiveTriton
-
-from .small_model import small_model
+from tests.support import LLMSERVE, one_layer
 
 PROMPTS = [
     "I have lived in London",
@@ -37,24 +36,27 @@ PROMPTS = [
     "The capital of France is",
 ]
 TOKENS = 24
+# The processes around the graph start in a tenth of the time where none of them loads torch.
+LIGHT: dict[str, Any] = {"tokenizer": "tokenizers"}
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory)
+    return one_layer(tmp_path_factory.getbasetemp() / "one-layer")
 
 
 @pytest.fixture(params=["onnx", "torchscript"])
 def model(request: pytest.FixtureRequest, triton: LiveTriton, small: Path) -> str:
     """Each form, and each way of batching: the two that the conformance suite builds as well."""
-    options = {"batching": "sequence-oldest"} if request.param == "torchscript" else {}
+    options = {"batching": "sequence-oldest", **LIGHT} if request.param == "torchscript" else {}
     return triton.build(f"gpt2-{request.param}", str(small), **options)
 
 
 @pytest.fixture
 def idling(triton: LiveTriton, small: Path) -> str:
     """A model that keeps no sequence for long."""
-    return triton.build("gpt2-torchscript", str(small), idle_seconds=5.0, max_batch_size=2)
+    asked = {"idle_seconds": 5.0, "max_batch_size": 2, **LIGHT}
+    return triton.build("gpt2-torchscript", str(small), **asked)
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def test_the_emitted_client_and_the_command_line(triton: LiveTriton, small: Path
     client = triton.repository / name / "client.py"
     for command in (
         [sys.executable, str(client), prompt],
-        [sys.executable, "-m", "llmserve_cli", "query", name, prompt],
+        [*LLMSERVE, "query", name, prompt],
     ):
         run = subprocess.run(
             [*command, "--url", triton.server.grpc_url, "--max-tokens", "12"],
@@ -223,7 +225,8 @@ def tutorial_client(url: str, text: str, number: int, steps: int) -> str:
 def test_the_tutorials_clients_run_unchanged(
     triton: LiveTriton, small: Path, expected: dict[str, str]
 ) -> None:
-    triton.build("gpt2-torchscript", str(small), name="ensemble_pipeline", layout="tutorial")
+    asked = {"name": "ensemble_pipeline", "layout": "tutorial", **LIGHT}
+    triton.build("gpt2-torchscript", str(small), **asked)
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(
             lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10), range(4)

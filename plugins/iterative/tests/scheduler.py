@@ -10,68 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Answer, Tokenizer
+from llmserve.runtime.protocols import Answer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import FakeRequest, make_parts
 from llmserve_iterative.driver import IterativeDriver
-
-
-class Progress:
-    def __init__(self) -> None:
-        self.failed: list[tuple[Generation, Exception]] = []
-
-
-class Echoes:
-    """An engine that repeats prompts for ever; ``!`` fails at its third token, ``?`` at once."""
-
-    context_length: int | None = 1000
-    eos_ids: frozenset[int] = frozenset()
-
-    cache_tokens = 1000
-    waiting = 0
-
-    def __init__(self) -> None:
-        self.under_way: list[Generation] = []
-        self.pause = 0.0
-
-    @property
-    def live(self) -> int:
-        return len(self.under_way)
-
-    @property
-    def cache_used(self) -> int:
-        return sum(len(g.prompt_ids) + len(g.token_ids) for g in self.under_way)
-
-    def stepper(self, tokenizer: Tokenizer) -> Echoes:
-        return self
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.under_way)
-
-    def admit(self, generation: Generation) -> None:
-        if ord("?") in generation.prompt_ids:
-            raise RequestError("not this one")
-        self.under_way.append(generation)
-
-    def drop(self, generation: Generation) -> None:
-        self.under_way = [g for g in self.under_way if g is not generation]
-
-    def step(self) -> Progress:
-        time.sleep(self.pause)
-        progress = Progress()
-        for generation in list(self.under_way):
-            at = len(generation.token_ids)
-            if ord("!") in generation.prompt_ids and at == 2:
-                progress.failed.append((generation, MemoryError("no memory left")))
-                self.drop(generation)
-                continue
-            generation.push(generation.prompt_ids[at % len(generation.prompt_ids)])
-            if generation.done:
-                self.drop(generation)
-        return progress
+from tests.echoes import Echoes
 
 
 class Picky(TextFormatter):
@@ -110,7 +53,7 @@ class Scheduler:
         idle_seconds: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.engine = Echoes()
+        self.engine = Echoes(context_length=1000)
         settings = {"burst_ms": burst_ms, "idle_seconds": idle_seconds}
         self.driver = IterativeDriver(settings, Path(), clock=clock)
         self.driver.start(make_parts(self.engine, formatter=Picky({}, Path())))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +18,9 @@ from click.testing import CliRunner
 
 from llmserve_bench.commands import bench, compare, sweep
 from llmserve_bench.files import load
+from tests.support import LLMSERVE, run
 
 from .scripted_triton import Running, scripted
-
-LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
-
-
-def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LLMSERVE, *words], env={**os.environ, **env}, capture_output=True, encoding="utf-8",
-        check=False, timeout=120,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

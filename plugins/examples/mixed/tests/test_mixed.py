@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import llmserve
 from llmserve.testing import RecipeConformance
+from tests.support import run
 
 
 class TestMixed(RecipeConformance):
@@ -23,14 +21,8 @@ def test_every_package_that_takes_part_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "llmserve_cli", "build", "--plugin", "mixed"]
-    done = subprocess.run(
-        [*command, "--model", "demo", "--output", str(tmp_path / "repo")],
-        env={**os.environ, "LLMSERVE_BLOCK_PLUGINS": "tokens"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["build", "--plugin", "mixed", "--model", "demo", "--output", str(tmp_path / "repo")]
+    done = run(*words, LLMSERVE_BLOCK_PLUGINS="tokens")
     assert done.returncode == 3
     assert "tokenizer" in done.stderr
     assert "'tokenizers'" in done.stderr

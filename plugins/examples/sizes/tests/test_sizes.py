@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import llmserve
 from llmserve.testing import demo_model_path
+from tests.support import run
 
 WEIGHTS = demo_model_path() / "model.safetensors"
 
@@ -29,8 +29,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sizes(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llmserve_cli", "sizes", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return run("sizes", *words)
 
 
 def test_sizes_are_those_of_the_files(repository: Path) -> None:
@@ -75,6 +74,4 @@ def test_what_is_no_repository_is_one_line(tmp_path: Path) -> None:
 
 
 def test_it_stands_in_the_help_with_our_own_commands() -> None:
-    command = [sys.executable, "-m", "llmserve_cli", "--help"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "Say how large the models of a repository are" in output
+    assert "Say how large the models of a repository are" in run("--help").stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -13,15 +12,15 @@ import httpx2 as httpx
 import openai
 
 from llmserve.testing import LiveTriton
+from tests.support import LLMSERVE
 
 
 class Gateway:
     """`llmserve gateway`, on a free port."""
 
     def __init__(self, triton: LiveTriton, *words: str) -> None:
-        command = [sys.executable, "-m", "llmserve_cli", "gateway", "--port", "0"]
         self.process = subprocess.Popen(
-            [*command, "--url", triton.server.grpc_url, *words],
+            [*LLMSERVE, "gateway", "--port", "0", "--url", triton.server.grpc_url, *words],
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",

@@ -1,4 +1,4 @@
-"""Tiny random models of every family, made from their configurations alone."""
+"""What ``generate()`` makes of a prompt, and an engine that is run to its end."""
 
 from __future__ import annotations
 
@@ -13,62 +13,7 @@ from llmserve.runtime.generation import Generation
 from llmserve.runtime.params import Params
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
-
-VOCAB = 97
-CONTEXT = 128
-
-_LLAMA = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
-_NARROW = {key: _LLAMA[key] for key in _LLAMA if key not in ("head_dim", "num_key_value_heads")}
-_GEMMA = {**_LLAMA, "query_pre_attn_scalar": 8, "sliding_window": 12}
-
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}),
-    "llama": ("Llama", _LLAMA),
-    "qwen2": ("Qwen2", {**_NARROW, "num_key_value_heads": 2}),
-    "qwen3": ("Qwen3", _LLAMA),
-    "mistral": ("Mistral", {**_LLAMA, "sliding_window": 12}),
-    "gemma": ("Gemma", _LLAMA),
-    "gemma2": ("Gemma2", _GEMMA),
-    "gemma3": ("Gemma3Text", _GEMMA),
-    "phi3": ("Phi3", {**_LLAMA, "pad_token_id": 0}),
-    "gpt_neox": ("GPTNeoX", _NARROW),
-    "opt": ("OPT", {**_NARROW, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "falcon": ("Falcon", {**_NARROW, "multi_query": True, "alibi": False}),
-    "falcon_alibi": ("Falcon", {**_NARROW, "multi_query": False, "alibi": True}),
-    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
-}
-
-_CLASSES = {
-    "GPT2": "GPT2LMHeadModel",
-    "Gemma3Text": "Gemma3ForCausalLM",
-}
-
-
-def make_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a new model; the same family has the same weights each time."""
-    name, settings = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(
-        **settings,
-        vocab_size=VOCAB,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    torch.manual_seed(5)
-    model = getattr(transformers, _CLASSES.get(name, f"{name}ForCausalLM"))(config)
-    with torch.no_grad():
-        # A random start is nearly uniform; stronger weights make a model with opinions.
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(6)
-    return model.to(dtype).eval()
+from tests.tiny_models import make_model
 
 
 @cache

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from llmserve.runtime.generation import Generation
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
+from tests.tiny_models import VOCAB, make_model
 
-from .families import VOCAB, expected, finish, generation, make_model
+from .families import expected, finish, generation
 
 chance = random.Random(3)
 # A handful of prompts, some with a common beginning so that prefixes are shared; what

@@ -13,15 +13,9 @@ from llmserve.runtime import Generation
 from llmserve.runtime.errors import RequestError
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
+from tests.tiny_models import CONTEXT, make_model
 
-from .families import (
-    CONTEXT,
-    expected,
-    finish,
-    generation,
-    make_model,
-    same_as_alone,
-)
+from .families import expected, finish, generation, same_as_alone
 
 PAGE = 32
 

@@ -8,8 +8,9 @@ import pytest
 
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
+from tests.tiny_models import FAMILIES, VOCAB, make_model
 
-from .families import FAMILIES, VOCAB, finish, generation, make_model, same_as_alone
+from .families import finish, generation, same_as_alone
 
 PADDED = {"falcon", "falcon_alibi", "bloom"}
 

@@ -14,8 +14,9 @@ import torch
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine import attention, graphs, runner
 from llmserve_iterative.engine.engine import Engine
+from tests.tiny_models import VOCAB, make_model
 
-from .families import VOCAB, finish, generation, make_model, same_as_alone
+from .families import finish, generation, same_as_alone
 
 CPU = torch.device("cpu")
 

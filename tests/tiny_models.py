@@ -1,4 +1,4 @@
-"""Tiny random models, made from their configurations alone."""
+"""Tiny random models of every family, made from their configurations alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import transformers
 
 VOCAB = 97
-CONTEXT = 96
+CONTEXT = 128
 
 _LLAMA = {
     "hidden_size": 32,
@@ -20,19 +20,29 @@ _LLAMA = {
 }
 _NARROW = {key: _LLAMA[key] for key in _LLAMA if key not in ("head_dim", "num_key_value_heads")}
 _GEMMA = {**_LLAMA, "query_pre_attn_scalar": 8, "sliding_window": 12}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}),
     "llama": ("Llama", _LLAMA),
     "qwen2": ("Qwen2", {**_NARROW, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", _LLAMA),
     "mistral": ("Mistral", {**_LLAMA, "sliding_window": 12}),
+    "gemma": ("Gemma", _LLAMA),
     "gemma2": ("Gemma2", _GEMMA),
+    "gemma3": ("Gemma3Text", _GEMMA),
+    "phi3": ("Phi3", {**_LLAMA, "pad_token_id": 0}),
+    "gpt_neox": ("GPTNeoX", _NARROW),
     "opt": ("OPT", {**_NARROW, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     "falcon": ("Falcon", {**_NARROW, "multi_query": True, "alibi": False}),
+    "falcon_alibi": ("Falcon", {**_NARROW, "multi_query": False, "alibi": True}),
+    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
 }
 
+_CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
-def make_model(family: str = "gpt2", **changes: Any) -> Any:
-    """Return a model with opinions; the same family has the same weights each time."""
+
+def make_model(family: str = "gpt2", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """Return a new model; the same family has the same weights each time."""
     name, settings = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(
         **{**settings, **changes},
@@ -40,13 +50,12 @@ def make_model(family: str = "gpt2", **changes: Any) -> Any:
         max_position_embeddings=CONTEXT,
         bos_token_id=1,
         eos_token_id=2,
-        attn_implementation="eager",
     )
     torch.manual_seed(5)
-    classes = {"GPT2": "GPT2LMHeadModel"}
-    model = getattr(transformers, classes.get(name, f"{name}ForCausalLM"))(config)
+    model = getattr(transformers, _CLASSES.get(name, f"{name}ForCausalLM"))(config)
     with torch.no_grad():
+        # A random start is nearly uniform; stronger weights make a model with opinions.
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(6)
-    return model.eval()
+    return model.to(dtype).eval()
