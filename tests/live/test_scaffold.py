@@ -7,6 +7,7 @@ that breaks its promises.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,11 +17,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from llmserve import hookspecs
 from llmserve.api import API
 from llmserve.scaffold import ROLES, new_package
-from tests.authoring import install_examples
+from tests.authoring import PAGE, blocks, install_examples
 from tests.support import install, with_path
 
+PART = re.compile(r"^### (llmserve_\w+)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
+SECTIONS = dict(PART.findall(PAGE.read_text(encoding="utf-8")))
+HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("llmserve_"))
 BROKEN = """
 from llmserve import hookimpl
 from llmserve.roles import Batching, Generator, Recipe
@@ -193,11 +198,24 @@ def test_its_tests_pass_with_a_real_triton(results: Mapping[str, str], role: str
     assert len(passed(results, f"test_new_{role}.")) > 1
 
 
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_is_documented_with_an_example_and_a_test_that_passes(
+    hook: str, results: Mapping[str, str]
+) -> None:
+    assert len(str(getattr(hookspecs, hook).__doc__)) > 30
+    found = blocks(SECTIONS[hook])
+    assert f"@hookimpl\ndef {hook}(" in found["llmserve_acme.py"]
+    tests = re.findall(r"^def (test_\w+)", found["test_acme.py"], re.MULTILINE)
+    assert tests
+    assert {results[f"documented.tests.test_acme.{name}"] for name in tests} == {""}
+
+
 def test_the_examples_of_the_page_for_authors_keep_every_promise(
     results: Mapping[str, str],
 ) -> None:
     assert len(passed(results, "test_acme.TestAcme.")) > 15
     assert len(passed(results, "documented.tests.")) > 20
+    assert len(HOOKS) > 7
 
 
 def test_the_fakes_have_nothing_that_triton_has_not(results: Mapping[str, str]) -> None:

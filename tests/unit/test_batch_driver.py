@@ -242,6 +242,8 @@ HALF = '[{"role": "user", "content": "\\ud800"}]'
         ([], {}, "1 to 256 prompts"),
         (["a"] * 257, {}, "1 to 256 prompts"),
         (["a"], {"messages": "[" * 100_000}, "not JSON"),
+        *((["a"], {"messages": m}, "messages takes") for m in ("[]", "3", '["hi"]')),
+        (["a"], {"messages": '[{"role": "user"}]'}, "messages takes"),
         (["a"], {"messages": HALF}, "half a character"),
         (["a"], {"messages": '[{"role": "a", "content": null}]'}, "messages takes"),
         (

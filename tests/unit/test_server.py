@@ -214,6 +214,11 @@ def test_every_taken_port_is_named_at_once() -> None:
         with pytest.raises(PortInUseError) as taken:
             choose_ports(ports(http, 0, metrics))
         assert len(port_problems(ports(http, 0, metrics))) == 2
+        with pytest.raises(PortInUseError) as single:
+            choose_ports(ports(0, http, 0))
+    assert str(single.value) == (
+        f"port {http} for grpc is in use on 127.0.0.1: --grpc-port 0 picks a free one"
+    )
     assert f"port {http} for http is in use" in taken.value.problem
     assert f"port {metrics} for metrics is in use" in taken.value.problem
 

@@ -187,14 +187,6 @@ def test_a_conversation_goes_through_the_chat_template(triton: LiveTriton, batch
     assert answer["text_output"] == by_messages
 
 
-@pytest.mark.parametrize("messages", ["{", "[]", "3", '[{"role": "user"}]', '["hi"]'])
-def test_a_conversation_that_is_none_is_refused(
-    triton: LiveTriton, batched: str, messages: str
-) -> None:
-    with pytest.raises(RequestRejectedError, match="messages"):
-        triton.client.generate(batched, messages=messages)
-
-
 def test_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: str) -> None:
     from transformers import AutoTokenizer
 
