@@ -56,7 +56,16 @@ def _rank(group: str) -> int:
     return 1 if group.endswith(_LONG) else 2 + ("live" not in group)
 
 
+_SAME_MODELS = {
+    "tests/reliability/test_requests.py": "plugins/iterative/tests",
+    "plugins/deploy/tests/test_deploy_live.py": "plugins/iterative/tests",
+    "plugins/examples/tokens/tests/test_tokens_conformance.py": "plugins/bench/tests",
+}
+
+
 def _group(nodeid: str) -> str:
     """Each file is a group of its own, but for those that share models: a plugin's, as a rule."""
     file = nodeid.partition("::")[0]
+    if file in _SAME_MODELS:
+        return _SAME_MODELS[file]
     return file.rpartition("/")[0] if file.endswith(("_live.py", "_conformance.py")) else file

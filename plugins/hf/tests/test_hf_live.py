@@ -44,8 +44,10 @@ def batched(triton: LiveTriton) -> str:
 
 @pytest.fixture
 def patient(triton: LiveTriton) -> str:
-    """Triton waits until all are there, so that they are one batch on a slow machine too."""
-    return triton.build("hf", decoupled=False, queue_delay_us=3_000_000)
+    """Triton waits until all are there, so that they are one batch on a slow machine too.
+
+    Its prompts go through the chat template."""
+    return triton.build("hf", decoupled=False, queue_delay_us=3_000_000, chat=True)
 
 
 @pytest.fixture
@@ -174,12 +176,13 @@ def test_a_request_that_is_left_stops_generating(triton: LiveTriton, streaming: 
     assert any(one_behind_a_request_that_was_left() < seconds(480) / 2 for _ in range(4))
 
 
-def test_a_conversation_goes_through_the_chat_template(triton: LiveTriton, batched: str) -> None:
-    chat = triton.build("hf", chat=True)
+def test_a_conversation_goes_through_the_chat_template(
+    triton: LiveTriton, batched: str, patient: str
+) -> None:
     question = "What is the capital of France?"
     talk = [{"role": "user", "content": question}]
     by_messages = triton.client.generate(batched, messages=talk, max_tokens=30).text
-    by_template = triton.client.generate(chat, question, max_tokens=30).text
+    by_template = triton.client.generate(patient, question, max_tokens=30).text
     assert by_messages == by_template
     assert by_messages != triton.client.generate(batched, question, max_tokens=30).text
     body = json.dumps({"messages": json.dumps(talk), "max_tokens": 30})

@@ -34,7 +34,7 @@ def result(request: pytest.FixtureRequest) -> Result:
     return RESULTS[request.param]
 
 
-def test_what_was_saved_is_read_back_and_makes_the_same_report(
+def test_what_was_saved_is_read_back_and_makes_the_same_page_which_needs_no_other_file(
     result: Result, tmp_path: Path
 ) -> None:
     save(result, tmp_path / "result.json")
@@ -42,6 +42,12 @@ def test_what_was_saved_is_read_back_and_makes_the_same_report(
     first = write_report(result, tmp_path / "one")
     second = write_report(load(tmp_path / "result.json"), tmp_path / "two")
     assert first.read_bytes() == second.read_bytes()
+    page = first.read_text()
+    assert [path.name for path in first.parent.iterdir()] == ["report.html"]
+    assert all(escape(table.title) in page for table in tables_of(result))
+    assert all(f"<dt>{name}</dt>" in page for name in conditions_of(result))
+    assert page.count('src="data:image/svg+xml') == len(plots_of(result)) >= 1
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
 
 
 def test_the_file_has_the_figures_for_readers_that_are_not_python(result: Result) -> None:
@@ -122,15 +128,6 @@ def test_tables_fit_the_terminal_and_lose_nothing(
     for cell in (cell for table in tables_of(result) for row in table.rows for cell in row):
         if cell.isalnum() and len(cell) < 8:
             assert cell in printed
-
-
-def test_the_page_has_every_table_and_needs_no_other_file(result: Result, tmp_path: Path) -> None:
-    page = write_report(result, tmp_path).read_text()
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert all(escape(table.title) in page for table in tables_of(result))
-    assert all(f"<dt>{name}</dt>" in page for name in conditions_of(result))
-    assert page.count('src="data:image/svg+xml') == len(plots_of(result)) >= 1
-    assert not re.findall(r'(?:src|href)="(?!data:)', page)
 
 
 def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
