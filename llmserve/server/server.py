@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import ProxyHandler, Request, build_opener
 
 from llmserve.errors import ServerError, UsageError
 from llmserve.runtime.contract import STAND_IN_METRIC
-from llmserve.server.launch import KEY_HEADER, Launch, link_model
+from llmserve.server.launch import KEY_HEADER, Instance, Launch, link_model
 from llmserve.server.log import in_plain_words
-from llmserve.server.settings import Ports, ServerSettings
+from llmserve.server.settings import ServerSettings
 
 _ESTABLISHED = "01"
 _LOOK = 0.2
@@ -115,96 +118,6 @@ class GuardedProcess:
         self._guard.wait()
 
 
-class ServerApi:
-    """One server's HTTP interface. No proxy is used, whatever the environment says."""
-
-    def __init__(self, host: str, port: int, key: str | None) -> None:
-        self._host = host
-        self._port = port
-        self._headers = {KEY_HEADER: key} if key else {}
-
-    def ready(self, name: str) -> bool:
-        """Say whether the server of this name and all its models answer.
-
-        The name is asked for since somebody else's server may have come first to the port.
-        """
-        try:
-            if self._ask("GET", "/v2/health/ready", timeout=_QUICK)[0] != 200:
-                return False
-            return self.metadata().get("name") == name
-        except (OSError, ServerError):
-            return False
-
-    def metadata(self) -> dict[str, Any]:
-        """Return what the server says of itself: ``name``, ``version`` and ``extensions``."""
-        answer: dict[str, Any] = self._checked("GET", "/v2", timeout=_QUICK)
-        return answer
-
-    def models(self) -> dict[str, str]:
-        """Return the models of the repository and their states; unloaded ones have ``""``."""
-        index = self._checked("POST", "/v2/repository/index")
-        return {entry["name"]: entry.get("state", "") for entry in index}
-
-    def answers(self) -> dict[str, int]:
-        found = self._checked("GET", "/v2/models/stats", timeout=_PATIENT)["model_stats"]
-        return {one["name"]: one["inference_stats"]["success"]["count"] for one in found}
-
-    def load(self, name: str) -> None:
-        """Load a model, or load it anew; return when it is ready."""
-        self._checked("POST", _model(name, "load"))
-
-    def unload(self, name: str) -> None:
-        """Ask for a model to be unloaded."""
-        body = {"parameters": {"unload_dependents": True}}
-        self._checked("POST", _model(name, "unload"), body)
-
-    def _checked(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Any:
-        try:
-            status, answer = self._ask(method, path, body, timeout=timeout)
-        except OSError as error:
-            raise ServerError(f"the server does not answer ({error})") from error
-        if status == 200:
-            return json.loads(answer or b"null")
-        try:
-            problem = in_plain_words(json.loads(answer)["error"])
-        except (ValueError, KeyError, TypeError):
-            problem = f"the server answered {status} to {path}"
-        raise ServerError(problem)
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None,
-    ) -> tuple[int, bytes]:
-        from http.client import HTTPConnection, HTTPException
-
-        connection = HTTPConnection(self._host, self._port, timeout=timeout)
-        try:
-            connection.request(method, path, json.dumps(body or {}), self._headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except HTTPException as error:
-            raise ConnectionError(str(error) or type(error).__name__) from error
-        finally:
-            connection.close()
-
-
-def _model(name: str, action: str) -> str:
-    from urllib.parse import quote
-
-    return f"/v2/repository/models/{quote(name, safe='')}/{action}"
-
-
 class Server:
     """A running Triton, to be used in a ``with`` block or ended with :meth:`stop`.
 
@@ -212,34 +125,28 @@ class Server:
     ``metrics_url``; ``runtime`` says which Triton it is.
     """
 
+    runtime = ""
+    notes: tuple[str, ...] = ()
+    """What models said at load that whoever serves them should know."""
+
     def __init__(
-        self,
-        process: GuardedProcess,
-        api: ServerApi,
-        *,
-        settings: ServerSettings,
-        runtime: str,
-        address: str,
-        ports: Ports,
-        log_file: Path,
-        models: Path,
-        notes: tuple[str, ...] = (),
+        self, settings: ServerSettings, instance: Instance, launch: Launch, log_file: Path
     ) -> None:
-        self.pid = process.pid
-        self.runtime = runtime
-        self.log_file = log_file
-        self.notes = notes
-        """What models said at load that whoever serves them should know."""
+        self.ports = ports = instance.ports
+        address = "127.0.0.1" if ports.host == "0.0.0.0" else ports.host  # noqa: S104
         self.http_url = f"http://{address}:{ports.http}"
         self.grpc_url = f"{address}:{ports.grpc}"
         self.metrics_url = f"http://{address}:{ports.metrics}/metrics"
-        self.ports = ports
+        self.log_file = log_file
         self.renewable = settings.renewable
-        self._process = process
-        self._api = api
         self._settings = settings
-        self._models = models
+        self._instance = instance
+        self._kind = launch.kind
         self._keep_log = settings.log_file is not None
+        self.process = GuardedProcess(
+            launch, instance.name, instance.scratch, log_file, grace=settings.grace
+        )
+        self.pid = self.process.pid
 
     def __repr__(self) -> str:
         return f"<Server {self.runtime} at {self.http_url}, pid {self.pid}>"
@@ -247,17 +154,26 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
+
+    def ready(self) -> bool:
+        """Say whether it and all its models answer, and take down which Triton it is.
+
+        Its name is asked for, since somebody else's server may have come first to the port.
+        """
+        try:
+            self._ask("v2/health/ready", timeout=_QUICK)
+            told = self._ask("v2", timeout=_QUICK)
+        except (ServerError, ValueError):
+            return False
+        self.runtime = f"{self._kind} Triton {told.get('version')}"
+        return bool(told.get("name") == self._instance.name)
 
     def models(self) -> dict[str, str]:
         """Return each model's state, such as ``READY``; ``""`` where it is not loaded."""
-        return self._api.models()
+        index = self._ask("v2/repository/index", {})
+        return {entry["name"]: entry.get("state", "") for entry in index}
 
     def stand_ins(self) -> dict[str, str]:
         """Return the models that a stand-in answers, and what it stands in for."""
@@ -267,7 +183,7 @@ class Server:
         """Load a model of the repository, or load it anew. For ``explicit`` servers."""
         self._require_explicit()
         try:
-            self._api.load(name)
+            self._ask(_path(name, "load"), {})
         except ServerError as error:
             raise ServerError(
                 f"model {name!r} failed to load: {error.problem}", mend=f"see {self.log_file}"
@@ -276,7 +192,7 @@ class Server:
     def unload(self, name: str, *, timeout: float = 60.0) -> None:
         """Unload a model and wait until it is gone. For ``explicit`` servers."""
         self._require_explicit()
-        self._api.unload(name)
+        self._ask(_path(name, "unload"), {"parameters": {"unload_dependents": True}})
         deadline = time.monotonic() + timeout
         while (state := self.models().get(name, "")) not in ("", "UNAVAILABLE"):
             if time.monotonic() > deadline:
@@ -291,19 +207,22 @@ class Server:
         """
         if not self.renewable:
             raise UsageError("this server cannot load a model anew", mend="start it again")
-        link_model(self._settings.repository.resolve() / name, self._models / name)
+        link_model(
+            self._settings.repository.resolve() / name, self._instance.scratch / "models" / name
+        )
 
     def answers(self) -> dict[str, int]:
         """Return how many requests each model has answered since it was loaded."""
-        return self._api.answers()
+        found = self._ask("v2/models/stats", timeout=_PATIENT)["model_stats"]
+        return {one["name"]: one["inference_stats"]["success"]["count"] for one in found}
 
     def alive(self) -> bool:
         """Say whether the process still runs."""
-        return self._process.exit_code() is None
+        return self.process.exit_code() is None
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the server to end by itself; return its exit code, or None if it runs on."""
-        return self._process.wait(timeout)
+        return self.process.wait(timeout)
 
     def stop(self, *, grace: float | None = None) -> None:
         """End the server; requests in flight have ``grace`` seconds, else what it was started with.
@@ -316,7 +235,7 @@ class Server:
         ended_by_itself = not self.alive()
         try:
             grace = self._settings.grace if grace is None else grace
-            self._process.stop(grace, idle=self._nobody_waits)
+            self.process.stop(grace, idle=self._nobody_waits)
         finally:
             # Also where a second Ctrl-C has cut the stopping short.
             if not self._keep_log and not ended_by_itself:
@@ -335,6 +254,36 @@ class Server:
                 "this server loads its models at the start and keeps them",
                 mend="start it with explicit=True to load and unload",
             )
+
+    def _ask(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        key = {KEY_HEADER: self._instance.key} if self._settings.explicit else {}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            answer = _fetch(f"{self.http_url}/{path}", data, key, timeout)
+        except HTTPError as error:
+            try:
+                problem = in_plain_words(json.loads(error.read())["error"])
+            except (ValueError, KeyError, TypeError):
+                problem = f"the server answered {error.code} to /{path}"
+            raise ServerError(problem) from None
+        except (OSError, HTTPException) as error:
+            why = getattr(error, "reason", error)
+            raise ServerError(f"the server does not answer ({why})") from error
+        return json.loads(answer or b"null")
+
+
+def _path(model: str, action: str) -> str:
+    return f"v2/repository/models/{quote(model, safe='')}/{action}"
+
+
+def _fetch(
+    url: str, data: bytes | None, headers: Mapping[str, str], timeout: float | None
+) -> bytes:
+    """Ask over HTTP. No proxy is used, whatever the environment says."""
+    direct = build_opener(ProxyHandler({}))
+    request = Request(url, data, {"content-type": "application/json", **headers})  # noqa: S310
+    with direct.open(request, timeout=timeout) as answer:
+        return bytes(answer.read())
 
 
 def connections(ports: Collection[int]) -> int | None:
@@ -355,13 +304,9 @@ def stand_ins(metrics_url: str) -> dict[str, str]:
 
     Nothing where the server publishes no metrics.
     """
-    import urllib.request
-
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(metrics_url, timeout=_QUICK) as answer:
-            page = answer.read().decode()
-    except (OSError, ValueError):
+        page = _fetch(metrics_url, None, {}, _QUICK).decode()
+    except (OSError, HTTPException, ValueError):
         return {}
     return {
         labels["model"]: labels["instead_of"]

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from llmserve.server.launch import (
 from llmserve.server.log import Progress, ServerLog
 from llmserve.server.machine import shortages
 from llmserve.server.scratch import make_scratch, sweep
-from llmserve.server.server import GuardedProcess, Server, ServerApi
+from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def first_available() -> Runtime:
     )
 
 
-def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) -> Server:
+def start(settings: ServerSettings, *, on_progress: OnProgress = lambda _: None) -> Server:
     """Start a server, wait until all its models are ready, and return it.
 
     ``on_progress`` is called several times a second meanwhile. Whatever interrupts the wait,
@@ -153,41 +153,28 @@ def _registered_backends() -> tuple[Backend, ...]:
     return tuple(Registry.load().all(Backend))
 
 
-def _start_once(settings: ServerSettings, on_progress: OnProgress | None) -> Server:
+def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
     name = f"llmserve-{secrets.token_hex(6)}"
     ports = choose_ports(settings)
     scratch = make_scratch(name)
-    process = None
+    server = None
     log_file = None
     try:
-        key = new_key(explicit=settings.explicit)
-        instance = Instance(ports, scratch, name, key)
+        instance = Instance(ports, scratch, name, new_key(explicit=settings.explicit))
         launch = _PREPARE[settings.runtime](settings, instance)
         log_file = _make_log_file(settings, name)
         log = ServerLog(log_file)
-        address = "127.0.0.1" if ports.host == "0.0.0.0" else ports.host  # noqa: S104
-        api = ServerApi(address, ports.http, key if settings.explicit else None)
-        process = GuardedProcess(launch, name, scratch, log_file, grace=settings.grace)
-        start = _Start(settings, instance, process, api, log)
-        start.wait_until_ready(on_progress or (lambda _: None))
+        server = Server(settings, instance, launch, log_file)
+        _wait_until_ready(server, log, settings, on_progress)
         log.read()
-        return Server(
-            process,
-            api,
-            settings=settings,
-            runtime=f"{launch.kind} Triton {api.metadata()['version']}",
-            address=address,
-            ports=ports,
-            log_file=log_file,
-            models=scratch / "models",
-            notes=tuple(dict.fromkeys(log.notes)),
-        )
+        server.notes = tuple(dict.fromkeys(log.notes))
+        return server
     except BaseException as error:
         # A server's error sends its reader to the log; nobody else would look for it.
         keep_log = isinstance(error, ServerError) or settings.log_file is not None
         try:
-            if process is not None:
-                process.stop(_GRACE)
+            if server is not None:
+                server.process.stop(_GRACE)
         except BaseException:
             # A second Ctrl-C is reported instead of the error.
             keep_log = settings.log_file is not None
@@ -237,52 +224,40 @@ def _log_problems(log: Path | None) -> list[LLMServeError]:
     return [UsageError(f"cannot write the log to {log} ({reason})")] if reason else []
 
 
-@dataclass(frozen=True)
-class _Start:
-    """A server that was started and has yet to become ready."""
+def _wait_until_ready(
+    server: Server, log: ServerLog, settings: ServerSettings, on_progress: OnProgress
+) -> None:
+    """Return when all models of a server are ready; raise when that will not come."""
+    # By default Triton gives up on the first model that fails.
+    lenient = ("--exit-on-error", "--model-load-retry-count")
+    strict = not any(argument.startswith(lenient) for argument in settings.extra_args)
+    begun = time.monotonic()
+    while True:
+        # Asked before the log is read: so a server that has ended has its last lines in it.
+        ended = not server.alive()
+        log.read()
+        progress = log.progress(time.monotonic() - begun)
+        if ended or log.stuck or (log.failures and strict):
+            raise _failure(server, log, settings.host)
+        on_progress(progress)
+        if server.ready():
+            return
+        if progress.elapsed > settings.ready_timeout:
+            loading = ", ".join(progress.loading) or "no model"
+            raise ServerError(
+                f"not ready after {settings.ready_timeout:g} s (loading: {loading})",
+                mend=f"give it more time, or see {log.path}",
+            )
+        time.sleep(_POLL)
 
-    settings: ServerSettings
-    instance: Instance
-    process: GuardedProcess
-    api: ServerApi
-    log: ServerLog
 
-    def wait_until_ready(self, on_progress: OnProgress) -> None:
-        """Return when all its models are ready; raise when that will not come."""
-        begun = time.monotonic()
-        while True:
-            # Asked before the log is read: so a server that has ended has its last lines in it.
-            ended = self.process.exit_code() is not None
-            self.log.read()
-            progress = self.log.progress(time.monotonic() - begun)
-            if ended or self.log.stuck or (self.log.failures and self._one_failure_ends_it()):
-                raise self._failure()
-            on_progress(progress)
-            if self.api.ready(self.instance.name):
-                return
-            if progress.elapsed > self.settings.ready_timeout:
-                raise self._too_late(progress)
-            time.sleep(_POLL)
-
-    def _one_failure_ends_it(self) -> bool:
-        """Say whether Triton gives up on the first model that fails, as it does by default."""
-        lenient = ("--exit-on-error", "--model-load-retry-count")
-        return not any(argument.startswith(lenient) for argument in self.settings.extra_args)
-
-    def _failure(self) -> ServerError:
-        if failures := self.log.failures.items():
-            problem = "; ".join(f"model {name!r} failed to load: {why}" for name, why in failures)
-        elif lost := self.log.port_lost:
-            return port_in_use(self.settings.host, getattr(self.instance.ports, lost), lost)
-        elif self.log.stuck:
-            problem = f"a model failed to load: {self.log.stuck}"
-        else:
-            problem = f"the server ended: {self.log.why_it_ended() or 'it said nothing'}"
-        return ServerError(problem, mend=f"see {self.log.path}")
-
-    def _too_late(self, progress: Progress) -> ServerError:
-        loading = ", ".join(progress.loading) or "no model"
-        return ServerError(
-            f"not ready after {self.settings.ready_timeout:g} s (loading: {loading})",
-            mend=f"give it more time, or see {self.log.path}",
-        )
+def _failure(server: Server, log: ServerLog, host: str) -> ServerError:
+    if failures := log.failures.items():
+        problem = "; ".join(f"model {name!r} failed to load: {why}" for name, why in failures)
+    elif lost := log.port_lost:
+        return port_in_use(host, getattr(server.ports, lost), lost)
+    elif log.stuck:
+        problem = f"a model failed to load: {log.stuck}"
+    else:
+        problem = f"the server ended: {log.why_it_ended() or 'it said nothing'}"
+    return ServerError(problem, mend=f"see {log.path}")
