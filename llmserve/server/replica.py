@@ -42,10 +42,9 @@ _REPORTED = 3.0
 
 
 @dataclass
-class _Model:
-    """A model, and what was seen of it when it was last asked to load, or last looked at."""
+class _Model(Watch):
+    """A model, with what was seen of it when it was last asked to load, or last looked at."""
 
-    watch: Watch
     loads: int = 0
     died_at: float | None = None
     answers: int = -1
@@ -81,12 +80,12 @@ class Replica:
     @property
     def failed(self) -> bool:
         """Whether nothing is left here that could answer."""
-        models = [model.watch.state is State.FAILED for model in self._models.values()]
+        models = [model.state is State.FAILED for model in self._models.values()]
         return self.given_up or (bool(models) and all(models))
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, and of what."""
-        watches = [self._triton, *(model.watch for model in self._models.values())]
+        watches = [self._triton, *self._models.values()]
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
 
     def say_last_lines(self) -> None:
@@ -102,7 +101,7 @@ class Replica:
             "log": str(self.server.log_file),
             "state": self._triton.state.value,
             "restarts": self._triton.restarts,
-            "models": [model.watch.report() for model in self._models.values()],
+            "models": [model.report() for model in self._models.values()],
         }
 
     async def settle(self) -> None:
@@ -116,9 +115,14 @@ class Replica:
             self._client = None
 
     def _watched(self, name: str, state: State) -> _Model:
-        parts = tuple(parts_of(self.settings.repository, name))
-        watch = Watch(name, self._tell, state, since=time.monotonic())
-        return _Model(watch, self._log.loads[name], parts=parts)
+        return _Model(
+            name,
+            self._tell,
+            state,
+            since=time.monotonic(),
+            loads=self._log.loads[name],
+            parts=tuple(parts_of(self.settings.repository, name)),
+        )
 
     def _take_over(self, server: Server) -> None:
         self.server = server
@@ -156,43 +160,41 @@ class Replica:
         for name in self._stubs.look():
             if name in self._models:
                 self._models[name].died_at = now
-        for name, model in self._models.items():
-            watch = model.watch
+        for model in self._models.values():
             if not self._triton.alive:
                 return
-            if watch.alive and model.died_at is not None:
-                watch.died(now, "its process has died")
+            if model.alive and model.died_at is not None:
+                model.died(now, "its process has died")
                 model.died_at = None
-            elif watch.state is State.LOADING:
+            elif model.state is State.LOADING:
                 self._look_at_loading(model, now)
-            elif watch.state is State.RESTARTING and now >= watch.again_at:
-                watch.loading(now)
+            elif model.state is State.RESTARTING and now >= model.again_at:
+                model.loading(now)
                 try:
-                    self._renew(name, model)
+                    self._renew(model)
                 except UsageError:
-                    self._lost(now, f"{name} is loaded anew with all others", fault=False)
+                    self._lost(now, f"{model.name} is loaded anew with all others", fault=False)
                 except OSError as error:
-                    watch.failed(now, f"it cannot be read: {error}")
+                    model.failed(now, f"it cannot be read: {error}")
 
     def _look_at_loading(self, model: _Model, now: float) -> None:
-        watch, name = model.watch, model.watch.name
-        if self._log.loads[name] > model.loads:
+        if self._log.loads[model.name] > model.loads:
             model.died_at = None
-            watch.loaded(now)
-        elif why := self._log.failures.get(name):
-            watch.died(now, f"it failed to load: {why}")
+            model.loaded(now)
+        elif why := self._log.failures.get(model.name):
+            model.died(now, f"it failed to load: {why}")
         elif model.died_at is not None and now - model.died_at > _REPORTED:
             # Triton 2.51 waits for it for ever, and loads nothing else meanwhile.
             model.died_at = None
-            watch.died(now, "its process died while it was loading")
-            self._lost(now, f"Triton waits for {name}", fault=False)
-        elif now - watch.since > _TAKEN_UP and not self._log.progress(0).loading:
-            self._lost(now, f"Triton does not load {name}")
+            model.died(now, "its process died while it was loading")
+            self._lost(now, f"Triton waits for {model.name}", fault=False)
+        elif now - model.since > _TAKEN_UP and not self._log.progress(0).loading:
+            self._lost(now, f"Triton does not load {model.name}")
 
     # What is done about it
 
-    def _renew(self, name: str, model: _Model) -> None:
-        for part in (*model.parts, name):
+    def _renew(self, model: _Model) -> None:
+        for part in (*model.parts, model.name):
             self._log.failures.pop(part, None)
             if part in self._models:
                 self._models[part].loads = self._log.loads[part]
@@ -206,43 +208,42 @@ class Replica:
         else:
             self._triton.waits(now, why)
         for model in self._models.values():
-            model.watch.waits(now, why)
+            model.waits(now, why)
 
     async def _start_anew(self) -> None:
         await asyncio.to_thread(self.server.stop, grace=0.0)
         self._log.read()
-        left = [name for name, model in self._models.items() if model.watch.state != State.FAILED]
+        left = [model for model in self._models.values() if model.state is not State.FAILED]
         if not left:
             self._triton.failed(time.monotonic(), "")
             return
         ports = self.server.ports
         settings = replace(
             self.settings,
-            models=tuple(left),
+            models=tuple(model.name for model in left),
             http_port=ports.http,
             grpc_port=ports.grpc,
             metrics_port=ports.metrics,
         )
         log = ServerLog(self.server.log_file)
-        for name in left:
-            self._models[name].watch.loading(time.monotonic())
+        for model in left:
+            model.loading(time.monotonic())
         try:
             server = await asyncio.to_thread(start, settings, on_progress=self._still_wanted)
         except LLMServeError as error:
             now = time.monotonic()
             log.read()
-            for name in left:
-                if why := log.failures.get(name):
-                    self._models[name].watch.failed(now, f"it failed to load: {why}")
+            for model in left:
+                if why := log.failures.get(model.name):
+                    model.failed(now, f"it failed to load: {why}")
             self._lost(now, error.problem)
             return
         self._take_over(server)
         now = time.monotonic()
         self._triton.loaded(now)
-        for name in left:
-            model = self._models[name]
+        for model in left:
             model.loads, model.died_at, model.answers = 0, None, -1
-            model.watch.loaded(now)
+            model.loaded(now)
 
     def _still_wanted(self, _: object) -> None:
         if self.ending:
@@ -268,44 +269,44 @@ class Replica:
         parts = {part for model in self._models.values() for part in model.parts}
         idle = []
         for name, model in self._models.items():
-            if model.watch.alive and name not in parts:
-                if self._has_worked(name, model, answers):
-                    model.watch.answered(time.monotonic())
+            if model.alive and name not in parts:
+                if self._has_worked(model, answers):
+                    model.answered(time.monotonic())
                 else:
-                    idle.append(self._canary(name, model))
+                    idle.append(self._canary(model))
         await asyncio.gather(*idle)
         answers = await asyncio.to_thread(self.server.answers)
         self._looked = time.monotonic()
         for name, model in self._models.items():
-            model.answers, model.seconds = answers.get(name, -1), self._seconds(name, model)
+            model.answers, model.seconds = answers.get(name, -1), self._seconds(model)
 
-    def _has_worked(self, name: str, model: _Model, answers: Mapping[str, int]) -> bool:
+    def _has_worked(self, model: _Model, answers: Mapping[str, int]) -> bool:
         """Say whether a model has answered since it was last looked at, or works for it."""
-        used = self._seconds(name, model) - model.seconds
+        used = self._seconds(model) - model.seconds
         busy = self._looked and used > _BUSY * (time.monotonic() - self._looked)
-        return bool(busy) or answers.get(name, -1) > model.answers >= 0
+        return bool(busy) or answers.get(model.name, -1) > model.answers >= 0
 
-    def _seconds(self, name: str, model: _Model) -> float:
-        return sum(self._stubs.seconds(part) for part in (*model.parts, name))
+    def _seconds(self, model: _Model) -> float:
+        return sum(self._stubs.seconds(part) for part in (*model.parts, model.name))
 
-    async def _canary(self, name: str, model: _Model) -> None:
+    async def _canary(self, model: _Model) -> None:
         if self._client is None:
             from llmserve.client import connect_async
 
             self._client = connect_async(self.server.grpc_url)
         try:
-            info = await self._client.model(name)
+            info = await self._client.model(model.name)
             if "text_input" not in info.inputs or "text_output" not in info.outputs:
                 return
-            await self._client.generate(name, "a", max_tokens=1, timeout=_CANARY_DEADLINE)
+            await self._client.generate(model.name, "a", max_tokens=1, timeout=_CANARY_DEADLINE)
         except LLMServeError as error:
             # Whoever refuses a request lives.
             refused = isinstance(error, RequestRejectedError) and "has died" not in error.problem
             answers = {} if refused else await asyncio.to_thread(self.server.answers)
-            if not refused and not self._has_worked(name, model, answers):
-                model.watch.missed(time.monotonic(), error.problem)
+            if not refused and not self._has_worked(model, answers):
+                model.missed(time.monotonic(), error.problem)
                 return
-        model.watch.answered(time.monotonic())
+        model.answered(time.monotonic())
 
     # What somebody asks for
 
@@ -326,8 +327,8 @@ class Replica:
         self._models[name].parts = parts[:-1]
         noted = Counter({part: self._log.loads[part] for part in parts})
         for part in parts:
-            self._models[part].watch.asked_for(time.monotonic())
-        self._renew(name, self._models[name])
+            self._models[part].asked_for(time.monotonic())
+        self._renew(self._models[name])
         while not all(self._log.loads[part] > noted[part] for part in parts):
             await asyncio.sleep(LOOK)
             for part in parts:

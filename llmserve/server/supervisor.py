@@ -29,9 +29,8 @@ _DRAINED = 1.0
 
 
 @dataclass
-class _Front:
-    running: RunningFrontend
-    watch: Watch
+class _Front(Watch):
+    running: RunningFrontend = field(kw_only=True)
     starting: asyncio.Task[RunningFrontend] | None = None
 
 
@@ -61,8 +60,8 @@ class Supervisor:
             )
         ]
         self._fronts = [
-            _Front(front, Watch(front.frontend.name, self._tell, State.READY))
-            for front in self.frontends
+            _Front(running.frontend.name, self._tell, State.READY, running=running)
+            for running in self.frontends
         ]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,7 +75,7 @@ class Supervisor:
                 except (OSError, ServerError) as error:
                     self.say(f"note: `llmserve status` will not see this server: {error}")
                 while not self._end.is_set():
-                    await self._look(time.monotonic())
+                    self._look(time.monotonic())
                     with suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._end.wait(), LOOK)
                 self.say("stopping, requests in flight are finished first")
@@ -101,28 +100,27 @@ class Supervisor:
     def _tell(self, watch: Watch) -> None:
         self.say(watch.line())
 
-    async def _look(self, now: float) -> None:
+    def _look(self, now: float) -> None:
         for front in self._fronts:
-            await self._look_at_frontend(front, now)
+            self._look_at_frontend(front, now)
         for replica in self._replicas:
             replica.look(now)
         if all(replica.failed for replica in self._replicas):
             self._give_up()
 
-    async def _look_at_frontend(self, front: _Front, now: float) -> None:
-        watch = front.watch
+    def _look_at_frontend(self, front: _Front, now: float) -> None:
         if front.starting is not None:
             if front.starting.done():
                 task, front.starting = front.starting, None
                 try:
                     front.running = task.result()
-                    watch.loaded(now)
+                    front.loaded(now)
                 except LLMServeError as error:
-                    watch.died(now, str(error))
-        elif watch.alive and not front.running.alive():
-            watch.died(now, front.running.why_it_ended())
-        elif watch.state is State.RESTARTING and now >= watch.again_at:
-            watch.loading(now)
+                    front.died(now, str(error))
+        elif front.alive and not front.running.alive():
+            front.died(now, front.running.why_it_ended())
+        elif front.state is State.RESTARTING and now >= front.again_at:
+            front.loading(now)
             old = front.running
             again = partial(start_frontend, old.frontend, old.place, old.log_file)
             front.starting = asyncio.create_task(asyncio.to_thread(again))
@@ -150,7 +148,7 @@ class Supervisor:
         raise ServerError("a request asks for status or reload")
 
     def _status(self) -> dict[str, Any]:
-        fronts = [{**front.watch.report(), "url": front.running.url} for front in self._fronts]
+        fronts = [{**front.report(), "url": front.running.url} for front in self._fronts]
         each = [replica.status() for replica in self._replicas]
         told = {"stopping": self._end.is_set(), "frontends": fronts}
         if len(each) == 1:
