@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ from llmserve.builder.context import BuildContext
 from llmserve.builder.ensemble import Assembly
 from llmserve.builder.plan import (
     DEFAULT_OUTPUT,
+    PARTS,
     REQUEST_OPTIONS,
     BuildResult,
     BuildSpec,
     Plan,
     make_plan,
     needed_packages,
-    with_own_needs,
 )
 from llmserve.errors import PluginError
 from llmserve.registry import Registry
@@ -107,7 +108,7 @@ def _build_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str])
     modelconfig.add_inputs(config, plan.inputs)
     modelconfig.add_outputs(config, (*plan.formatter.outputs, *plan.generator.outputs))
     context.write_entry()
-    components = {role: _prepared(plan, role, context) for role, _ in plan.components()}
+    components = {role: plan.prepare(role, context) for role in PARTS}
     _write_config(plan, context)
     _write_client(plan, context)
     return _write_manifest(plan, context, components, packages)
@@ -117,25 +118,22 @@ def _build_ensemble(
     plan: Plan, context: BuildContext, packages: Mapping[str, str], assemble: Assemble
 ) -> Manifest:
     """Write the models that the generator needs; the ensemble's manifest names all the others."""
-    prepared: dict[str, dict[str, Any]] = {}
-
-    def prepare(role: str, part: BuildContext) -> dict[str, Any]:
-        made = _prepared(plan, role, part)
-        prepared.setdefault(role, made)
-        return made
-
     assembly = Assembly(
         context,
         inputs=plan.inputs,
         outputs=plan.formatter.outputs,
         chosen={role: component.name for role, component in plan.components()},
-        prepare=prepare,
+        prepare=plan.prepare,
     )
     with plan.errors_of("generator", "assemble"):
         assemble(assembly)
-    for role, _ in plan.components():
-        if role not in prepared:
+    parts = assembly.parts.values()
+    prepared = {}
+    for role in PARTS:
+        made = [part.components[role] for part in parts if role in part.components]
+        if not made:
             raise PluginError(f"{plan.whose(role)} was chosen and is in no model")
+        prepared[role] = made[0]
     config = context.config
     if not config.input:
         modelconfig.add_inputs(config, plan.inputs)
@@ -145,20 +143,13 @@ def _build_ensemble(
     # Triton wants a version folder even of a model without files, and git keeps no empty one.
     (context.folder / ".keep").touch()
     names = tuple(assembly.parts)
-    for part in assembly.parts.values():
+    for part in parts:
         _write_config(plan, part.context)
         # The packages are the ensemble's: all run in the same environment.
         _write_manifest(plan, part.context, part.components, {}, part_of=context.name)
     _write_config(plan, context, parts=names)
     _write_client(plan, context)
     return _write_manifest(plan, context, prepared, packages, parts=names)
-
-
-def _prepared(plan: Plan, role: str, context: BuildContext) -> dict[str, Any]:
-    """Let a component put its files into a model; return what the runtime needs to make it."""
-    component = dict(plan.components())[role]
-    settings = plan.prepare(role, context)
-    return {"name": component.name, "runtime": component.runtime, "settings": settings}
 
 
 def _check_classes(
@@ -219,7 +210,8 @@ def _write_manifest(
     # Of a build's models, the one that was asked for says what all of them need.
     container = None if part_of else context.container
     if container:
-        packages = with_own_needs(packages)
+        # Installed without what they depend on, and llmserve cannot be imported without this.
+        packages = {**packages, "pluggy": version("pluggy")}
     manifest = Manifest(
         name=context.name,
         recipe=plan.recipe.name,

@@ -101,9 +101,6 @@ class BuildResult:
         return self.repository / self.name
 
 
-_NEEDED_TO_IMPORT = ("pluggy",)
-
-
 def needed_packages(plan: Plan) -> dict[str, str]:
     """Return the packages of the plan with the versions that are installed here.
 
@@ -125,11 +122,6 @@ def needed_packages(plan: Plan) -> dict[str, str]:
                 mend=f"pip install {name}",
             ) from None
     return found
-
-
-def with_own_needs(packages: Mapping[str, str]) -> dict[str, str]:
-    """Add what llmserve cannot be imported without, for where dependencies are not installed."""
-    return {**packages, **{name: version(name) for name in _NEEDED_TO_IMPORT}}
 
 
 PARTS: Mapping[str, type[Component]] = {
@@ -165,16 +157,14 @@ class Plan:
     """What whoever builds should know of the options that were given."""
 
     def prepare(self, role: str, context: BuildContext) -> dict[str, Any]:
-        """Let a component write what its runtime class needs, and return its settings."""
+        """Let a component put its files into a model; return what the runtime makes it from."""
         component: Component = getattr(self, role)
-        if component.prepare is None:
-            return {}
         with self.errors_of(role, "prepare"):
-            settings = component.prepare(context)
+            settings = component.prepare(context) if component.prepare else {}
             if not isinstance(settings, Mapping):
                 raise TypeError(f"it returned {settings!r} instead of a mapping")
             json.dumps(dict(settings), allow_nan=False)
-            return dict(settings)
+        return {"name": component.name, "runtime": component.runtime, "settings": dict(settings)}
 
     @contextmanager
     def errors_of(self, role: str, function: str) -> Iterator[None]:
