@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmserve.errors import LLMServeError, ServerError, UsageError
+
 if TYPE_CHECKING:
-    from llmserve.errors import LLMServeError
     from llmserve.roles import Frontend, Place
     from llmserve.server import Server
     from llmserve.server.frontend import RunningFrontend
@@ -33,7 +34,6 @@ class Wanted:
 
     def problems(self) -> list[LLMServeError]:
         """Choose where each is to listen, and return what keeps one from that."""
-        from llmserve.errors import LLMServeError
         from llmserve.roles import Place
         from llmserve.server.settings import free_port
 
@@ -59,9 +59,6 @@ class Wanted:
         self, servers: Sequence[Server], models: tuple[str, ...], *, keep_logs: bool
     ) -> Iterator[list[RunningFrontend]]:
         """Start them before all servers, and end them where whoever watches has not."""
-        from dataclasses import replace
-
-        from llmserve.errors import ServerError
         from llmserve.server.control import control_socket
         from llmserve.server.frontend import log_beside, start_frontend
 
@@ -91,7 +88,6 @@ class Wanted:
                 front.log_file.unlink(missing_ok=True)
 
     def _chosen(self) -> list[Frontend]:
-        from llmserve.errors import UsageError
         from llmserve.registry import Registry
         from llmserve.roles import Frontend
 

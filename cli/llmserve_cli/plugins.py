@@ -44,18 +44,13 @@ def plugins(name: str | None, as_json: bool) -> None:
             }
         )
     else:
-        rows = [["NAME", "ROLE", "FROM", "VERSION", "WHAT IT IS"]]
-        rows += [
-            [r["name"], r["role"], r["origin"], r["version"], r["summary"]] for r in _rows(registry)
-        ]
-        print_table(rows)
+        columns = ("name", "role", "origin", "version", "summary")
+        titles = ["NAME", "ROLE", "FROM", "VERSION", "WHAT IT IS"]
+        print_table([titles, *([row[key] for key in columns] for row in _rows(registry))])
         click.echo()
-        rows = [["PLUGIN", "FROM", "VERSION", "API", "ENTRY POINT", "PATH"]]
-        rows += [
-            ["-" if value is None else str(value) for value in list(origin.values())[:6]]
-            for origin in _origins(registry)
-        ]
-        print_table(rows)
+        titles = ["PLUGIN", "FROM", "VERSION", "API", "ENTRY POINT", "PATH"]
+        cells = (list(origin.values())[:6] for origin in _origins(registry))
+        print_table([titles, *(["-" if c is None else str(c) for c in row] for row in cells)])
         for problem in _problems(registry):
             click.echo(f"! {problem}")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
 from llmserve_cli.completion import built_models
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def status(as_json: bool, url: str | None) -> None:
     llmserve status
     llmserve status --json
     """
-    from llmserve.errors import ModelNotReadyError
     from llmserve_cli.terminal import print_table
 
     told = [found for _, found in _served(url)]
@@ -61,7 +61,6 @@ def reload(model: str, url: str | None) -> None:
     llmserve build --plugin hf --model demo --force
     llmserve reload demo
     """
-    from llmserve.errors import UsageError
     from llmserve.server.control import ask
     from llmserve_cli.status import Status
 
@@ -86,7 +85,6 @@ def _things(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _served(url: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
     from llmserve.client.url import parse_url
-    from llmserve.errors import UnreachableError
     from llmserve.server.control import everybody
 
     wanted = str(parse_url(url)) if url else None

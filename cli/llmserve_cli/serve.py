@@ -5,16 +5,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmserve.errors import ConfigError, LLMServeError
 from llmserve_cli.completion import built_models
 
 if TYPE_CHECKING:
-    from llmserve.errors import LLMServeError
-    from llmserve.server import Runtime, Server, ServerSettings
+    from llmserve.server import Server, ServerSettings
     from llmserve.server.frontend import RunningFrontend
     from llmserve_cli.frontends import Wanted
 
@@ -71,21 +72,14 @@ if TYPE_CHECKING:
 @click.option("--otlp-endpoint", metavar="URL", help="Collector to send traces to (OTLP, HTTP).")
 def serve(
     repository: Path,
-    runtime: str,
-    host: str,
-    http_port: int,
-    grpc_port: int,
-    metrics_port: int,
     models: tuple[str, ...],
-    grace: float,
-    replicas: int,
-    log_file: Path | None,
     frontend_names: tuple[str, ...],
     frontend_host: str | None,
     frontend_port: int | None,
     keys: Path | None,
     no_auth: bool,
     otlp_endpoint: str | None,
+    **server_options: Any,
 ) -> None:
     """Serve a model repository with Triton.
 
@@ -110,26 +104,19 @@ def serve(
     wanted = [part for name in models for part in (*parts_of(repository, name), name)]
     settings = ServerSettings(
         repository=repository,
-        runtime=cast("Runtime", runtime),
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
         models=tuple(dict.fromkeys(wanted)),
         renewable=True,
-        grace=grace,
-        log_file=log_file,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
         extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
-        replicas=replicas,
+        **server_options,
     )
     frontends = Wanted(
         frontend_names,
-        frontend_host or host,
+        frontend_host or settings.host,
         frontend_port,
         keys,
         no_auth,
-        grace,
+        settings.grace,
         otlp_endpoint or "",
     )
     settings = _checked(settings, frontends)
@@ -144,7 +131,7 @@ def serve(
             servers = start_all(each, on_progress=lambda p: status.say(str(p)))
         for server in servers:
             stack.enter_context(server)
-        keep = log_file is not None
+        keep = settings.log_file is not None
         running = stack.enter_context(frontends.started(servers, models, keep_logs=keep))
         click.echo(_summary(servers, running), err=True)
         for note in servers[0].notes:
@@ -163,9 +150,6 @@ def _say(line: str) -> None:
 
 def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
     """Complete the settings, and tell all that would keep the server from starting, at once."""
-    from dataclasses import replace
-
-    from llmserve.errors import LLMServeError
     from llmserve.server import find_problems, first_available, port_problems
     from llmserve.server.machine import note_of_memory
 
@@ -193,8 +177,6 @@ def _in_its_image(settings: ServerSettings) -> ServerSettings:
     """Choose the container's image, and leave out what needs another."""
     if settings.runtime != "docker":
         return settings
-    from dataclasses import replace
-
     from llmserve.repository.dockerfile import served_by
 
     image, models = served_by(settings.repository, settings.models)
@@ -205,7 +187,6 @@ def _in_its_image(settings: ServerSettings) -> ServerSettings:
 
 def _problems_of_models(settings: ServerSettings) -> list[LLMServeError]:
     """Return what keeps models from loading; what is only worth knowing is printed."""
-    from llmserve.errors import ConfigError
     from llmserve.repository.check import check_repository
 
     problems = check_repository(

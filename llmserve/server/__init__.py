@@ -12,8 +12,14 @@ from __future__ import annotations
 from llmserve.server.log import Progress
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, port_problems
-from llmserve.server.sharing import settings_of_each, start_all
-from llmserve.server.startup import find_problems, first_available, one_log, start
+from llmserve.server.startup import (
+    find_problems,
+    first_available,
+    one_log,
+    settings_of_each,
+    start,
+    start_all,
+)
 
 __all__ = [
     "Progress",
