@@ -12,11 +12,10 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.errors import ConfigError, reason
-from llmserve.names import near
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
-from llmserve.repository.manifest import Manifest, parts_of
+from llmserve.repository.manifest import Manifest, model_folders, parts_of
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.runtimes import check_models, problem_with
 from llmserve.roles import ROLES
@@ -43,20 +42,16 @@ def check_repository(
     """
     if not repository.is_dir():
         return [Problem(str(repository), "there is no such folder", "llmserve build makes one")]
-    every = {path.name: path for path in sorted(repository.iterdir()) if path.is_dir()}
+    every = model_folders(repository)
     if not every:
         return [Problem(str(repository), "it holds no model", "llmserve build makes one")]
     registry = registry or Registry.load()
-    asked = dict.fromkeys(name for each in models for name in (*parts_of(repository, each), each))
-    problems = [
-        Problem(name, f"it is not in {repository}", near(name, every))
-        for name in asked
-        if name not in every
-    ]
-    folders = [path for name, path in every.items() if name in asked or not models]
+    asked = {name for each in models for name in (*parts_of(repository, each), each)}
+    folders = [folder for folder in every if folder.name in asked or not models]
+    problems: list[Problem] = []
     configs: dict[str, ModelConfig] = {}
     manifests: dict[str, Manifest] = {}
-    for folder in every.values():
+    for folder in every:
         config, found = _read(folder)
         if folder in folders:
             problems += found
@@ -65,7 +60,7 @@ def check_repository(
     for folder in folders:
         if (config := configs.get(folder.name)) is not None:
             problems += check_config(folder, config)
-            problems += check_ensemble(folder.name, config, configs, set(every))
+            problems += check_ensemble(folder, config, configs)
             problems += ask_plugins(registry, CheckedModel(folder, config, configs))
         try:
             manifest = Manifest.read(folder)
@@ -218,15 +213,13 @@ def _check_batching(problem: Report, config: ModelConfig) -> Iterator[Problem]:
 
 
 def check_ensemble(
-    model: str, config: ModelConfig, configs: Mapping[str, ModelConfig], names: set[str]
+    folder: Path, config: ModelConfig, configs: Mapping[str, ModelConfig]
 ) -> Iterator[Problem]:
-    """Follow every tensor of an ensemble from where it comes to where it goes.
-
-    ``configs`` are those that could be read, ``names`` all models there are.
-    """
+    """Follow every tensor of an ensemble; ``configs`` are those of all models that can be read."""
     if config.platform != "ensemble":
         return
-    problem = partial(Problem, model)
+    problem = partial(Problem, folder.name)
+    names = {path.name for path in model_folders(folder.parent)}
     types = {tensor.name: tensor.data_type for tensor in config.input}
     read: set[str] = set()
     for step in config.ensemble_scheduling.step:

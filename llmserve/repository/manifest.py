@@ -87,6 +87,10 @@ class Manifest:
         return lines + [f"{name} was added" for name in sorted(now.keys() - self.files.keys())]
 
 
+def model_folders(repository: Path) -> list[Path]:
+    return sorted(path for path in repository.iterdir() if path.is_dir())
+
+
 def references(repository: Path) -> list[Path]:
     """Return the folders outside of a repository that its models need.
 
@@ -94,7 +98,7 @@ def references(repository: Path) -> list[Path]:
     served, and its own model says what is wrong when it is loaded.
     """
     paths: set[str] = set()
-    for folder in repository.iterdir():
+    for folder in model_folders(repository):
         with suppress(ConfigError):
             manifest = Manifest.read(folder)
             parts = manifest.components.values() if manifest else ()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from llmserve.errors import ServerError
 from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, image_of
+from llmserve.repository.manifest import model_folders
 from llmserve.server.settings import Ports, ServerSettings
 
 KEY_HEADER = "llmserve-key"
@@ -107,9 +108,7 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
     folder = scratch / "models"
     if settings.renewable:
         folder.mkdir()
-        for name in settings.models or [
-            path.name for path in repository.iterdir() if path.is_dir()
-        ]:
+        for name in settings.models or [path.name for path in model_folders(repository)]:
             link_model(repository / name, folder / name)
     elif settings.models and not settings.explicit:
         folder.mkdir()
@@ -198,7 +197,6 @@ def find_binary() -> Path:
 
 
 def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
-    """Start it with its own backends, in the environment as it is."""
     server = find_binary()
     env = {**inherited_environment(), **settings.env}
     # A script calls the server by its name.
@@ -241,9 +239,7 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
             f"there is no image {settings.image} here",
             mend=f"docker build -t {settings.image}{dockerfile} {settings.repository}",
         )
-    gpus = settings.gpus
-    if gpus is None:
-        gpus = "nvidia" in _ask_docker(command, "info", "--format", "{{json .Runtimes}}")
+    gpus = "nvidia" in _ask_docker(command, "info", "--format", "{{json .Runtimes}}")
     return Launch(
         argv=(command, *docker_arguments(settings, instance, gpus=gpus)),
         env=inherited_environment(),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import ConfigError, LLMServeError, ServerError
-from llmserve.repository.manifest import Manifest
+from llmserve.repository.manifest import Manifest, model_folders
 from llmserve.server.scratch import scratch_folder
 from llmserve.server.settings import ServerSettings
 
@@ -116,7 +116,7 @@ def _memory_of_models(settings: ServerSettings) -> dict[str, list[int]]:
     from llmserve.repository import config
 
     found = {}
-    for folder in sorted(path for path in settings.repository.iterdir() if path.is_dir()):
+    for folder in model_folders(settings.repository):
         if settings.models and folder.name not in settings.models:
             continue
         with suppress(ConfigError, OSError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import LLMServeError, RequestRejectedError, ServerError, UsageError
 from llmserve.names import near
-from llmserve.repository.manifest import parts_of
+from llmserve.repository.manifest import model_folders, parts_of
 from llmserve.server.launch import POLL
 from llmserve.server.log import ServerLog
 from llmserve.server.server import Server
@@ -314,7 +314,7 @@ class Replica:
         """Load a model anew, or for the first time; the old one answers until the new one does."""
         repository = self.settings.repository
         if not (repository / name).is_dir() or "/" in name:
-            known = [path.name for path in repository.iterdir() if path.is_dir()]
+            known = (path.name for path in model_folders(repository))
             raise ServerError(f"no model {name!r} in {repository}", mend=near(name, known))
         if not self.server.renewable:
             raise ServerError("this Triton cannot load a model anew", mend="stop and start it")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.names import near
 from llmserve.repository.dockerfile import LAUNCH_SCRIPT
+from llmserve.repository.manifest import model_folders
 from llmserve.runtime.contract import THREADS
 from llmserve.server.embedded import find_embedded, prepare_embedded
 from llmserve.server.launch import (
@@ -110,7 +111,7 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
             ConfigError(f"no repository at {repository}", mend="llmserve build makes one"),
             *problems,
         ]
-    known = sorted(path.name for path in repository.iterdir() if path.is_dir())
+    known = [path.name for path in model_folders(repository)]
     problems += [
         ConfigError(f"no model {name!r} in {repository}", mend=near(name, known))
         for name in settings.models
@@ -124,7 +125,6 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
 
 
 def _missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
-    """Return which models need a backend that the embedded server does not have."""
     from llmserve.repository import config
 
     backends = settings.backends
@@ -301,16 +301,13 @@ def _wait_until_ready(
     server: Server, log: ServerLog, settings: ServerSettings, on_progress: OnProgress
 ) -> None:
     """Return when all models of a server are ready; raise when that will not come."""
-    # By default Triton gives up on the first model that fails.
-    lenient = ("--exit-on-error", "--model-load-retry-count")
-    strict = not any(argument.startswith(lenient) for argument in settings.extra_args)
     begun = time.monotonic()
     while True:
         # Asked before the log is read: so a server that has ended has its last lines in it.
         ended = not server.alive()
         log.read()
         progress = log.progress(time.monotonic() - begun)
-        if ended or log.stuck or (log.failures and strict):
+        if ended or log.stuck or log.failures:
             raise _failure(server, log, settings.host)
         on_progress(progress)
         if server.ready():

@@ -93,11 +93,6 @@ def test_a_quick_check_takes_less_than_a_second_and_loads_nothing_heavy(repo: Pa
     subprocess.run([sys.executable, "-c", QUICK, str(repo)], check=True)
 
 
-def test_a_model_that_is_not_there_is_told_with_what_is(repo: Path) -> None:
-    (problem,) = check_repository(repo, models=["dmeo"])
-    assert str(problem) == f"dmeo: it is not in {repo}: did you mean 'demo'?"
-
-
 def test_a_check_of_a_plugin_that_fails_hides_no_other(repo: Path) -> None:
     made = ModuleType("acme")
 
