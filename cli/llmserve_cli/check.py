@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+
+from llmserve_cli.terminal import print_json
 
 
 @click.command()
@@ -24,10 +27,7 @@ def check(repository: Path, as_json: bool) -> int:
     recover(repository)
     problems = check_repository(repository)
     if as_json:
-        import json
-        from dataclasses import asdict
-
-        click.echo(json.dumps([asdict(problem) for problem in problems], indent=2))
+        print_json([asdict(problem) for problem in problems])
     else:
         for problem in problems:
             click.echo(f"{'' if problem.fatal else 'note: '}{problem}")

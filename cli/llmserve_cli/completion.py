@@ -59,7 +59,6 @@ def model_sources(
 
 
 def known_sources() -> list[str]:
-    """Return the names of models that are on this machine."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folders = cache.glob("models--*")
@@ -67,7 +66,6 @@ def known_sources() -> list[str]:
 
 
 def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete a model of the repository."""
     from llmserve.repository.manifest import parts_of
 
     del param

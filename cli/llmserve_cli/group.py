@@ -48,13 +48,11 @@ class Commands(Group):
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
         interrupts.end_in_order()
         with _end_of_output():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names, ours before those of plugins."""
         del ctx
         self._add_plugins()
         return list(self.commands)

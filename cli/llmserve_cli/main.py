@@ -12,7 +12,6 @@ BROKEN_PIPE = 141
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run a command line and exit."""
     interrupts.end_at_once()
     if not os.environ.get("HOME", "set"):
         # For many a library the root of the file system would be its home.

@@ -46,11 +46,9 @@ class OpenAIClient:
         """Nothing is kept between two requests."""
 
     def generate(self, model: str, prompt: str = "", **options: Any) -> Completion:
-        """Answer a prompt, or ``messages``."""
         return gather(self.stream(model, prompt, **options), 1)[0]
 
     def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Piece]:
-        """Give the answer piece by piece."""
         messages = options.pop("messages", None)
         what = {"prompt": prompt} if messages is None else {"messages": messages}
         asked = {

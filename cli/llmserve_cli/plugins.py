@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve_cli.completion import recipe_names
-from llmserve_cli.terminal import print_table
+from llmserve_cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from llmserve.registry import Registry
@@ -36,7 +36,7 @@ def plugins(name: str | None, as_json: bool) -> None:
     if name:
         _show_recipe(registry, name, as_json)
     elif as_json:
-        _print_json(
+        print_json(
             {
                 "components": _rows(registry),
                 "plugins": _origins(registry),
@@ -72,7 +72,6 @@ def _rows(registry: Registry) -> list[dict[str, str]]:
 
 
 def _origins(registry: Registry) -> list[dict[str, Any]]:
-    """Return where the code of each plugin comes from, used or not."""
     return [
         {
             "name": plugin.name,
@@ -111,7 +110,7 @@ def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
     if as_json:
         from dataclasses import asdict
 
-        _print_json({"recipe": asdict(recipe), "options": [asdict(option) for option in options]})
+        print_json({"recipe": asdict(recipe), "options": [asdict(option) for option in options]})
         return
     width = min(92, shutil.get_terminal_size().columns)
     click.echo(click.wrap_text(f"{recipe.name}: {recipe.summary}", width) + "\n")
@@ -123,9 +122,3 @@ def _show_recipe(registry: Registry, name: str, as_json: bool) -> None:
         default = default.lower() if isinstance(option.default, bool) else default
         click.echo(f"  {option.name}={default}")
         click.echo(click.wrap_text(option.help, width, "      ", "      "))
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(content, indent=2, ensure_ascii=False))

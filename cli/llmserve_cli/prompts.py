@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +68,8 @@ def answer_lines(
     blank line is no prompt and no mistake: it keeps its place.
     """
     code = 0
-    with _pool(client, concurrency) as pool:
+    pool = ThreadPoolExecutor(concurrency)
+    try:
         answers: list[tuple[Line, Future[Completion] | None]] = [
             (line, pool.submit(ask, line.text) if line.text.strip() else None) for line in lines
         ]
@@ -80,6 +80,12 @@ def answer_lines(
                 code = code or error.exit_code
                 show(line, error)
                 click.echo(f"llmserve: line {line.number}: {error}", err=True)
+    except BaseException:
+        # What still waits is never sent, and what is under way is cancelled: Python waits for
+        # every thread before it ends.
+        pool.shutdown(wait=False, cancel_futures=True)
+        client.close()
+        raise
     return code
 
 
@@ -91,17 +97,3 @@ def _decoded(raw: bytes, name: str) -> str:
         raise UsageError(
             f"{name} is not UTF-8 text (byte {error.start})", mend="save it as UTF-8"
         ) from None
-
-
-@contextmanager
-def _pool(client: Client, concurrency: int) -> Iterator[ThreadPoolExecutor]:
-    """Lend threads; when the block is left early, what still waits is never sent."""
-    pool = ThreadPoolExecutor(concurrency)
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        # Cancels what is under way, for Python waits for every thread before it ends.
-        client.close()
-        raise
-    pool.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ from llmserve.errors import (
 )
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing
-from llmserve_cli.terminal import echo_answer
+from llmserve_cli.terminal import echo_answer, print_json
 
 if TYPE_CHECKING:
     from llmserve.client import Client, Completion, Piece
@@ -144,7 +145,7 @@ def query(
         if not isinstance(answer, Exception):
             _print_answer(answer, as_json, one_line=True)
         elif as_json:
-            _print_json({"error": str(answer), "line": line.number})
+            print_json({"error": str(answer), "line": line.number}, indent=None)
         else:
             click.echo()
 
@@ -210,8 +211,6 @@ def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
 
 def _value(text: str) -> bool | int | float | str:
     """Take numbers, true and false for what they are, and anything else for text."""
-    import json
-
     try:
         value = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
@@ -225,7 +224,7 @@ def _content(text: str, chat: bool) -> dict[str, Any]:
 
 def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) -> None:
     if as_json:
-        _print_json(_fields(answer))
+        print_json(_fields(answer), indent=None)
     else:
         echo_answer(" ".join(answer.text.split()) if one_line else answer.text)
 
@@ -235,12 +234,6 @@ def _print_pieces(pieces: Iterable[Piece]) -> None:
         echo_answer(piece.text, nl=False)
         sys.stdout.flush()
     click.echo()
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(content, ensure_ascii=False))
 
 
 def _fields(answer: Completion) -> dict[str, Any]:

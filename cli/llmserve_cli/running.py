@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
 from llmserve_cli.completion import built_models
+from llmserve_cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +29,10 @@ def status(as_json: bool, url: str | None) -> None:
     llmserve status
     llmserve status --json
     """
-    from llmserve_cli.terminal import print_table
-
     told = [found for _, found in _served(url)]
     things = [one for found in told for one in _things(found)]
     if as_json:
-        click.echo(json.dumps({"servers": told}, indent=2, ensure_ascii=False))
+        print_json({"servers": told})
     else:
         for found in told:
             click.echo(f"{found['url']}  {found['runtime']}, {found['state']}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -29,6 +31,10 @@ def echo_answer(text: str, *, nl: bool = True) -> None:
     is_terminal = sys.stdout.isatty()
     # Without color=True click would take escapes out for a pipe.
     click.echo(printable(text) if is_terminal else text, nl=nl, color=not is_terminal)
+
+
+def print_json(content: Any, *, indent: int | None = 2) -> None:
+    click.echo(json.dumps(content, indent=indent, ensure_ascii=False))
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -18,7 +18,6 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a command line."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             mend = near(name, self.list_commands(ctx))

@@ -84,7 +84,6 @@ class Assembly:
         return part
 
     def prepare(self, role: str, part: BuildContext) -> dict[str, Any]:
-        """Let a role's component put its files and settings into a part."""
         if role not in self.chosen:
             raise PluginError(f"there is no role {role!r}")
         made = self.parts[part.name].components[role] = self._prepare(role, part)

@@ -79,7 +79,6 @@ def check_repository(
 
 
 def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
-    """Return what plugins find wrong with a model that only they can see."""
     for plugin, check in registry.implementations("llmserve_check_model"):
         try:
             yield from check(model=model)

@@ -53,7 +53,6 @@ class Manifest:
     schema: int = SCHEMA
 
     def write(self, folder: Path) -> None:
-        """Write the manifest with the hash of every file beside it."""
         content = {**asdict(self), "files": hashes(folder)}
         text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")

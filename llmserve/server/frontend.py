@@ -36,7 +36,6 @@ class RunningFrontend:
         self._process = process
 
     def alive(self) -> bool:
-        """Say whether the process still runs."""
         return self._process.exit_code() is None
 
     def why_it_ended(self) -> str:
@@ -47,12 +46,10 @@ class RunningFrontend:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def stop(self, grace: float) -> None:
-        """End it; what is under way has ``grace`` seconds."""
         self._process.stop(grace)
 
 
 def log_beside(log_file: Path, frontend: Frontend) -> Path:
-    """Return where a frontend's log goes: beside its server's."""
     return log_file.with_name(f"{log_file.stem}-{frontend.name}{log_file.suffix}")
 
 

@@ -143,7 +143,6 @@ def _end_loading(server: subprocess.Popen[bytes], patience: float, orders: set[i
 
 
 def _age(process: int) -> float:
-    """Return for how many seconds a process has run."""
     # Counted behind the program's name, which may hold spaces itself.
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -151,7 +150,6 @@ def _age(process: int) -> float:
 
 
 def _heeds(process: int) -> bool:
-    """Say whether a process has a handler for SIGTERM."""
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("SigCgt:"):

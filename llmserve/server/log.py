@@ -87,7 +87,6 @@ class ServerLog:
             self._take(line.decode(errors="replace").rstrip())
 
     def progress(self, elapsed: float) -> Progress:
-        """Return what the lines read so far say."""
         loading = tuple(name for name, state in self._models.items() if state == "loading")
         ready = tuple(name for name, state in self._models.items() if state == "ready")
         return Progress(elapsed, loading, ready)

@@ -89,7 +89,6 @@ class Replica:
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
 
     def say_last_lines(self) -> None:
-        """Say what the log has of the end."""
         for line in self._log.tail:
             self.say(line)
 

@@ -22,7 +22,6 @@ def scratch_folder() -> Path:
 
 
 def make_scratch(name: str) -> Path:
-    """Make a server's folder."""
     folder = scratch_folder()
     try:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))

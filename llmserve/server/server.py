@@ -66,7 +66,6 @@ class GuardedProcess:
             self.pid = int(answer.readline() or 0)
 
     def exit_code(self) -> int | None:
-        """Return the exit code, or None while the server runs."""
         return self._guard.poll()
 
     def wait(self, timeout: float | None) -> int | None:
@@ -217,7 +216,6 @@ class Server:
         return {one["name"]: one["inference_stats"]["success"]["count"] for one in found}
 
     def alive(self) -> bool:
-        """Say whether the process still runs."""
         return self.process.exit_code() is None
 
     def wait(self, timeout: float | None = None) -> int | None:

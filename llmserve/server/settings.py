@@ -150,7 +150,6 @@ def _explain(error: Exception, host: str, port: int, name: str) -> LLMServeError
 
 
 def port_in_use(host: str, port: int, name: str) -> PortInUseError:
-    """Return the error for a port that somebody else listens on."""
     return PortInUseError(
         f"port {port} for {name} is in use on {host}", mend=f"--{name}-port 0 picks a free one"
     )

@@ -64,7 +64,6 @@ class Watch:
         self._to(State.LOADING, now, self.why)
 
     def loaded(self, now: float) -> None:
-        """It has started."""
         self.misses = 0
         self._to(State.READY, now, "")
 
@@ -75,7 +74,6 @@ class Watch:
             self._to(State.READY, now, "")
 
     def missed(self, now: float, why: str) -> None:
-        """It has not answered a canary."""
         if self.state not in _ALIVE:
             return
         self.misses += 1
@@ -113,7 +111,6 @@ class Watch:
             self.loading(now)
 
     def line(self) -> str:
-        """Say how it is."""
         return f"{self.name}: {self.state.value}" + (f" ({self.why})" if self.why else "")
 
     def report(self) -> dict[str, Any]:

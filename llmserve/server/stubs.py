@@ -45,7 +45,6 @@ class Stubs:
         return died
 
     def of(self, model: str) -> list[int]:
-        """Return the processes of a model that live."""
         return [
             process
             for process, owner in self._models.items()

@@ -92,7 +92,6 @@ class Supervisor:
         (self._cut if self._end.is_set() else self._end).set()
 
     def _say_of(self, number: int) -> Say:
-        """Return how a replica says something."""
         if len(self.servers) == 1:
             return self.say
         return lambda line: self.say(f"replica {number}: {line}")
