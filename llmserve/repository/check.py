@@ -91,9 +91,9 @@ def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
 def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
     path = folder / modelconfig.FILE
     if not path.is_file():
-        versions = any(child.is_dir() and child.name.isdigit() for child in folder.iterdir())
-        what = f"it has no {modelconfig.FILE}" if versions else "it is no model"
-        mend = "build it again" if versions else "move the folder out: Triton stops over it"
+        what, mend = "it is no model", "move the folder out: Triton stops over it"
+        if modelconfig.versions(folder):
+            what, mend = f"it has no {modelconfig.FILE}", "build it again"
         return None, [Problem(folder.name, what, mend)]
     text = path.read_text(encoding="utf-8", errors="replace")
     if unfilled := ", ".join(dict.fromkeys(_unfilled(text, quoted=False))):
@@ -153,7 +153,7 @@ def check_config(folder: Path, config: ModelConfig) -> Iterator[Problem]:
 
 
 def _check_versions(problem: Report, folder: Path, config: ModelConfig) -> Iterator[Problem]:
-    versions = [child for child in folder.iterdir() if child.is_dir() and child.name.isdigit()]
+    versions = modelconfig.versions(folder)
     if not versions:
         yield problem("it has no version folder", "put its files into a folder 1/")
         return

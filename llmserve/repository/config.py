@@ -79,6 +79,11 @@ def read(folder: Path) -> ModelConfig:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
+def versions(model: Path) -> list[Path]:
+    """Return the folders of a model's versions."""
+    return [path for path in model.iterdir() if path.is_dir() and path.name.isdigit()]
+
+
 def _dims(tensor: Tensor, config: ModelConfig, *, per_prompt: bool) -> list[int]:
     if per_prompt and not config.max_batch_size:
         return [-1, *tensor.dims[1:]]

@@ -16,7 +16,7 @@ from llmserve.names import is_model_name
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.dockerfile import Needs
-from llmserve.repository.manifest import Manifest, parts_of
+from llmserve.repository.manifest import Manifest, model_folders, parts_of
 
 MODELS = "models"
 """Within a stage: the models as they were built."""
@@ -138,16 +138,13 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
         return
     if not output.is_dir():
         raise OutputError(f"{output} is a file", mend="name a folder with --output")
-    strangers = sorted(
-        path.name
-        for path in output.iterdir()
-        if path.is_dir() and not path.name.startswith(".") and not _is_model(path)
-    )
-    if strangers:
-        raise OutputError(
-            f"{output} holds something else: {strangers[0]}/ is no Triton model",
-            mend="name a new or empty folder with --output",
-        )
+    for path in model_folders(output):
+        is_model = (path / modelconfig.FILE).is_file() or modelconfig.versions(path)
+        if not is_model and not path.name.startswith("."):
+            raise OutputError(
+                f"{output} holds something else: {path.name}/ is no Triton model",
+                mend="name a new or empty folder with --output",
+            )
     for name in {*names, *parts_of(output, names[0])}:
         if (output / name).exists():
             _check_target(output / name, names[0], force=force)
@@ -220,8 +217,3 @@ def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
     except BaseException:
         undo(stage, output)
         raise
-
-
-def _is_model(folder: Path) -> bool:
-    versions = (child for child in folder.iterdir() if child.is_dir() and child.name.isdigit())
-    return (folder / modelconfig.FILE).is_file() or any(versions)

@@ -101,9 +101,9 @@ def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeErr
     with ExitStack() as held:
         for name, port in sorted(asked.items(), key=lambda item: item[1] == 0):
             try:
-                listener = held.enter_context(_listen(settings.host, port))
-            except (OSError, OverflowError) as error:
-                problems.append(_explain(error, settings.host, port, name))
+                listener = held.enter_context(_listen(settings.host, port, name))
+            except LLMServeError as error:
+                problems.append(error)
             else:
                 bound[name] = listener.getsockname()
     if problems:
@@ -113,14 +113,11 @@ def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeErr
 
 def free_port(host: str, port: int, name: str) -> int:
     """Return the port, or a free one for 0; raise where it cannot be had."""
-    try:
-        with _listen(host, port) as listener:
-            return int(listener.getsockname()[1])
-    except (OSError, OverflowError) as error:
-        raise _explain(error, host, port, name) from None
+    with _listen(host, port, name) as listener:
+        return int(listener.getsockname()[1])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, name: str) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     # Otherwise a connection of the last server that has just been closed counts as taken.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -128,9 +125,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         # Two sockets may be bound to one address with SO_REUSEADDR; only one may listen.
         listener.listen(1)
-    except (OSError, OverflowError):
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise
+        raise _explain(error, host, port, name) from None
     return listener
 
 
