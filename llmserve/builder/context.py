@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve.options import Value
-from llmserve.repository.source import WEIGHTS, ModelSource, SourceKind, resolve
+from llmserve.repository.source import PICKLED, WEIGHTS, ModelSource, SourceKind, resolve
 from llmserve.repository.source_files import check_code, check_intact, check_links
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class BuildContext:
         return resolve(
             self.model,
             revision=str(self.options["revision"]),
-            pickle=bool(self.options["pickle"]),
-            weights=self.weights,
+            weights=(*self.weights, PICKLED) if self.options["pickle"] else self.weights,
             kind=self.source_kind,
             report=self.report,
         )

@@ -67,7 +67,6 @@ def resolve(
     asked: str,
     *,
     revision: str = "",
-    pickle: bool = False,
     weights: Sequence[str] = (WEIGHTS,),
     kind: SourceKind = "huggingface",
     report: Callable[[str], None],
@@ -86,7 +85,7 @@ def resolve(
         if kind == "huggingface":
             _check_config(path, asked)
         if kind is not None:
-            _check_weights(path, asked, pickle, weights)
+            _check_weights(path, asked, weights)
         return ModelSource(asked, path.resolve())
     if kind is None:
         return ModelSource(asked, path)
@@ -95,9 +94,9 @@ def resolve(
     if kind == "folder" or asked.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(asked):
         hub = "" if kind == "folder" else ", a model's id on the hub, or 'demo'"
         raise ModelSourceError(f"no folder at {asked}", mend=f"--model takes a local folder{hub}")
-    folder = fetch(asked, revision=revision, pickle=pickle, weights=weights, report=report)
+    folder = fetch(asked, revision=revision, weights=weights, report=report)
     _check_config(folder, asked)
-    _check_weights(folder, asked, pickle, weights)
+    _check_weights(folder, asked, weights)
     return ModelSource(asked, folder, asked, folder.name)
 
 
@@ -109,9 +108,8 @@ def _check_config(folder: Path, asked: str) -> None:
         )
 
 
-def _check_weights(folder: Path, asked: str, pickle: bool, weights: Sequence[str]) -> None:
-    accepted = (*weights, PICKLED) if pickle else weights
-    if any(any(folder.glob(pattern)) for pattern in accepted):
+def _check_weights(folder: Path, asked: str, weights: Sequence[str]) -> None:
+    if any(any(folder.glob(pattern)) for pattern in weights):
         return
     if any(folder.glob(PICKLED)):
         raise ModelSourceError(
@@ -128,15 +126,9 @@ _NEEDED = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 
 
 def fetch(
-    repo_id: str,
-    *,
-    revision: str,
-    pickle: bool,
-    weights: Sequence[str],
-    report: Callable[[str], None],
+    repo_id: str, *, revision: str, weights: Sequence[str], report: Callable[[str], None]
 ) -> Path:
     """Return the folder of a snapshot; its name is the commit."""
-    needed = [*_NEEDED, *weights, "*.bin"] if pickle else [*_NEEDED, *weights]
     try:
         from huggingface_hub import errors, snapshot_download
         from huggingface_hub.utils import disable_progress_bars
@@ -156,7 +148,7 @@ def fetch(
                 # To the hub's client * goes on past a slash: without this, onnx/ and original/,
                 # which nothing here reads, would come too.
                 ignore_patterns=["*/*"],
-                allow_patterns=needed,
+                allow_patterns=[*_NEEDED, *weights],
                 # False keeps a token that was once stored by a login out of it.
                 token=os.environ.get("HF_TOKEN") or False,
             )
