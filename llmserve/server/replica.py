@@ -67,7 +67,7 @@ class Replica:
 
     def __post_init__(self) -> None:
         self._take_over(self.server)
-        self._triton = Watch("triton", self._tell, State.READY, since=time.monotonic())
+        self._triton = Watch("triton", self.say, State.READY, since=time.monotonic())
         for name, state in self.server.models().items():
             if state == "READY":
                 self._models[name] = self._watched(name, State.READY)
@@ -116,7 +116,7 @@ class Replica:
     def _watched(self, name: str, state: State) -> _Model:
         return _Model(
             name,
-            self._tell,
+            self.say,
             state,
             since=time.monotonic(),
             loads=self._log.loads[name],
@@ -127,9 +127,6 @@ class Replica:
         self.server = server
         self._log = ServerLog(server.log_file)
         self._stubs = Stubs(server.pid)
-
-    def _tell(self, watch: Watch) -> None:
-        self.say(watch.line())
 
     # What is looked at
 

@@ -42,7 +42,8 @@ class Watch:
     """One thing that is watched over. Times are seconds of one clock that never goes back."""
 
     name: str
-    on_change: Callable[[Watch], None] = lambda _: None
+    say: Callable[[str], None] = lambda _: None
+    """Takes a line whenever something has changed."""
     state: State = State.LOADING
     why: str = ""
     """What has brought it there, where that is not as it should be."""
@@ -110,9 +111,6 @@ class Watch:
         if not self.alive:
             self.loading(now)
 
-    def line(self) -> str:
-        return f"{self.name}: {self.state.value}" + (f" ({self.why})" if self.why else "")
-
     def report(self) -> dict[str, Any]:
         """Return what ``llmserve status`` prints of it."""
         return {
@@ -128,7 +126,7 @@ class Watch:
             self.since = now
         self.state, self.why = state, why
         if changed:
-            self.on_change(self)
+            self.say(f"{self.name}: {state.value}" + (f" ({why})" if why else ""))
 
 
 def best_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

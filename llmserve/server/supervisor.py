@@ -60,7 +60,7 @@ class Supervisor:
             )
         ]
         self._fronts = [
-            _Front(running.frontend.name, self._tell, State.READY, running=running)
+            _Front(running.frontend.name, self.say, State.READY, running=running)
             for running in self.frontends
         ]
         loop = asyncio.get_running_loop()
@@ -95,9 +95,6 @@ class Supervisor:
         if len(self.servers) == 1:
             return self.say
         return lambda line: self.say(f"replica {number}: {line}")
-
-    def _tell(self, watch: Watch) -> None:
-        self.say(watch.line())
 
     def _look(self, now: float) -> None:
         for front in self._fronts:

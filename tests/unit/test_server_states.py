@@ -14,7 +14,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def watch(told: list[str]) -> Watch:
-    made = Watch("demo", lambda watch: told.append(f"{watch.state.value} {watch.why}".strip()))
+    made = Watch("demo", lambda line: told.append(line.removeprefix("demo: ")))
     made.loaded(0.0)
     return made
 
@@ -27,8 +27,8 @@ def test_it_starts_again_after_its_process_has_died(watch: Watch, told: list[str
     assert (watch.alive, watch.restarts, watch.since) == (True, 1, 12.0)
     assert told == [
         "ready",
-        "restarting its process has died",
-        "loading its process has died",
+        "restarting (its process has died)",
+        "loading (its process has died)",
         "ready",
     ]
 
@@ -44,7 +44,7 @@ def test_one_canary_without_an_answer_makes_it_suspect_and_two_in_a_row_dead(
     assert watch.state == State.SUSPECT
     watch.missed(4.0, "no answer")
     assert told == [
-        "ready", "suspect no answer", "ready", "suspect no answer", "restarting no answer"
+        "ready", "suspect (no answer)", "ready", "suspect (no answer)", "restarting (no answer)"
     ]  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_who_asks_for_it_gives_a_failed_one_a_new_chance(watch: Watch, told: lis
         watch.died(float(moment), "died")
         if watch.state is State.RESTARTING:
             watch.loading(moment + 0.1)
-    assert told[-1] == "failed died"
+    assert told[-1] == "failed (died)"
     watch.asked_for(6.0)
     assert watch.state == State.LOADING
     watch.died(7.0, "died")
