@@ -16,7 +16,6 @@ from llmserve_cli.completion import (
     known_sources,
     model_sources,
     option_keys,
-    recipe_names,
 )
 from llmserve_cli.interrupts import end_in_order, while_importing
 
@@ -44,7 +43,7 @@ class Build(click.Command):
 )
 @click.option(
     "--plugin",
-    shell_complete=recipe_names,
+    shell_complete=component_names,
     help="How to serve it; `llmserve plugins` lists them. By default what suits --device best.",
 )
 @click.option(

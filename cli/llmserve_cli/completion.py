@@ -25,16 +25,15 @@ def completion(ctx: click.Context, shell: str) -> None:
     click.echo(kind(root, {}, "llmserve", "_LLMSERVE_COMPLETE").source())
 
 
-def recipe_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete ``--plugin``."""
-    del ctx, param
-    return _registered("recipe", incomplete)
-
-
 def component_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete an option that has the name of a role."""
+    """Complete an option that has the name of a role, or is a recipe's."""
+    from llmserve.registry import Registry
+    from llmserve.roles import ROLES
+
     del ctx
-    return _registered(str(param.name), incomplete)
+    role = param.name if param.name in ROLES else "recipe"
+    names = {entry.component.name for entry in Registry.load().entries if entry.role == role}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -74,10 +73,3 @@ def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     # What an ensemble is made of is there for the ensemble.
     parts = {part for name in names for part in parts_of(repository, name)}
     return sorted(name for name in names - parts if name.startswith(incomplete))
-
-
-def _registered(role: str, incomplete: str) -> list[str]:
-    from llmserve.registry import Registry
-
-    names = {entry.component.name for entry in Registry.load().entries if entry.role == role}
-    return sorted(name for name in names if name.startswith(incomplete))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve_cli.completion import recipe_names
+from llmserve_cli.completion import component_names
 from llmserve_cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=recipe_names)
+@click.argument("name", required=False, shell_complete=component_names)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plugins(name: str | None, as_json: bool) -> None:
     """List plugins, or the options of one.

@@ -126,7 +126,6 @@ _FILES = {
     "pytorch": "model.pt",
     "tensorrt": "model.plan",
 }
-_PLATFORMS = {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
 
 
 Report = Callable[..., Problem]
@@ -159,7 +158,7 @@ def _check_versions(problem: Report, folder: Path, config: ModelConfig) -> Itera
         return
     if config.platform == "ensemble":
         return
-    backend = config.backend or _PLATFORMS.get(config.platform, "")
+    backend = modelconfig.backend_of(config)
     if not backend:
         yield problem("it names no backend", 'write backend: "python", for example')
         return

@@ -79,6 +79,11 @@ def read(folder: Path) -> ModelConfig:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
+def backend_of(config: ModelConfig) -> str:
+    # As in pytorch_libtorch, the old way to name a backend.
+    return str(config.backend or config.platform.partition("_")[0])
+
+
 def versions(model: Path) -> list[Path]:
     """Return the folders of a model's versions."""
     return [path for path in model.iterdir() if path.is_dir() and path.name.isdigit()]

@@ -135,8 +135,7 @@ def _missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[L
             found = config.read(settings.repository / name)
         except (ConfigError, OSError):
             continue
-        # As in pytorch_libtorch, the old way to name a backend.
-        needed = found.backend or found.platform.partition("_")[0]
+        needed = config.backend_of(found)
         if needed not in {"", "python", "ensemble", *there}:
             problems.append(
                 ConfigError(
