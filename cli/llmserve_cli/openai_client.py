@@ -36,12 +36,6 @@ class OpenAIClient:
         self._path = parts.path.rstrip("/") or "/v1"
         self._timeout = timeout
 
-    def __enter__(self) -> OpenAIClient:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Nothing is kept between two requests."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
@@ -134,7 +134,7 @@ def query(
         from llmserve_cli.prompts import answer_lines, read_lines, read_prompt
 
         # Sends nothing yet, but imports gRPC and numpy.
-        connection: Any = OpenAIClient(openai, timeout) if openai else connect(url, timeout=timeout)
+        client: Any = OpenAIClient(openai, timeout) if openai else connect(url, timeout=timeout)
 
     def ask(text: str) -> Completion:
         answer: Completion = client.generate(model, **_content(text, chat), **options)
@@ -150,7 +150,7 @@ def query(
             click.echo()
 
     # What speaks OpenAI's API has time-outs of its own.
-    with connection as client, nullcontext() if openai else _watched(client):
+    with closing(client), nullcontext() if openai else _watched(client):
         if prompts:
             return answer_lines(client, read_lines(prompts), ask, concurrency, show)
         text = read_prompt(prompt, model)
