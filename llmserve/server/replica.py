@@ -66,6 +66,7 @@ class Replica:
     _looked: float = 0.0
 
     def __post_init__(self) -> None:
+        self._canaries = asyncio.create_task(self._send_canaries())
         self._take_over(self.server)
         self._triton = Watch("triton", self.say, State.READY, since=time.monotonic())
         for name, state in self.server.models().items():
@@ -106,6 +107,7 @@ class Replica:
     async def settle(self) -> None:
         """Have nothing begin any more that would outlive the server."""
         self.ending = True
+        self._canaries.cancel()
         if self._restart is not None:
             with suppress(LLMServeError):
                 await asyncio.shield(self._restart)
@@ -247,7 +249,7 @@ class Replica:
 
     # Canaries
 
-    async def send_canaries(self) -> None:
+    async def _send_canaries(self) -> None:
         while True:
             await asyncio.sleep(_CANARY_EVERY)
             if not self._triton.alive:

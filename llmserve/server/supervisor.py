@@ -66,7 +66,6 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        canaries = [asyncio.create_task(one.send_canaries()) for one in self._replicas]
         try:
             async with AsyncExitStack() as stack:
                 try:
@@ -79,13 +78,9 @@ class Supervisor:
                     with suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._end.wait(), LOOK)
                 self.say("stopping, requests in flight are finished first")
-                for task in canaries:
-                    task.cancel()
                 await self._stop(self.settings[0].grace)
         finally:
             # Nothing is left to stop where it has ended in order.
-            for task in canaries:
-                task.cancel()
             await self._stop(0.0)
 
     def _signalled(self) -> None:
