@@ -37,7 +37,8 @@ _ANSWER = (
 def assemble(assembly: Assembly, form: str, backend: str) -> None:
     tutorial = assembly.options["layout"] == "tutorial"
     text = "INPUT_TOKENS" if tutorial else "text_input"
-    generator = _add_generator(assembly, backend)
+    kind: dict[str, Any] = {"platform" if backend == "pytorch_libtorch" else "backend": backend}
+    generator = assembly.add("generator", **kind)
     first = assembly.add("preprocess")
     session = assembly.add("session")
     last = assembly.add("postprocess", max_batch_size=0 if tutorial else None)
@@ -78,12 +79,6 @@ def assemble(assembly: Assembly, form: str, backend: str) -> None:
     assembly.step(first, _same(inputs), _same(_READ))
     assembly.step(session, _same(_READ), _same(_ANSWER))
     assembly.step(last, _same(_ANSWER), _same(outputs))
-
-
-def _add_generator(assembly: Assembly, backend: str) -> BuildContext:
-    if backend == "pytorch_libtorch":
-        return assembly.add("generator", platform=backend)
-    return assembly.add("generator", backend=backend)
 
 
 def _declare_tutorial(assembly: Assembly, last: BuildContext) -> None:

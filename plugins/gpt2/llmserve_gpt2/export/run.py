@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from llmserve.plugin import ModelSourceError
+from llmserve.runtime.causal import eos_ids
 from llmserve_gpt2.export import onnx_file, torchscript_file
 from llmserve_gpt2.export.check import check
 from llmserve_gpt2.export.model import Shape, Step, shape_of
@@ -51,9 +52,7 @@ def export(
             mend="serve it with --plugin hf or --plugin iterative",
         ) from error
     report(f"{way.FILE} is off by {difference:.1e} at most, and chooses the same tokens")
-    eos = model.generation_config.eos_token_id
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return Exported(folder / way.FILE, shape, tuple(sorted(ids)), difference)
+    return Exported(folder / way.FILE, shape, tuple(sorted(eos_ids(model))), difference)
 
 
 def _reason(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Parts, RequestError, failure, tensors_of
+from llmserve.runtime import Parts, RequestError, Responder, tensors_of
 from llmserve_gpt2.session.graph import END, START, Graph, Turn
 from llmserve_gpt2.session.sequences import ClientSequence, Sequences, StepRequest, open_sequence
 
@@ -81,8 +81,6 @@ class SessionDriver:
         self._wait_for_the_others([one.sequence for one in asked], now)
 
     def finalize(self) -> None:
-        """Let go of everything; the generator may be gone already."""
-        self._sequences.clear()
         self._graph.close()
 
     def _wait_for_the_others(self, answered: Sequence[ClientSequence], began: float) -> None:
@@ -118,16 +116,11 @@ class SessionDriver:
             else:
                 sequence = self._sequences.step(key, now)
                 sequence = self._continued(key, sequence, request, now)
-        except RequestError as error:
-            # A step that asks for nonsense leaves its sequence as it was.
-            if flags & (START | END):
-                self._forget(key)
-            pb = self._parts.pb_utils
-            self._refuse(raw, pb.TritonError(str(error), pb.TritonError.INVALID_ARG))
-            return None
         except Exception as error:
-            self._forget(key)
-            self._refuse(raw, failure(error, self._parts))
+            # A step that asks for nonsense leaves its sequence as it was.
+            if flags & (START | END) or not isinstance(error, RequestError):
+                self._forget(key)
+            Responder(raw, self._parts).fail(error)
             return None
         step = 1 if request.step is None else request.step
         one = PendingRequest(raw, sequence, min(step, self._most_tokens))
@@ -177,7 +170,7 @@ class SessionDriver:
         """Give up one sequence; the others of the step know nothing of it."""
         one.left, one.failed = 0, True
         self._forget(one.raw.correlation_id())
-        self._refuse(one.raw, failure(error, self._parts))
+        Responder(one.raw, self._parts).fail(error)
 
     def _answer(self, one: PendingRequest) -> None:
         if one.failed:
@@ -212,12 +205,4 @@ class SessionDriver:
             for name, value in values.items()
         ]
         response = pb.InferenceResponse(output_tensors=tensors)
-        raw.get_response_sender().send(response, flags=self._final)
-
-    def _refuse(self, raw: Any, error: Any) -> None:
-        response = self._parts.pb_utils.InferenceResponse(output_tensors=[], error=error)
-        raw.get_response_sender().send(response, flags=self._final)
-
-    @property
-    def _final(self) -> Any:
-        return self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        raw.get_response_sender().send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -139,9 +139,6 @@ class Sequences:
         self._idle = idle_seconds
         self._known: dict[Hashable, ClientSequence] = {}
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def start(self, key: Hashable, sequence: ClientSequence) -> list[ClientSequence]:
         """Take a sequence in and return those that had to go for it."""
         gone = [self._known.pop(key)] if key in self._known else []
@@ -176,11 +173,6 @@ class Sequences:
     def sweep(self, now: float) -> Iterator[ClientSequence]:
         for key in [key for key, one in self._known.items() if now - one.seen > self._idle]:
             yield self._known.pop(key)
-
-    def clear(self) -> list[ClientSequence]:
-        gone = list(self._known.values())
-        self._known.clear()
-        return gone
 
 
 def open_sequence(request: StepRequest, parts: Parts, number: int, now: float) -> ClientSequence:
