@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Parts, RequestError, Tensors, located, tensors_of
+from llmserve.runtime import Parts, RequestError, Responder, Tensors, located, tensors_of
 from llmserve_trtllm.runtime.engine_request import words_of
 
 _MOST_UNDER_WAY = 1024
@@ -33,7 +33,7 @@ class LlmApi:
 
     def start(self, parts: Parts) -> None:
         """Load the model; without TensorRT-LLM only where the build asked for the stand-in."""
-        self._pb = parts.pb_utils
+        self._parts = parts
         self._context: int = parts.generator.context_length
         try:
             import tensorrt_llm
@@ -53,18 +53,18 @@ class LlmApi:
             return
         for raw in requests:
             given = tensors_of(raw)
-            answer = _Answer(raw, given, self._pb, streams=self._settings["streams"])
+            answer = _Answer(raw, given, self._parts, streams=self._settings["streams"])
             if "stop" in given and given["stop"].any():
-                for result in self._running.get(answer.request_id, ()):
+                for result in self._running.get(answer.id, ()):
                     result.abort()
                 # With nothing, as the engine's backend answers it.
-                answer.respond([], final=True)
+                answer.respond(final=True)
                 continue
             try:
                 answer.rows = _rows(given, self._context)
                 self._refuse(answer.rows)
             except RequestError as error:
-                answer.refuse(str(error), self._pb.TritonError.INVALID_ARG)
+                answer.fail(error)
             else:
                 self._threads.submit(self._answer, answer)
 
@@ -90,21 +90,20 @@ class LlmApi:
                 self._llm.generate_async(row.ids, sampling(row), streaming=answer.streams)
                 for row in answer.rows
             ]
-            self._running[answer.request_id] = results
+            self._running[answer.id] = results
             for row, result in zip(answer.rows, results, strict=True):
                 for output in result if answer.streams else [result.result()]:
                     row.take(output.outputs[0].token_ids)
-                    if row.ended or answer.is_cancelled():
+                    if row.ended or answer.cancelled():
                         result.abort()
                         break
                     if answer.streams:
-                        answer.send()
-            answer.send(final=True)
+                        answer.respond()
+            answer.respond(final=True)
         except Exception as error:
-            message = f"the LLM API failed: {type(error).__name__}: {error}"
-            answer.refuse(message, self._pb.TritonError.INTERNAL)
+            answer.fail(error)
         finally:
-            self._running.pop(answer.request_id, None)
+            self._running.pop(answer.id, None)
 
     def _load(self, tensorrt_llm: Any) -> Any:
         from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
@@ -216,44 +215,34 @@ def _guided(asked: Mapping[str, Any]) -> Any:
     return GuidedDecodingParams(**{names[kind]: guide})
 
 
-class _Answer:
-    def __init__(self, raw: Any, given: Tensors, pb: Any, *, streams: bool) -> None:
-        self.request_id: str = raw.request_id()
+class _Answer(Responder):
+    """Sends the tokens of a request's rows, all of them in one response."""
+
+    def __init__(self, raw: Any, given: Tensors, parts: Parts, *, streams: bool) -> None:
+        super().__init__(raw, parts)
+        self.id: str = raw.request_id()
         self.rows: list[_Row] = []
         self.streams = streams and "streaming" in given and bool(given["streaming"].any())
         exclude = given.get("exclude_input_in_output")
         # As the engine does: a stream has new tokens only.
         self._echo = exclude is not None and not exclude.any() and not self.streams
-        self._raw, self._pb = raw, pb
-        self._sender = raw.get_response_sender()
 
-    def is_cancelled(self) -> bool:
-        return bool(self._raw.is_cancelled())
-
-    def send(self, *, final: bool = False) -> None:
+    def respond(self, *, final: bool = False) -> None:
+        """Send what is new, if anything is; at the end, also that it is."""
         pieces = []
         for row in self.rows:
             pieces.append([*(row.ids if self._echo else ()), *row.tokens[row.sent :]])
             row.sent = len(row.tokens)
         if not final and not any(pieces):
             return
-        ids = np.zeros((len(pieces), 1, max(map(len, pieces))), np.int32)
-        for row_ids, piece in zip(ids, pieces, strict=True):
-            row_ids[0, : len(piece)] = piece
-        lengths = np.array([[len(piece)] for piece in pieces], np.int32)
-        tensors = [self._pb.Tensor("output_ids", ids), self._pb.Tensor("sequence_length", lengths)]
-        self.respond(tensors, final=final)
-
-    def refuse(self, message: str, code: Any) -> None:
-        self.respond([], final=True, error=self._pb.TritonError(message, code))
-
-    def respond(self, tensors: list[Any], *, final: bool, **error: Any) -> None:
-        response = self._pb.InferenceResponse(output_tensors=tensors, **error)
-        flag = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(response, flags=flag)
-        if final:
-            # A request that outlives its model brings the process down with it.
-            self._raw = self._sender = None
+        pb, tensors = self._parts.pb_utils, []
+        if pieces:
+            ids = np.zeros((len(pieces), 1, max(map(len, pieces))), np.int32)
+            for row_ids, piece in zip(ids, pieces, strict=True):
+                row_ids[0, : len(piece)] = piece
+            lengths = np.array([[len(piece)] for piece in pieces], np.int32)
+            tensors = [pb.Tensor("output_ids", ids), pb.Tensor("sequence_length", lengths)]
+        self._send(pb.InferenceResponse(output_tensors=tensors), final)
 
 
 def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
