@@ -7,87 +7,14 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.logprobs import MOST
 
-
-@dataclass(frozen=True)
-class Params:
-    """How one prompt is to be answered. A field that was not asked for has its default.
-
-    Without a temperature the answer is greedy, unless top_k, top_p or min_p ask for a
-    choice; then the temperature is 1.
-    """
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    ignore_eos: bool = False
-    end_id: int | None = None
-    stop_words: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    bad_words: tuple[str, ...] = ()
-    logprobs: int | None = None
-    return_log_probs: bool = False
-    prompt_logprobs: int | None = None
-    stream: bool | None = None
-    exclude_input_in_output: bool | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    input_ids: tuple[int, ...] = ()
-    prompt_only: bool = False
-    return_num_input_tokens: bool = False
-    return_num_output_tokens: bool = False
-    """Triton's OpenAI frontend asks so, and adds up the counts of a stream's pieces."""
-    json_schema: str | None = None
-    json_object: bool = False
-    choice: tuple[str, ...] = ()
-    regex: str | None = None
-    grammar: str | None = None
-    guided_decoding_guide_type: str | None = None
-    guided_decoding_guide: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def effective_temperature(self) -> float:
-        """The temperature in force: 0 means greedy."""
-        if self.temperature is not None:
-            return self.temperature
-        return 1.0 if self.top_k > 1 or self.top_p < 1 or self.min_p > 0 else 0.0
-
-    @property
-    def logprobs_count(self) -> int | None:
-        """How many tokens' log-probabilities to give beside the chosen one's.
-
-        None where no log-probabilities were asked for.
-        """
-        return 0 if self.logprobs is None and self.return_log_probs else self.logprobs
-
-    @property
-    def plain(self) -> bool:
-        """Whether the likeliest token is the answer, with nothing to add or forbid."""
-        return (
-            (self.effective_temperature == 0 or self.top_k == 1)
-            and self.min_tokens == 0
-            and self.repetition_penalty == 1
-            and self.presence_penalty == 0
-            and self.frequency_penalty == 0
-            and not self.bad_words
-            and not self.logit_bias
-        )
-
-
+_INT32 = 2**31 - 1
 # Every word is looked for after every token, beside the other requests of a batch.
 _MOST_WORDS = 64
 _LONGEST_WORD = 256
@@ -218,42 +145,87 @@ def _short(value: object) -> str:
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
-_INT32 = 2**31 - 1
+
+def _asked(read: Read, default: Any = None) -> Any:
+    """Make a field of :class:`Params`, with what reads it from a request."""
+    return field(default=default, metadata={"read": read})
+
+
+@dataclass(frozen=True)
+class Params:
+    """How one prompt is to be answered. A field that was not asked for has its default.
+
+    Without a temperature the answer is greedy, unless top_k, top_p or min_p ask for a
+    choice; then the temperature is 1.
+    """
+
+    max_tokens: int | None = _asked(_whole(1, _INT32))
+    min_tokens: int = _asked(_whole(0, _INT32), 0)
+    temperature: float | None = _asked(_number(0, 100))
+    top_k: int = _asked(_whole(-1, _INT32), 0)
+    top_p: float = _asked(_number(0, 1, open_low=True), 1.0)
+    min_p: float = _asked(_number(0, 1), 0.0)
+    repetition_penalty: float = _asked(_number(0.01, 100), 1.0)
+    presence_penalty: float = _asked(_number(-100, 100), 0.0)
+    frequency_penalty: float = _asked(_number(-100, 100), 0.0)
+    seed: int | None = _asked(_whole(0, 2**64 - 1))
+    ignore_eos: bool = _asked(_truth, False)
+    end_id: int | None = _asked(_whole(-1, _INT32))
+    stop_words: tuple[str, ...] = _asked(_words, ())
+    include_stop_str_in_output: bool = _asked(_truth, False)
+    bad_words: tuple[str, ...] = _asked(_words, ())
+    logprobs: int | None = _asked(_whole(0, MOST))
+    return_log_probs: bool = _asked(_truth, False)
+    prompt_logprobs: int | None = _asked(_whole(0, MOST))
+    stream: bool | None = _asked(_truth)
+    exclude_input_in_output: bool | None = _asked(_truth)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"read": _biases})
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata={"read": _names})
+    input_ids: tuple[int, ...] = _asked(_ids, ())
+    prompt_only: bool = _asked(_truth, False)
+    return_num_input_tokens: bool = _asked(_truth, False)
+    return_num_output_tokens: bool = _asked(_truth, False)
+    """Triton's OpenAI frontend asks so, and adds up the counts of a stream's pieces."""
+    json_schema: str | None = _asked(_form)
+    json_object: bool = _asked(_truth, False)
+    choice: tuple[str, ...] = _asked(partial(_words, most=_MOST_CHOICES), ())
+    regex: str | None = _asked(_form)
+    grammar: str | None = _asked(_form)
+    guided_decoding_guide_type: str | None = _asked(_form)
+    guided_decoding_guide: str | None = _asked(_form)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def effective_temperature(self) -> float:
+        """The temperature in force: 0 means greedy."""
+        if self.temperature is not None:
+            return self.temperature
+        return 1.0 if self.top_k > 1 or self.top_p < 1 or self.min_p > 0 else 0.0
+
+    @property
+    def logprobs_count(self) -> int | None:
+        """How many tokens' log-probabilities to give beside the chosen one's.
+
+        None where no log-probabilities were asked for.
+        """
+        return 0 if self.logprobs is None and self.return_log_probs else self.logprobs
+
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token is the answer, with nothing to add or forbid."""
+        return (
+            (self.effective_temperature == 0 or self.top_k == 1)
+            and self.min_tokens == 0
+            and self.repetition_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+            and not self.bad_words
+            and not self.logit_bias
+        )
+
 
 READERS: dict[str, Read] = {
-    "max_tokens": _whole(1, _INT32),
-    "min_tokens": _whole(0, _INT32),
-    "temperature": _number(0, 100),
-    "top_k": _whole(-1, _INT32),
-    "top_p": _number(0, 1, open_low=True),
-    "min_p": _number(0, 1),
-    "repetition_penalty": _number(0.01, 100),
-    "presence_penalty": _number(-100, 100),
-    "frequency_penalty": _number(-100, 100),
-    "seed": _whole(0, 2**64 - 1),
-    "ignore_eos": _truth,
-    "end_id": _whole(-1, _INT32),
-    "stop_words": _words,
-    "include_stop_str_in_output": _truth,
-    "bad_words": _words,
-    "logprobs": _whole(0, MOST),
-    "return_log_probs": _truth,
-    "prompt_logprobs": _whole(0, MOST),
-    "stream": _truth,
-    "exclude_input_in_output": _truth,
-    "logit_bias": _biases,
-    "chat_template_kwargs": _names,
-    "input_ids": _ids,
-    "prompt_only": _truth,
-    "return_num_input_tokens": _truth,
-    "return_num_output_tokens": _truth,
-    "json_schema": _form,
-    "json_object": _truth,
-    "choice": partial(_words, most=_MOST_CHOICES),
-    "regex": _form,
-    "grammar": _form,
-    "guided_decoding_guide_type": _form,
-    "guided_decoding_guide": _form,
+    one.name: one.metadata["read"] for one in fields(Params) if "read" in one.metadata
 }
 
 
