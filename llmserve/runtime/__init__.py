@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from llmserve.runtime.request import answer_limit as answer_limit
     from llmserve.runtime.request import read_prompts as read_prompts
     from llmserve.runtime.responder import Responder as Responder
+    from llmserve.runtime.responder import failure as failure
     from llmserve.runtime.sampling import Sampler as Sampler
     from llmserve.runtime.stage import Tensors as Tensors
-    from llmserve.runtime.stage import failure as failure
     from llmserve.runtime.stage import respond as respond
     from llmserve.runtime.stage import tensors_of as tensors_of
     from llmserve.runtime.text import IncrementalDecoder as IncrementalDecoder
@@ -68,9 +68,9 @@ _HOMES = {
         "Parts", "Progress", "Stepper", "SteppingGenerator", "Tokenizer", "strings",
     ),
     "request": ("Prompt", "about_prompt", "answer_limit", "read_prompts"),
-    "responder": ("Responder",),
+    "responder": ("Responder", "failure"),
     "sampling": ("Sampler",),
-    "stage": ("Tensors", "failure", "respond", "tensors_of"),
+    "stage": ("Tensors", "respond", "tensors_of"),
     "text": ("IncrementalDecoder",),
     "text_formatter": ("TextFormatter",),
 }  # fmt: skip

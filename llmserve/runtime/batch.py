@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime.errors import panics_as_errors
-from llmserve.runtime.job import Job
+from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts
 
 
@@ -25,17 +25,7 @@ class BatchDriver:
         self._parts = parts
 
     def execute(self, requests: Sequence[Any]) -> None:
-        jobs = []
-        for raw in requests:
-            job = Job(raw, self._parts)
-            try:
-                job.admit(raw)
-            except Exception as error:
-                job.responder.fail(error)
-            else:
-                if not job.done:
-                    jobs.append(job)
-        if jobs:
+        if jobs := list(begin(requests, self._parts)):
             self._generate(jobs)
 
     def finalize(self) -> None:

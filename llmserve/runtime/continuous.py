@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -17,7 +16,7 @@ from typing import Any
 
 from llmserve.runtime.errors import panics_as_errors
 from llmserve.runtime.generation import Generation
-from llmserve.runtime.job import Job
+from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts, Stepper
 
 # A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
@@ -27,21 +26,14 @@ _STREAM_INTERVAL = 0.005
 _CANCEL_INTERVAL = 0.003
 
 
-@dataclass
-class ActiveRequest:
-    """A request under way, and when its next piece may leave."""
-
-    job: Job
-    next_send: float = 0.0
-
-
 class ContinuousDriver:
     """Answers requests through a generator that can be stepped, from a thread of its own."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder
         self._arrived: SimpleQueue[Job | None] = SimpleQueue()
-        self._active: list[ActiveRequest] = []
+        self._active: dict[Job, float] = {}
+        """The requests under way, each with the time from which its next piece may leave."""
 
     def start(self, parts: Parts) -> None:
         self._parts = parts
@@ -51,15 +43,8 @@ class ContinuousDriver:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Read requests and hand them to the thread; Triton may bring the next ones at once."""
-        for raw in requests:
-            job = Job(raw, self._parts, eager=False)
-            try:
-                job.admit(raw)
-            except Exception as error:
-                job.responder.fail(error)
-            else:
-                if not job.done:
-                    self._arrived.put(job)
+        for job in begin(requests, self._parts, eager=False):
+            self._arrived.put(job)
 
     def is_ready(self) -> bool:
         return self._thread.is_alive()
@@ -76,7 +61,7 @@ class ContinuousDriver:
                     failed = self._engine.step().failed
             except Exception as error:
                 # Nobody knows whose fault it was, so all of them fail, and the next can come.
-                failed = [(g, error) for active in self._active for g in active.job.generations]
+                failed = [(g, error) for job in self._active for g in job.generations]
             for generation, why in failed:
                 self._fail(generation, why)
             self._send(time.monotonic())
@@ -90,7 +75,7 @@ class ContinuousDriver:
                 return True
             if job is None:
                 for active in self._active:
-                    self._end(active.job, RuntimeError("the model is being unloaded"))
+                    self._end(active, RuntimeError("the model is being unloaded"))
                 return False
             try:
                 with panics_as_errors():
@@ -99,13 +84,12 @@ class ContinuousDriver:
             except Exception as error:
                 self._end(job, error)
             else:
-                self._active.append(ActiveRequest(job))
+                self._active[job] = 0.0
 
     def _send(self, now: float) -> None:
         """Send first pieces and whole answers at once, other pieces at a steady pace."""
-        interval = _STREAM_INTERVAL * sum(active.job.streams for active in self._active)
-        for active in self._active:
-            job = active.job
+        interval = _STREAM_INTERVAL * sum(job.streams for job in self._active)
+        for job, next_send in self._active.items():
             job.responder.recent = _CANCEL_INTERVAL * len(self._active)
             try:
                 with panics_as_errors():
@@ -113,17 +97,18 @@ class ContinuousDriver:
                         self._drop(job)
                         for generation in job.generations:
                             generation.cancel()
-                    if job.done or (job.streams and now >= active.next_send and _has_news(job)):
-                        active.next_send = now + interval
+                    if job.done or (job.streams and now >= next_send and _has_news(job)):
+                        self._active[job] = now + interval
                         job.send()
             except Exception as error:
                 self._end(job, error)
-        self._active = [active for active in self._active if not active.job.responder.closed]
+        for job in [job for job in self._active if job.responder.closed]:
+            del self._active[job]
 
     def _fail(self, generation: Generation, error: Exception) -> None:
-        for active in self._active:
-            if generation in active.job.generations:
-                self._end(active.job, error)
+        for job in self._active:
+            if generation in job.generations:
+                self._end(job, error)
 
     def _end(self, job: Job, error: Exception) -> None:
         """Give up a request and free what it holds."""

@@ -14,12 +14,6 @@ class RequestError(Exception):
     """
 
 
-def failure_line(error: Exception) -> str:
-    """Return what a client is told of a failure that is not its own: its kind and first line."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"the model failed: {type(error).__name__}: {first}"
-
-
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
     """Let what other people's code raises beside ``Exception`` fail one request, not the process.

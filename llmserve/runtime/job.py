@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -94,3 +94,16 @@ class Job:
         if self.streams or self.done:
             self._sent = True
             self.responder.send(self.generations, whole=not self.streams)
+
+
+def begin(requests: Sequence[Any], parts: Parts, *, eager: bool = True) -> Iterator[Job]:
+    """Read requests and give those that a generator is needed for; each fails by itself."""
+    for raw in requests:
+        job = Job(raw, parts, eager=eager)
+        try:
+            job.admit(raw)
+        except Exception as error:
+            job.responder.fail(error)
+        else:
+            if not job.done:
+                yield job

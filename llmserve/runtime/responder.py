@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from llmserve.runtime.errors import RequestError, failure_line
+from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.logprobs import Logprob
 from llmserve.runtime.outputs import format_answers
@@ -15,6 +15,26 @@ from llmserve.runtime.protocols import Answer, Parts
 
 # Asking whether the client is there takes Triton 0.06 ms: an answer holds for so many seconds.
 _CANCELLED_HOLDS = 0.02
+
+
+def failure(error: Exception, parts: Parts) -> Any:
+    """Return Triton's error for what went wrong.
+
+    It is the request's own fault where it is a :class:`RequestError`. Of any other the client is
+    told the kind and the first line, and the log gets a traceback.
+    """
+    if isinstance(error, RequestError):
+        return _error(str(error), parts, internal=False)
+    parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+    first = (str(error).strip().splitlines() or [""])[0]
+    return _error(f"the model failed: {type(error).__name__}: {first}", parts, internal=True)
+
+
+def _error(message: str, parts: Parts, *, internal: bool) -> Any:
+    kind = parts.pb_utils.TritonError
+    # The message may quote the request, and that may hold half a character.
+    told = message.encode(errors="replace").decode()
+    return kind(told, kind.INTERNAL if internal else kind.INVALID_ARG)
 
 
 class Responder:
@@ -66,19 +86,14 @@ class Responder:
 
     def refuse(self, message: str, *, internal: bool = False) -> None:
         """Send an error: the request's own fault, unless it is ``internal``."""
-        pb = self._parts.pb_utils
-        code = pb.TritonError.INTERNAL if internal else pb.TritonError.INVALID_ARG
-        # The message may quote the request, and that may hold half a character.
-        error = pb.TritonError(message.encode(errors="replace").decode(), code)
-        self._send(pb.InferenceResponse(output_tensors=[], error=error), True)
+        self._send_error(_error(message, self._parts, internal=internal))
 
     def fail(self, error: Exception) -> None:
         """Send what went wrong; if it is not the request's own fault, the log gets a traceback."""
-        if isinstance(error, RequestError):
-            self.refuse(str(error))
-            return
-        self._parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-        self.refuse(failure_line(error), internal=True)
+        self._send_error(failure(error, self._parts))
+
+    def _send_error(self, error: Any) -> None:
+        self._send(self._parts.pb_utils.InferenceResponse(output_tensors=[], error=error), True)
 
     def _send(self, response: Any, final: bool) -> None:
         if self.closed:
