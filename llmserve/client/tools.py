@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from llmserve.tools import ToolPart, ToolReader
 MOST = 128
 """How many tools can be offered, and called by one answer."""
 _OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
+_NAME = re.compile(r"[\w.\-]{1,64}")
 _LETTERS = string.ascii_letters + string.digits
 _FORMS = ("json_schema", "json_object", "choice", "regex", "grammar")
 # A call is written for a program: white space that no model needs would only take tokens.
@@ -24,6 +26,14 @@ _TIGHT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_
 _MORE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
 
 Choice = Literal["auto", "required"]
+
+
+class ToolsError(OptionError):
+    """Tools that cannot be offered so; ``param`` is the option that says it."""
+
+    def __init__(self, problem: str, param: str = "tools", *, mend: str | None = None) -> None:
+        super().__init__(problem, mend=mend)
+        self.param = param
 
 
 @dataclass(frozen=True)
@@ -38,29 +48,42 @@ class Tools:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Tools | None:
         """Read the tools of a request as OpenAI has them; None where nothing may be called."""
-        told = options.get("tools") or ()
-        choice = options.get("tool_choice") or "auto"
-        if choice == "none" or not (told or options.get("tool_choice")):
+        told, choice = options.get("tools") or [], options.get("tool_choice")
+        if not isinstance(told, (list, tuple)):
+            raise ToolsError("tools has to be a list")
+        functions = [_function(one, f"tools[{at}]", "tools") for at, one in enumerate(told)]
+        named = None
+        if isinstance(choice, Mapping):
+            named = _function(choice, "tool_choice", "tool_choice").get("name", "")
+            choice = "required"
+        parallel = options.get("parallel_tool_calls")
+        if parallel not in (None, True, False):
+            what = "parallel_tool_calls has to be true or false"
+            raise ToolsError(what, "parallel_tool_calls")
+        tools = cls.checked(functions, choice, named, parallel=parallel is not False)
+        if tools and not options.get("messages"):
+            raise ToolsError("tools go with messages")
+        return tools
+
+    @classmethod
+    def checked(
+        cls, functions: Sequence[Any], choice: Any, named: Any, *, parallel: bool
+    ) -> Tools | None:
+        """Check what may be called and what has to be, ``named`` if that is one function."""
+        choice = choice or ("auto" if functions else "none")
+        if choice not in ("none", "auto", "required"):
+            what = "tool_choice has to be none, auto, required, or name a function"
+            raise ToolsError(what, "tool_choice")
+        names = [_name(one, f"tools[{at}]") for at, one in enumerate(functions)]
+        if len(set(names)) < len(names) or len(names) > MOST:
+            raise ToolsError(f"at most {MOST} tools can be offered, each with a name of its own")
+        if choice == "required" and not functions:
+            raise ToolsError("tool_choice wants a call, and there are no tools", "tool_choice")
+        if choice == "required" and named not in (None, *names):
+            raise ToolsError(f"tool_choice names {named!r:.80}, which is no tool", "tool_choice")
+        if choice == "none" or not functions:
             return None
-        if not told or not options.get("messages"):
-            raise OptionError("tools and tool_choice go together, and with messages")
-        try:
-            functions = tuple(one["function"] for one in told)
-            names = {one["name"] for one in functions}
-            named = None if isinstance(choice, str) else choice["function"]["name"]
-        except (KeyError, TypeError):
-            raise OptionError(
-                "tools and tool_choice are written as OpenAI has them",
-                mend='a tool is {"type": "function", "function": {"name": …, "parameters": …}}',
-            ) from None
-        if named is not None and named not in names:
-            raise OptionError(f"tool_choice names {named!r:.80}, which is no tool")
-        if len(names) < len(functions) or len(names) > MOST:
-            raise OptionError(f"at most {MOST} tools can be offered, each with a name of its own")
-        if named is None and choice not in ("auto", "required"):
-            raise OptionError("tool_choice is none, auto, required, or names a function")
-        parallel = options.get("parallel_tool_calls") is not False
-        return cls(functions, "auto" if choice == "auto" else "required", named, parallel)
+        return cls(tuple(functions), choice, named, parallel)
 
     @property
     def names(self) -> frozenset[str]:
@@ -74,12 +97,12 @@ class Tools:
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a request with these tools, for models to be asked with."""
         if form := next((form for form in _FORMS if options.get(form)), None):
-            raise OptionError(
+            raise ToolsError(
                 f"tools do not go with an answer held to a form ({form})", mend="leave out one"
             )
         kwargs = options.get("chat_template_kwargs") or {}
         if not isinstance(kwargs, Mapping):
-            raise OptionError("beside tools, chat_template_kwargs has to be a mapping")
+            raise ToolsError("beside tools, chat_template_kwargs has to be a mapping")
         tools = [{"type": "function", "function": one} for one in self.functions]
         asked = {name: value for name, value in options.items() if name not in _OPTIONS}
         asked["chat_template_kwargs"] = {**kwargs, "tools": tools}
@@ -177,6 +200,30 @@ def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True)
 def reason_with(calls: Any, reason: str | None) -> str | None:
     """Return why an answer ended that has calls, or has none."""
     return "tool_calls" if calls and reason == "stop" else reason
+
+
+def _function(told: Any, where: str, param: str) -> Mapping[str, Any]:
+    """Take a function as chats have it or, a level less deep, as responses do."""
+    kind = told.get("type", "function") if isinstance(told, Mapping) else None
+    function = told.get("function", told) if kind == "function" else None
+    if not isinstance(function, Mapping):
+        raise ToolsError(
+            f"{where} has to be a function, not {str(kind)[:40]!r}",
+            param,
+            mend='write {"type": "function", "function": {"name": …, "parameters": …}}',
+        )
+    return {name: part for name, part in function.items() if name != "type"}
+
+
+def _name(function: Any, where: str) -> str:
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ToolsError(
+            f"{where} has to have a name of letters, digits, '_', '-' and '.', at most 64"
+        )
+    if not isinstance(function.get("parameters") or {}, Mapping):
+        raise ToolsError(f"{where}: the parameters of {name!r} are no schema")
+    return name
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,9 @@ def test_an_answer_that_had_to_be_a_call_is_one_or_was_cut() -> None:
     ("asked", "reason"),
     [
         ({"tools": [ADD], "messages": None}, "with messages"),
-        ({"tool_choice": "required"}, "go together"),
-        ({"tools": [{"name": "add"}]}, "as OpenAI has them"),
-        ({"tools": "add"}, "as OpenAI has them"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [{"type": "web_search"}]}, "has to be a function"),
+        ({"tools": "add"}, "has to be a list"),
         ({"tools": [ADD, ADD]}, "a name of its own"),
         ({"tools": [ADD], "tool_choice": "perhaps"}, "none, auto, required"),
         ({"tools": [ADD], "tool_choice": {"function": {"name": "sub"}}}, "which is no tool"),

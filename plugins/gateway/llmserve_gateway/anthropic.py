@@ -18,7 +18,6 @@ from llmserve_gateway.fields import (
     read_text,
 )
 from llmserve_gateway.openai_answers import dump
-from llmserve_gateway.tool_requests import make_tools, with_tools
 from llmserve_gateway.usage import Usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "max_tokens",
@@ -60,7 +59,7 @@ def _read(content: Mapping[str, Any], *, counts: bool) -> Asked:
     options = {**given(options), "messages": messages}
     return Asked(
         model=fields.text("model"),
-        options=with_tools(tools, options),
+        options=tools.options(options) if tools else options,
         stream=fields.boolean("stream"),
         tells_stop="stop_words" in options and not tools,
         tools=tools,
@@ -69,9 +68,11 @@ def _read(content: Mapping[str, Any], *, counts: bool) -> Asked:
 
 
 def _tools(fields: Fields) -> Tools | None:
-    told = fields.take("tools", type="array", items={"type": "object"})
+    told = fields.take("tools", type="array", items={"type": "object"}) or []
+    if not isinstance(told, list):
+        raise bad_request("tools has to be a list", "tools")
     functions = []
-    for at, tool in enumerate(told if isinstance(told, list) else []):
+    for at, tool in enumerate(told):
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
             raise bad_request(f"tools[{at}] is none that this server's models can call", "tools")
         schema = {"parameters": tool.get("input_schema")}
@@ -86,7 +87,7 @@ def _tools(fields: Fields) -> Tools | None:
     if kind == "tool" and not isinstance(named, str):
         raise bad_request("tool_choice has to name the tool", "tool_choice")
     parallel = choice.get("disable_parallel_tool_use") is not True
-    return make_tools(told, functions, _CHOICES[kind], named, parallel=parallel)
+    return Tools.checked(functions, _CHOICES[kind], named, parallel=parallel)
 
 
 def _messages(told: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from llmserve.client.tools import ToolsError
 from llmserve.errors import (
     ClientError,
     LLMServeError,
@@ -100,7 +101,7 @@ def from_llmserve(error: LLMServeError) -> ApiError:
     if isinstance(error, RequestRejectedError):
         return _refused(message.removeprefix(_PREFIX))
     if isinstance(error, UsageError):
-        return bad_request(message)
+        return bad_request(message, error.param if isinstance(error, ToolsError) else None)
     status = 500 if isinstance(error, ClientError) else 503
     return ApiError(status, message)
 

@@ -236,6 +236,19 @@ _FORMS = {"json": "json_schema", "json_object": "json_object", "choice": "choice
           "regex": "regex", "grammar": "grammar"}  # fmt: skip
 
 
+def read_tools(fields: Fields, messages: Any) -> Tools | None:
+    """Take OpenAI's fields of tools; None where nothing may be called."""
+    fields.refuse("it is an older name: use tools and tool_choice", "functions", "function_call")
+    return Tools.of(
+        {
+            "messages": messages,
+            "tools": fields.take("tools", type="array", items={"type": "object"}),
+            "tool_choice": fields.take("tool_choice"),
+            "parallel_tool_calls": fields.take("parallel_tool_calls", type="boolean"),
+        }
+    )
+
+
 def read_form(fields: Fields, form: Any) -> dict[str, Any]:
     """Return what an answer is held to: by OpenAI's ``response_format``, or in vLLM's words."""
     told = fields.mapping("structured_outputs")

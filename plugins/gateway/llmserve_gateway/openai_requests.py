@@ -14,8 +14,8 @@ from llmserve_gateway.fields import (
     read_form,
     read_messages,
     read_sampling,
+    read_tools,
 )
-from llmserve_gateway.tool_requests import read_tools, with_tools
 
 _MOST_LOGPROBS = 20
 _TOKEN = range(2**31)
@@ -41,8 +41,8 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
                           "modalities")  # fmt: skip
     options["messages"] = messages
     options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
-    if tools := read_tools(fields):
-        options = with_tools(tools, given(options))
+    if tools := read_tools(fields, messages):
+        options = tools.options(given(options))
     return _asked(fields, options, [""], logprobs=wants_logprobs, tools=tools)
 
 

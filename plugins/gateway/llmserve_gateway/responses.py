@@ -8,9 +8,16 @@ from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall
 from llmserve_gateway.errors import ApiError, bad_request
-from llmserve_gateway.fields import Asked, Fields, given, read_form, read_messages, read_sampling
+from llmserve_gateway.fields import (
+    Asked,
+    Fields,
+    given,
+    read_form,
+    read_messages,
+    read_sampling,
+    read_tools,
+)
 from llmserve_gateway.openai_answers import dump
-from llmserve_gateway.tool_requests import read_tools, with_tools
 from llmserve_gateway.usage import Usage
 
 _CUT = ("length", "cancelled")
@@ -33,14 +40,14 @@ def read_response_request(content: Mapping[str, Any]) -> Asked:
     options = read_sampling(fields)
     options |= read_form(fields, fields.mapping("text").get("format"))
     options["max_tokens"] = fields.number("max_output_tokens", int, 1)
-    tools = read_tools(fields)
+    tools = read_tools(fields, messages)
     fields.refuse("this server does not tell them here", "top_logprobs")
     for name in _WITHOUT_EFFECT:
         fields.take(name)
     options = {**given(options), "messages": messages}
     return Asked(
         model=fields.text("model"),
-        options=with_tools(tools, options),
+        options=tools.options(options) if tools else options,
         stream=fields.boolean("stream"),
         tools=tools,
         unknown=fields.rest(),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.client import Piece
+from llmserve.client.tools import ToolsError
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
@@ -123,6 +124,8 @@ def test_any_body_is_read_or_refused(whole: dict[str, Any], changed: dict[str, A
             asked = read({**whole, **changed})
         except ApiError as error:
             refused = error
+        except ToolsError as error:
+            refused = from_llmserve(error)
         if refused:
             assert refused.status == 400
             assert json.loads(refused.json())
