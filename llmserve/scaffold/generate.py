@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,15 +31,10 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST = 32
 
 
-@dataclass(frozen=True)
 class Names:
-    """A plugin's names, made of the one that it is given."""
+    """A plugin's names, made of the one that somebody gave."""
 
-    name: str
-
-    @classmethod
-    def of(cls, name: str) -> Names:
-        """Check a name that somebody gave."""
+    def __init__(self, name: str) -> None:
         if name.startswith(("llmserve-", "llmserve_")):
             raise UsageError(
                 f"{name!r} cannot be a plugin's name",
@@ -52,29 +46,16 @@ class Names:
                 mend=f"use at most {_LONGEST} small letters, digits and single '-', beginning "
                 "with a letter, as in acme-words",
             )
-        return cls(name)
-
-    @property
-    def slug(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def distribution(self) -> str:
-        return f"llmserve-{self.name}"
-
-    @property
-    def package(self) -> str:
-        return f"llmserve_{self.slug}"
-
-    @property
-    def prefix(self) -> str:
-        """What the names of its classes begin with."""
-        return "".join(word.capitalize() for word in self.name.split("-"))
+        self.name = name
+        self.slug = name.replace("-", "_")
+        self.distribution = f"llmserve-{name}"
+        self.package = f"llmserve_{self.slug}"
 
     def replaced(self, text: str, role: str) -> str:
         """Return the text of a plugin called scaffold under this name."""
         # What is called acme-tokenizer has an AcmeTokenizer, and nobody an AcmeTokenizerTokenizer.
-        prefix = self.prefix.removesuffix(role.capitalize()) or self.prefix
+        whole = "".join(word.capitalize() for word in self.name.split("-"))
+        prefix = whole.removesuffix(role.capitalize()) or whole
         for old, new in (
             (f"llmserve.scaffold.{role}", self.package),
             ("llmserve_scaffold", self.package),
@@ -90,7 +71,7 @@ def new_package(name: str, role: str, output: Path = Path()) -> Path:
 
     Nothing is overwritten, and nothing is left behind by a failure.
     """
-    names = Names.of(name)
+    names = Names(name)
     folder = output / names.distribution
     if folder.exists() or folder.is_symlink():
         raise OutputError(f"{folder} is there already", mend="choose another NAME or --output")
@@ -134,11 +115,11 @@ def _files(names: Names, role: str) -> Iterator[tuple[str, str]]:
     yield ".gitignore", _read(common / "gitignore")
     yield f"{names.package}/py.typed", ""
     for path in sorted(home.glob("*.py")):
-        yield f"{names.package}/{path.name}", _module(path, names, role)
+        yield f"{names.package}/{path.name}", names.replaced(_read(path), role)
     conformance = common.glob("tests/*.py") if role in ROLES else ()
     for path in sorted([*home.glob("tests/*.py"), *conformance]):
         name = path.name.replace("scaffold", names.slug)
-        yield f"tests/{name}", _module(path, names, role)
+        yield f"tests/{name}", names.replaced(_read(path), role)
 
 
 def _develop(role: str) -> str:
@@ -166,24 +147,6 @@ def _range(version: str) -> str:
     """Return the versions of llmserve that a package made with this one is made for."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return f">={major}.{minor},<{major + 1 if major else f'0.{minor + 1}'}"
-
-
-def _module(path: Path, names: Names, role: str) -> str:
-    text = names.replaced(_read(path), role)
-    return _with_own_imports_last(text, f"from {names.package}")
-
-
-def _with_own_imports_last(text: str, own: str) -> str:
-    """Put the package's own imports after those of llmserve, where a sorted file has them.
-
-    Here they are modules of llmserve, and stand among the others.
-    """
-    lines = text.splitlines(keepends=True)
-    moved = [line for line in lines if line.startswith(own)]
-    kept = [line for line in lines if not line.startswith(own)]
-    imports = [at for at, line in enumerate(kept) if line.startswith(("from ", "import "))]
-    end = imports[-1] + 1
-    return "".join([*kept[:end], *moved, *kept[end:]])
 
 
 def _read(path: Path) -> str:

@@ -107,9 +107,9 @@ def test_nothing_is_overwritten(tmp_path: Path, kind: str) -> None:
 
 def test_names_that_contain_a_role_are_not_doubled() -> None:
     text = "ScaffoldTokenizer"
-    assert Names.of("acme-tokenizer").replaced(text, "tokenizer") == "AcmeTokenizer"
-    assert Names.of("acme").replaced(text, "tokenizer") == "AcmeTokenizer"
-    assert Names.of("tokenizer").replaced(text, "tokenizer") == "TokenizerTokenizer"
+    assert Names("acme-tokenizer").replaced(text, "tokenizer") == "AcmeTokenizer"
+    assert Names("acme").replaced(text, "tokenizer") == "AcmeTokenizer"
+    assert Names("tokenizer").replaced(text, "tokenizer") == "TokenizerTokenizer"
 
 
 def test_every_role_of_a_model_can_be_asked_for() -> None:

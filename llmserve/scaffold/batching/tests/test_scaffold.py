@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime import Driver, Generation, Tokenizer
-from llmserve.scaffold.batching.driver import ScaffoldDriver
 from llmserve.testing import FakeRequest, make_parts
+from llmserve.scaffold.batching.driver import ScaffoldDriver
 
 
 class Echo:

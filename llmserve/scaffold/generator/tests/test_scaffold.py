@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llmserve.runtime import BatchDriver, Generator, TransformersTokenizer
-from llmserve.scaffold.generator.generator import ScaffoldGenerator
 from llmserve.testing import FakeRequest, demo_model_path, make_parts
+from llmserve.scaffold.generator.generator import ScaffoldGenerator
 
 SETTINGS = {"path": ".", "device": "cpu", "dtype": "float32"}
 

@@ -10,8 +10,8 @@ import pytest
 import llmserve
 from llmserve.plugin import ModelSourceError, OptionError
 from llmserve.runtime import IncrementalDecoder, RequestError, Tokenizer
-from llmserve.scaffold.tokenizer.tokenizer import ScaffoldTokenizer
 from llmserve.testing import demo_model_path
+from llmserve.scaffold.tokenizer.tokenizer import ScaffoldTokenizer
 
 RECIPE = "scaffold"
 TEXTS = ["Hello", "Once upon a time", " two  spaces ", "a\nb", "naïve café", "日本 🙂"]
