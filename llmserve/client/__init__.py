@@ -67,13 +67,7 @@ def connect(
     from llmserve.client.sync import Client
     from llmserve.client.url import Endpoint
 
-    endpoint = Endpoint.make(
-        url,
-        tls=tls,
-        root_certificates=root_certificates,
-        headers=headers,
-        connect_timeout=connect_timeout,
-    )
+    endpoint = Endpoint(url, tls, root_certificates, headers, connect_timeout)
     return Client(endpoint, timeout=timeout)
 
 
@@ -90,13 +84,7 @@ def connect_async(
     from llmserve.client.aio import AsyncClient
     from llmserve.client.url import Endpoint
 
-    endpoint = Endpoint.make(
-        url,
-        tls=tls,
-        root_certificates=root_certificates,
-        headers=headers,
-        connect_timeout=connect_timeout,
-    )
+    endpoint = Endpoint(url, tls, root_certificates, headers, connect_timeout)
     return AsyncClient(endpoint, timeout=timeout)
 
 

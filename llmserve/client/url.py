@@ -69,44 +69,38 @@ def parse_url(url: str | None = None, *, tls: bool = False) -> Address:
     return Address(host, port, tls or scheme == "grpcs")
 
 
-@dataclass(frozen=True)
 class Endpoint:
-    address: Address
-    certificates: bytes | None = None
-    metadata: tuple[tuple[str, str], ...] = ()
-    connect_timeout: float = 5.0
+    """What :func:`llmserve.connect` was given, read."""
 
-    @classmethod
-    def make(
-        cls,
+    def __init__(
+        self,
         url: str | None,
-        *,
-        tls: bool = False,
-        root_certificates: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        connect_timeout: float = 5.0,
-    ) -> Endpoint:
-        address = parse_url(url, tls=tls or root_certificates is not None)
-        certificates = None
+        tls: bool,
+        root_certificates: str | None,
+        headers: Mapping[str, str] | None,
+        connect_timeout: float,
+    ) -> None:
+        self.address = parse_url(url, tls=tls or root_certificates is not None)
+        self.metadata = tuple((key.lower(), value) for key, value in (headers or {}).items())
+        self._connect_timeout = connect_timeout
+        self._certificates: bytes | None = None
         if root_certificates is not None:
             try:
-                certificates = Path(root_certificates).read_bytes()
+                self._certificates = Path(root_certificates).read_bytes()
             except OSError as error:
                 raise UsageError(
                     f"cannot read {root_certificates}: {error.strerror}",
                     mend="root_certificates is a PEM file",
                 ) from None
-        metadata = tuple((key.lower(), value) for key, value in (headers or {}).items())
-        return cls(address, certificates, metadata, connect_timeout)
 
     def open(self, api: Any) -> Any:
         """Make a channel with ``api``, which is ``grpc`` or ``grpc.aio``."""
         options = _DIRECT if self.address.host in _LOOPBACK else _OPTIONS
         # By its name the time between two attempts, it is that of each as well.
-        options += (("grpc.min_reconnect_backoff_ms", int(self.connect_timeout * 1000)),)
+        options += (("grpc.min_reconnect_backoff_ms", int(self._connect_timeout * 1000)),)
         if not self.address.tls:
             return api.insecure_channel(str(self.address), options=options)
         import grpc
 
-        credentials = grpc.ssl_channel_credentials(root_certificates=self.certificates)
+        credentials = grpc.ssl_channel_credentials(root_certificates=self._certificates)
         return api.secure_channel(str(self.address), credentials, options=options)
