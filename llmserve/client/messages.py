@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
 
 from llmserve.client.model import ModelInfo, Tensor
 from llmserve.client.results import Logprob, Piece
@@ -315,23 +316,16 @@ def pack_texts(texts: Iterable[str]) -> bytes:
 
 def unpack_texts(raw: bytes) -> list[str]:
     """Read what :func:`pack_texts` wrote; anything else is the model's mistake."""
-    texts: list[str] = []
-    at = 0
-    while at < len(raw):
-        start = at + 4
-        end = start + int.from_bytes(raw[at:start], "little")
-        if start > len(raw) or end > len(raw):
-            raise ClientError("the server sent a text that is cut off")
-        try:
-            texts.append(raw[start:end].decode())
-        except UnicodeDecodeError as error:
-            raise ClientError(
-                f"the server sent text that is not UTF-8 (byte {raw[start + error.start]:#04x} "
-                f"at {error.start})",
-                mend="the model must hold back a character until it is whole",
-            ) from None
-        at = end
-    return texts
+    try:
+        return [text.decode() for text in deserialize_bytes_tensor(raw)]
+    except struct.error:
+        raise ClientError("the server sent a text that is cut off") from None
+    except UnicodeDecodeError as error:
+        raise ClientError(
+            f"the server sent text that is not UTF-8 (byte {error.object[error.start]:#04x} at "
+            f"{error.start})",
+            mend="the model must hold back a character until it is whole",
+        ) from None
 
 
 def pack_numbers(datatype: str, values: Sequence[Any]) -> bytes:
