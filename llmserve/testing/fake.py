@@ -14,23 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime import contract
-from llmserve.runtime.contract import ALIASES
+from llmserve import roles
+from llmserve.runtime.contract import ALIASES, MESSAGES, TEXT_INPUT
 from llmserve.runtime.params import READERS
 from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 
-_INPUTS = (
-    contract.TEXT_INPUT,
-    contract.MESSAGES,
-    contract.MAX_TOKENS,
-    contract.STREAM,
-    contract.STOP_WORDS,
-    contract.INCLUDE_STOP,
-    contract.INPUT_IDS,
-    contract.PROMPT_ONLY,
-    *contract.TEXT_FORMAT_INPUTS,
-)
+_INPUTS = (TEXT_INPUT, MESSAGES, *roles.Batching.inputs, *roles.Formatter.inputs)
 
 
 class FakeTensor:
