@@ -43,85 +43,11 @@ _OPTION_VALUES: Mapping[str, Any] = {
 }
 
 
-class Failures:
-    """Fails a test of one recipe in words that its author can act on.
-
-    ``roles`` names those whose components are the likeliest to have broken the promise.
-    """
-
-    def __init__(self, recipe: str, options: Mapping[str, Any]) -> None:
-        self._recipe = recipe
-        self._options = options
-
-    def fail(
-        self, expected: object, got: object, *, promise: str, roles: Sequence[str] = GENERATION
-    ) -> NoReturn:
-        lines = [
-            f"{self._subject()} breaks a promise: {promise}",
-            f"  expected: {_shortened(expected)}",
-            f"  got:      {_shortened(got)}",
-            *(f"  look at:  {component}" for component in self._components(roles)),
-        ]
-        # Without a traceback: no line of the suite's own code says more than this does.
-        pytest.fail("\n".join(lines), pytrace=False)
-
-    def expect(
-        self, expected: A, got: A, *, promise: str, roles: Sequence[str] = GENERATION
-    ) -> None:
-        if got != expected:
-            self.fail(expected, got, promise=promise, roles=roles)
-
-    def expect_each(
-        self,
-        prompts: Sequence[str],
-        expected: Sequence[A],
-        got: Sequence[A],
-        *,
-        promise: str,
-        roles: Sequence[str] = GENERATION,
-    ) -> None:
-        """Fail at the first prompt whose answer is another."""
-        self.expect(len(expected), len(got), promise=f"{promise}: one each", roles=roles)
-        for prompt, one, other in zip(prompts, expected, got, strict=True):
-            self.expect(one, other, promise=f"{promise} (prompt {prompt!r})", roles=roles)
-
-    def error(self, doing: str, error: LLMServeError) -> NoReturn:
-        """Fail because llmserve or the server refused what they should not have."""
-        message = f"{self._subject()}: {doing} failed with {type(error).__name__}: {error}"
-        # Without the error itself, which would stand before it once more.
-        raise pytest.fail.Exception(message, pytrace=False) from None
-
-    def _subject(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
-        suffix = f" with {options}" if options else ""
-        registry = Registry.load()
-        try:
-            owner = registry.plugin_of(registry.recipe(self._recipe))
-        except LLMServeError:
-            return f"recipe {self._recipe!r}{suffix}"
-        return f"recipe {self._recipe!r} of plugin {owner}{suffix}"
-
-    def _components(self, roles: Sequence[str]) -> list[str]:
-        registry = Registry.load()
-        found = []
-        try:
-            for role in roles:
-                name = self._options.get(role) or getattr(registry.recipe(self._recipe), role)
-                component: Any = registry.get(ROLES[role], name)
-                owner = registry.plugin_of(component)
-                found.append(f"{role} {name!r}, {component.runtime}, of plugin {owner}")
-        except LLMServeError as error:
-            return [str(error)]
-        return found
-
-
-def _shortened(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
-
-
 class RecipeChecks:
-    """Builds a recipe and sends it requests; what fails is told with the recipe's components."""
+    """Builds a recipe, sends it requests, and fails in words that its author can act on.
+
+    ``roles`` names those whose components are the likeliest to have broken a promise.
+    """
 
     recipe: ClassVar[str]
     model: ClassVar[str]
@@ -129,15 +55,11 @@ class RecipeChecks:
     prompts: ClassVar[Sequence[str]]
     _unlimited: ClassVar[dict[str, bool]] = {}
 
-    @property
-    def _failures(self) -> Failures:
-        return Failures(self.recipe, self.options)
-
     def _build(self, name: str, output: Path) -> BuildResult:
         try:
             return build(self.recipe, self.model, name=name, output=output, **self.options)
         except LLMServeError as error:
-            self._failures.error(f"building {self.model}", error)
+            self._error(f"building {self.model}", error)
 
     def _declared(self, triton: LiveTriton, name: str) -> frozenset[str]:
         """Return what the components of a model say that they take."""
@@ -175,7 +97,7 @@ class RecipeChecks:
             return triton.client.generate(name, prompt, **options)
         except LLMServeError as error:
             given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            self._failures.error(f"answering {str(prompt)[:60]!r} with {given}", error)
+            self._error(f"answering {str(prompt)[:60]!r} with {given}", error)
 
     def _answer(self, triton: LiveTriton, name: str, prompt: str) -> tuple[str, Any, Any]:
         answer = self._generate(triton, name, prompt, max_tokens=16)
@@ -187,7 +109,7 @@ class RecipeChecks:
         try:
             pieces = list(triton.client.stream(name, prompt, **options))
         except LLMServeError as error:
-            self._failures.error(f"streaming an answer to {prompt!r}", error)
+            self._error(f"streaming an answer to {prompt!r}", error)
         reason = pieces[-1].finish_reason if pieces else None
         return "".join(piece.text for piece in pieces), reason
 
@@ -200,12 +122,12 @@ class RecipeChecks:
         except RequestRejectedError as error:
             return self._check_refusal(str(error), names=names)
         except LLMServeError as error:
-            self._failures.error(f"refusing {prompt[:40]!r} with {options}", error)
+            self._error(f"refusing {prompt[:40]!r} with {options}", error)
         return self._check_refusal(None, names=names, got=f"an answer: {answer.text!r}")
 
     def _check_refusal(self, message: str | None, *, names: str, got: str = "no error") -> str:
         if message is None or names not in message or "\n" in message or "Traceback" in message:
-            self._failures.fail(
+            self._fail(
                 f"an error of one line that names {names!r}",
                 got if message is None else message,
                 promise="what cannot be served is refused",
@@ -217,7 +139,7 @@ class RecipeChecks:
         answer = self._generate(triton, name, self.prompts[0], max_tokens=4)
         if not answer.output_tokens:
             promise = "a refusal ends nothing"
-            self._failures.fail("an answer", answer, promise=promise)
+            self._fail("an answer", answer, promise=promise)
 
     def _prompt_of(self, tokens: int, triton: LiveTriton, name: str) -> str:
         """Return a prompt of so many tokens, or a few less."""
@@ -229,8 +151,74 @@ class RecipeChecks:
         # A tokenizer that counts nothing breaks other promises, and need not end in a division.
         return "so " * int(10 + (tokens - counts[0]) / max(each, 0.1))
 
+    def _fail(
+        self, expected: object, got: object, *, promise: str, roles: Sequence[str] = GENERATION
+    ) -> NoReturn:
+        lines = [
+            f"{self._subject()} breaks a promise: {promise}",
+            f"  expected: {_shortened(expected)}",
+            f"  got:      {_shortened(got)}",
+            *(f"  look at:  {component}" for component in self._components(roles)),
+        ]
+        # Without a traceback: no line of the suite's own code says more than this does.
+        pytest.fail("\n".join(lines), pytrace=False)
+
+    def _expect(
+        self, expected: A, got: A, *, promise: str, roles: Sequence[str] = GENERATION
+    ) -> None:
+        if got != expected:
+            self._fail(expected, got, promise=promise, roles=roles)
+
+    def _expect_each(
+        self,
+        prompts: Sequence[str],
+        expected: Sequence[A],
+        got: Sequence[A],
+        *,
+        promise: str,
+        roles: Sequence[str] = GENERATION,
+    ) -> None:
+        """Fail at the first prompt whose answer is another."""
+        self._expect(len(expected), len(got), promise=f"{promise}: one each", roles=roles)
+        for prompt, one, other in zip(prompts, expected, got, strict=True):
+            self._expect(one, other, promise=f"{promise} (prompt {prompt!r})", roles=roles)
+
+    def _error(self, doing: str, error: LLMServeError) -> NoReturn:
+        """Fail because llmserve or the server refused what they should not have."""
+        message = f"{self._subject()}: {doing} failed with {type(error).__name__}: {error}"
+        # Without the error itself, which would stand before it once more.
+        raise pytest.fail.Exception(message, pytrace=False) from None
+
+    def _subject(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        suffix = f" with {options}" if options else ""
+        registry = Registry.load()
+        try:
+            owner = registry.plugin_of(registry.recipe(self.recipe))
+        except LLMServeError:
+            return f"recipe {self.recipe!r}{suffix}"
+        return f"recipe {self.recipe!r} of plugin {owner}{suffix}"
+
+    def _components(self, roles: Sequence[str]) -> list[str]:
+        registry = Registry.load()
+        found = []
+        try:
+            for role in roles:
+                name = self.options.get(role) or getattr(registry.recipe(self.recipe), role)
+                component: Any = registry.get(ROLES[role], name)
+                owner = registry.plugin_of(component)
+                found.append(f"{role} {name!r}, {component.runtime}, of plugin {owner}")
+        except LLMServeError as error:
+            return [str(error)]
+        return found
+
 
 def all_at_once(function: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
     """Call a function for everything at the same time; return the results in order."""
     with ThreadPoolExecutor(len(arguments)) as pool:
         return list(pool.map(function, arguments))
+
+
+def _shortened(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"

@@ -39,7 +39,7 @@ class RecipeConformance(RecipeChecks):
         try:
             return triton.build(self.recipe, self.model, **self.options)
         except LLMServeError as error:
-            self._failures.error("building and loading it", error)
+            self._error("building and loading it", error)
 
     def test_building_again_gives_the_same_bytes(
         self, triton: LiveTriton, name: str, tmp_path: Path
@@ -49,9 +49,9 @@ class RecipeConformance(RecipeChecks):
         first, second = hashes(one), hashes(two)
         changed = sorted(file for file in first | second if first.get(file) != second.get(file))
         promise = "two builds of the same write the same files"
-        self._failures.expect([], changed, promise=promise, roles=EVERY)
+        self._expect([], changed, promise=promise, roles=EVERY)
         old, new = ((each / "llmserve.json").read_text().splitlines() for each in (one, two))
-        self._failures.expect_each(
+        self._expect_each(
             [f"line {number}" for number in range(1, len(old) + 1)],
             old,
             new,
@@ -63,21 +63,21 @@ class RecipeConformance(RecipeChecks):
         """The configuration parses, is named like its folder and has the contract's tensors."""
         config = modelconfig.read(triton.repository / name)
         promise = "its config.pbtxt speaks the contract"
-        self._failures.expect(name, config.name, promise=promise, roles=("generator",))
+        self._expect(name, config.name, promise=promise, roles=("generator",))
         for tensor, declared in (("text_input", config.input), ("text_output", config.output)):
             names = sorted(one.name for one in declared)
             if tensor not in names:
-                self._failures.fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
+                self._fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
         manifest = Manifest.read(triton.repository / name)
         exchange = config.parameters["llmserve.exchange"].string_value
-        self._failures.expect(manifest and manifest.exchange, exchange, promise=promise)
+        self._expect(manifest and manifest.exchange, exchange, promise=promise)
 
     def test_answers_in_a_batch_equal_answers_alone(self, triton: LiveTriton, name: str) -> None:
         alone = [self._answer(triton, name, prompt) for prompt in self.prompts]
         for _ in range(2):
             together = all_at_once(lambda p: self._answer(triton, name, p), self.prompts)
             promise = "an answer beside others is the answer alone"
-            self._failures.expect_each(self.prompts, alone, together, promise=promise)
+            self._expect_each(self.prompts, alone, together, promise=promise)
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         prompts = list(self.prompts[:4])
@@ -85,7 +85,7 @@ class RecipeConformance(RecipeChecks):
         answers = self._generate(triton, name, prompts, max_tokens=16)
         got = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
         promise = "each prompt of a request is answered as it is alone"
-        self._failures.expect_each(prompts, alone, got, promise=promise, roles=EVERY)
+        self._expect_each(prompts, alone, got, promise=promise, roles=EVERY)
 
     def test_requests_keep_their_own_lengths(self, triton: LiveTriton, name: str) -> None:
         self._needs_options(triton, name, "ignore_eos")
@@ -94,7 +94,7 @@ class RecipeConformance(RecipeChecks):
             lambda job: self._generate(triton, name, job[0], max_tokens=job[1], ignore_eos=True),
             list(zip(self.prompts, lengths, strict=True)),
         )
-        self._failures.expect_each(
+        self._expect_each(
             self.prompts,
             [(length, "length") for length in lengths],
             [(answer.output_tokens, answer.finish_reason) for answer in answers],
@@ -107,7 +107,7 @@ class RecipeConformance(RecipeChecks):
         alone = [self._generate(triton, name, p, **options).text for p in self.prompts]
         texts = all_at_once(lambda p: self._generate(triton, name, p, **options).text, self.prompts)
         promise = "the same seed gives the same text, whatever runs beside it"
-        self._failures.expect_each(self.prompts, alone, texts, promise=promise)
+        self._expect_each(self.prompts, alone, texts, promise=promise)
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
         """With the prompt echoed, every answer begins with its own prompt and holds no other."""
@@ -118,7 +118,7 @@ class RecipeConformance(RecipeChecks):
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             others = [f"marker-{other}x" for other in range(len(prompts)) if other != index]
             if not answer.startswith(prompt) or any(marker in answer for marker in others):
-                self._failures.fail(
+                self._fail(
                     f"{prompt!r} and what follows it",
                     answer,
                     promise="exclude_input_in_output=false begins an answer with its own prompt",
@@ -135,7 +135,7 @@ class RecipeConformance(RecipeChecks):
             ]
         got = [job.result() for job in good]
         promise = "a request that is refused does not disturb its neighbours"
-        self._failures.expect_each(self.prompts, expected, got, promise=promise)
+        self._expect_each(self.prompts, expected, got, promise=promise)
         for job in bad:
             job.result()
 
@@ -157,9 +157,9 @@ class RecipeConformance(RecipeChecks):
             beside = [pool.submit(self._stream, triton, name, p, options) for p in self.prompts[:3]]
         got = [job.result()[0] for job in beside]
         promise = "a prompt that fills the context does not disturb its neighbours"
-        self._failures.expect_each(self.prompts[:3], alone, got, promise=promise)
+        self._expect_each(self.prompts[:3], alone, got, promise=promise)
         promise = "a prompt that leaves room for four tokens gets four"
-        self._failures.expect(4, crowded.result().output_tokens, promise=promise)
+        self._expect(4, crowded.result().output_tokens, promise=promise)
 
     @pytest.mark.parametrize("max_tokens", [0, -1, 2**31 - 1, 2**40])
     def test_impossible_lengths_are_refused(
@@ -196,7 +196,7 @@ class RecipeConformance(RecipeChecks):
         """What streams is what comes in one piece, whatever is in it."""
         options = {"max_tokens": 16}
         wholes = all_at_once(lambda p: self._generate(triton, name, p, **options), self.prompts)
-        self._failures.expect_each(
+        self._expect_each(
             self.prompts,
             [(whole.text, whole.finish_reason) for whole in wholes],
             all_at_once(lambda p: self._stream(triton, name, p, options), self.prompts),
@@ -241,14 +241,14 @@ class ConstrainedConformance(RecipeConformance):
             with ThreadPoolExecutor(2 * len(self.prompts)) as pool:
                 jobs = [pool.submit(constrained, prompt) for prompt in self.prompts]
                 others = [pool.submit(self._answer, triton, name, p) for p in self.prompts]
-            self._failures.expect_each(
+            self._expect_each(
                 self.prompts,
                 alone,
                 [job.result() for job in jobs],
                 promise="a constrained answer beside others is the one that it is alone",
                 roles=("generator", "formatter", "batching"),
             )
-            self._failures.expect_each(
+            self._expect_each(
                 self.prompts,
                 free,
                 [job.result() for job in others],
@@ -267,7 +267,7 @@ class ConstrainedConformance(RecipeConformance):
         except ValueError:
             fits = False
         if not fits:
-            self._failures.fail(
+            self._fail(
                 f"an answer to {prompt!r} that fits",
                 text,
                 promise=f"with {dict(self.constrained)} an answer has the form that it asks for",
