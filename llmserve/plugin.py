@@ -34,7 +34,6 @@ from llmserve.errors import (
 )
 from llmserve.hookspecs import hookimpl
 from llmserve.options import INT32_MAX, Option, Value
-from llmserve.pairs import Pair
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.source import DEMO, ModelSource, read_object
 from llmserve.repository.source_files import check_vocabulary, tokenizer_files, weight_files
@@ -44,6 +43,7 @@ from llmserve.roles import (
     Formatter,
     Frontend,
     Generator,
+    Pair,
     Place,
     Recipe,
     Tokenizer,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmserve.options import Option, Value
-from llmserve.pairs import Pair
 from llmserve.runtime import contract
 from llmserve.runtime.contract import Tensor
 from llmserve.tools import ToolReader
@@ -109,6 +108,24 @@ class Formatter(Component):
     def __post_init__(self, extra_inputs: Any, extra_outputs: Any) -> None:
         object.__setattr__(self, "inputs", (*self.inputs, *extra_inputs))
         object.__setattr__(self, "outputs", (*self.outputs, *extra_outputs))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two builds worth comparing: ``compare --pair`` measures ``second`` against ``first``.
+
+    Both are written ``label=recipe:option=value``. ``common`` are options of both, used where a
+    recipe has them and the user has set none of ``unless``.
+    """
+
+    name: str
+    first: str
+    second: str
+    common: Mapping[str, str] = field(default_factory=dict)
+    unless: tuple[str, ...] = ()
+
+    def defaults(self, asked: Mapping[str, str]) -> Mapping[str, str]:
+        return {} if any(name in asked for name in self.unless) else self.common
 
 
 @dataclass(frozen=True, kw_only=True)

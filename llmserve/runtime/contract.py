@@ -15,15 +15,13 @@ SCHEMA = 1
 """The form of that file; a change that older runtimes cannot read raises this."""
 
 
-_BITS = (8, 16, 32, 64)
-TYPES = (
-    "TYPE_BOOL",
-    "TYPE_STRING",
-    *(f"TYPE_FP{bits}" for bits in _BITS[1:]),
-    *(f"TYPE_INT{bits}" for bits in _BITS),
-    *(f"TYPE_UINT{bits}" for bits in _BITS),
-)
-"""What a tensor's elements can be, as ``config.pbtxt`` writes it."""
+TYPES = {"TYPE_BOOL": "bool", "TYPE_STRING": "object"} | {
+    f"TYPE_{short}{bits}": f"{kind}{bits}"
+    for short, kind in (("FP", "float"), ("INT", "int"), ("UINT", "uint"))
+    for bits in (8, 16, 32, 64)
+    if (short, bits) != ("FP", 8)
+}
+"""What a tensor's elements can be, as ``config.pbtxt`` writes it, and numpy's name for that."""
 
 
 @dataclass(frozen=True)

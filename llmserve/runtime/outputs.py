@@ -8,16 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.contract import Tensor
+from llmserve.runtime.contract import TYPES, Tensor
 from llmserve.runtime.protocols import Answer, Parts
-
-_NAMES = {"TYPE_BOOL": "bool", "TYPE_STRING": "object", "TYPE_FP16": "float16",
-          "TYPE_FP32": "float32", "TYPE_FP64": "float64"}  # fmt: skip
-_DTYPES = {kind: np.dtype(name) for kind, name in _NAMES.items()} | {
-    f"TYPE_{sign}INT{bits}": np.dtype(f"{sign.lower()}int{bits}")
-    for sign in ("", "U")
-    for bits in (8, 16, 32, 64)
-}
 
 
 class OutputError(Exception):
@@ -47,7 +39,7 @@ def _problem(values: Any, tensor: Tensor | None, count: int) -> str | None:
     fits = len(shape) == len(rest) + 1 and shape[0] == count
     if fits and rest:
         fits = all(size in (-1, found) for size, found in zip(rest, shape[1:], strict=True))
-    if fits and values.dtype == _DTYPES[tensor.data_type]:
+    if fits and values.dtype == np.dtype(TYPES[tensor.data_type]):
         return None
     wanted = [count, *rest]
     return f"{list(shape)} of {values.dtype} instead of {wanted} of {tensor.data_type[5:]}"
