@@ -16,17 +16,8 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
+    from llmserve import roles
     from llmserve.repository.problems import CheckedModel, Problem
-    from llmserve.roles import (
-        Backend,
-        Batching,
-        Formatter,
-        Frontend,
-        Generator,
-        Recipe,
-        Tokenizer,
-        ToolParser,
-    )
 
 PROJECT = "llmserve"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -34,42 +25,42 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def llmserve_register_tokenizers() -> Sequence[Tokenizer]:  # type: ignore[empty-body]
+def llmserve_register_tokenizers() -> Sequence[roles.Tokenizer]:  # type: ignore[empty-body]
     """Return tokenizers: text to ids and back, incrementally, inside Triton."""
 
 
 @hookspec
-def llmserve_register_generators() -> Sequence[Generator]:  # type: ignore[empty-body]
+def llmserve_register_generators() -> Sequence[roles.Generator]:  # type: ignore[empty-body]
     """Return generators: ids to more ids on the device, token by token or in batches."""
 
 
 @hookspec
-def llmserve_register_batchings() -> Sequence[Batching]:  # type: ignore[empty-body]
+def llmserve_register_batchings() -> Sequence[roles.Batching]:  # type: ignore[empty-body]
     """Return batching strategies: how requests share the device."""
 
 
 @hookspec
-def llmserve_register_formatters() -> Sequence[Formatter]:  # type: ignore[empty-body]
+def llmserve_register_formatters() -> Sequence[roles.Formatter]:  # type: ignore[empty-body]
     """Return formatters: answers to response tensors, and what an answer is held to."""
 
 
 @hookspec
-def llmserve_register_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
+def llmserve_register_recipes() -> Sequence[roles.Recipe]:  # type: ignore[empty-body]
     """Return recipes: one component per role under a name that ``build --plugin`` takes."""
 
 
 @hookspec
-def llmserve_register_backends() -> Sequence[Backend]:  # type: ignore[empty-body]
+def llmserve_register_backends() -> Sequence[roles.Backend]:  # type: ignore[empty-body]
     """Return Triton backends written in Python, which the embedded server is to have."""
 
 
 @hookspec
-def llmserve_register_frontends() -> Sequence[Frontend]:  # type: ignore[empty-body]
+def llmserve_register_frontends() -> Sequence[roles.Frontend]:  # type: ignore[empty-body]
     """Return what listens before Triton and speaks another protocol; ``serve`` starts it."""
 
 
 @hookspec
-def llmserve_register_tool_parsers() -> Sequence[ToolParser]:  # type: ignore[empty-body]
+def llmserve_register_tool_parsers() -> Sequence[roles.ToolParser]:  # type: ignore[empty-body]
     """Return parsers: how a family of models writes that it calls tools."""
 
 
