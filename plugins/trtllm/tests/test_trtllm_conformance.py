@@ -18,4 +18,8 @@ class TestEngine(RecipeConformance):
 class TestStreaming(RecipeConformance):
     recipe = "trtllm"
     # As the live tests build it, so that both have the same model.
-    options: ClassVar[dict[str, Any]] = {"engine": str(ENGINE), "bls_instance_count": 2}
+    options: ClassVar[dict[str, Any]] = {
+        "engine": str(ENGINE),
+        "bls_instance_count": 2,
+        "tokenizer": "tokenizers",
+    }

@@ -22,6 +22,8 @@ class FileTokenizer:
         # A file can ask for both, meant for training; a prompt must come out as it is.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        # With it, a prompt may come as ids.
+        self.vocab_size = self._tokenizer.get_vocab_size()
         config = _read(home / "tokenizer_config.json")
         special = _special_tokens(config)
         template = find_template(home, config)

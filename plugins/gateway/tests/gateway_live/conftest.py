@@ -18,4 +18,4 @@ def gateway(triton: LiveTriton) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="package")
 def model(triton: LiveTriton) -> str:
-    return triton.build("hf", name="spoken", decoupled=True)
+    return triton.build("hf")

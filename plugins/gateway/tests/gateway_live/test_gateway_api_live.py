@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 
 from llmserve.testing import LiveTriton
 from llmserve_gateway.keys import new_key
+from tests.support import run
 
 from .process import Gateway
 
@@ -201,7 +200,7 @@ def running(gateway: Gateway, model: str) -> float:
 def test_a_full_queue_refuses_at_once(triton: LiveTriton, model: str) -> None:
     small = Gateway(triton, "--max-requests", "1", "--max-queue", "8")
     try:
-        asked = {"model": model, "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+        asked = {"model": model, "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
 
         def ask(_: int) -> tuple[int, str | None]:
             answer = client.post(f"{small.url}/completions", json=asked, timeout=120)
@@ -243,10 +242,8 @@ def test_keys(triton: LiveTriton, model: str, tmp_path: Path) -> None:
 
 
 def test_other_addresses_need_keys_or_a_word(triton: LiveTriton) -> None:
-    command = [sys.executable, "-m", "llmserve_cli", "gateway", "--host", "0.0.0.0", "--port", "0"]
-    done = subprocess.run(
-        [*command, "--url", triton.server.grpc_url], capture_output=True, text=True, check=False
-    )
+    url = triton.server.grpc_url
+    done = run("gateway", "--host", "0.0.0.0", "--port", "0", "--url", url)
     assert done.returncode == 2
     assert "--no-auth" in done.stderr
 
@@ -261,8 +258,7 @@ def test_other_addresses_need_keys_or_a_word(triton: LiveTriton) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_one_line(words: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "llmserve_cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run(*words)
     assert done.returncode in (2, 3)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx2 as httpx
 import pytest
+
+from tests.support import run
 
 from .process import Gateway
 
@@ -173,19 +173,14 @@ def test_responses_without_a_memory(gateway: Gateway, model: str) -> None:
 
 @pytest.mark.parametrize("words", [["--no-stream"], ["--stream"], ["--json"], ["--chat"]])
 def test_llmserve_query_asks_it_too(gateway: Gateway, model: str, words: list[str]) -> None:
-    command = [sys.executable, "-m", "llmserve_cli", "query", model, "--openai", gateway.url]
     prompt = CHAT[0]["content"] if "--chat" in words else "Once upon a time"
-    done = subprocess.run(
-        [*command, prompt, "--max-tokens", "20", *words],
-        capture_output=True, text=True, encoding="utf-8", check=True, timeout=60,
-    )  # fmt: skip
+    done = run("query", model, "--openai", gateway.url, prompt, "--max-tokens", "20", *words)
     if "--json" in words:
         assert json.loads(done.stdout)["output_tokens"] == 20
     assert (ANSWER if "--chat" in words else "there was a little robot") in done.stdout
 
 
 def test_llmserve_query_tells_a_refusal_in_one_line(gateway: Gateway) -> None:
-    command = [sys.executable, "-m", "llmserve_cli", "query", "nope", "x", "--openai", gateway.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run("query", "nope", "x", "--openai", gateway.url)
     assert (done.returncode, done.stdout) == (5, "")
     assert len(done.stderr.splitlines()) == 1

@@ -9,6 +9,7 @@ import httpx2 as httpx
 import pytest
 
 from llmserve.testing import LiveTriton
+from tests.support import one_layer
 
 from .process import Gateway
 
@@ -16,27 +17,37 @@ CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 # An engine's folder as NVIDIA's builder leaves it; the stand-in needs no more of it.
 ENGINE = Path(__file__).parents[3] / "trtllm" / "tests" / "trtllm_builds" / "engines" / "1.2"
+# A process starts in a tenth of the time where it does not load torch.
+LIGHT = {"tokenizer": "tokenizers"}
+# As their own tests build them, so that all may have the same models.
 RECIPES: dict[str, dict[str, Any]] = {
     "hf": {},
     "hf-unary": {"plugin": "hf", "decoupled": False},
     "iterative": {},
-    "openvino": {},
+    "openvino": LIGHT,
     "gpt2-onnx": {},
-    "gpt2-torchscript": {},
-    "trtllm": {"engine": str(ENGINE)},
-    "trtllm-llmapi": {"plugin": "trtllm", "layout": "llmapi", "stand_in": True},
+    "gpt2-torchscript": {"batching": "sequence-oldest", **LIGHT},
+    "trtllm": {"engine": str(ENGINE), "bls_instance_count": 2, **LIGHT},
+    "trtllm-llmapi": {"plugin": "trtllm", "layout": "llmapi", "stand_in": True, **LIGHT},
 }
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_answers(triton: LiveTriton, gateway: Gateway, recipe: str) -> None:
+def test_a_recipe_answers(
+    triton: LiveTriton, gateway: Gateway, recipe: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     options = dict(RECIPES[recipe])
-    plugin = options.pop("plugin", recipe)
-    model = triton.build(plugin, name=f"spoken-{recipe}", **options)
+    source = "demo"
+    if recipe.startswith("gpt2"):
+        source = str(one_layer(tmp_path_factory.getbasetemp() / "one-layer"))
+    model = triton.build(options.pop("plugin", recipe), source, **options)
     client = gateway.client()
+    expected = triton.client.generate(model, messages=CHAT, max_tokens=40)
     chat = client.chat.completions.create(model=model, messages=CHAT, max_tokens=40)
-    assert chat.choices[0].message.content == "The capital of Japan is Tokyo."
-    assert chat.choices[0].finish_reason == "stop"
+    assert chat.choices[0].message.content == expected.text != ""
+    assert chat.choices[0].finish_reason == expected.finish_reason
+    if source == "demo":
+        assert expected.text == "The capital of Japan is Tokyo."
     asked: Any = {"model": model, "prompt": "Once upon a time", "max_tokens": 6}
     whole = client.completions.create(**asked)
     stream = list(
@@ -49,8 +60,9 @@ def test_a_recipe_answers(triton: LiveTriton, gateway: Gateway, recipe: str) -> 
     assert stream[-1].usage == whole.usage
     assert whole.usage
     assert whole.usage.completion_tokens == 6
-    stopped = client.completions.create(**{**asked, "max_tokens": 20}, stop=" little")
-    assert stopped.choices[0].text == " there was a"
+    word = text[-4:]
+    stopped = client.completions.create(**{**asked, "max_tokens": 20}, stop=word)
+    assert stopped.choices[0].text == text[: text.index(word)]
     told = gateway.post("/tokenize", {"model": model, "prompt": "Once upon a time"}).json()
     assert (told["count"], told["max_model_len"]) == (4, 512)
     back = gateway.post("/detokenize", {"model": model, "tokens": told["tokens"]}).json()

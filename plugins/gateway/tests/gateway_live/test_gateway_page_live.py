@@ -31,6 +31,7 @@ def page(browser: Any, gateway: Gateway, model: str) -> Iterator[Page]:
     opened.on("request", lambda asked: _refuse_others(asked.url, gateway, problems))
     opened.goto(gateway.root)
     opened.wait_for_selector(f"#model option[value={model}]", state="attached")
+    opened.locator("#model").select_option(model)
     yield opened
     opened.close()
     assert not problems

@@ -27,4 +27,5 @@ class TestOpenVino(OnConverted):
 
 class TestOpenVinoInWholeBatches(OnConverted):
     __test__ = True
-    options = {"batching": "dynamic"}
+    # As the live tests build it, so that both have the same model.
+    options = {"batching": "dynamic", "tokenizer": "tokenizers"}
