@@ -25,6 +25,7 @@ _MOST_LOADED = 16
 _GRACE = 10.0
 _STILL = 0.1
 _PATIENCE = 10.0
+_LEAVING = 3.0
 
 
 class LiveTriton:
@@ -106,9 +107,9 @@ class LiveTriton:
     def _unload(self, *models: str) -> None:
         # Triton 2.51 may count a request that was cancelled in its queue as running for ever, and
         # then never lets go of the model. That is no fault of the test that asks for another.
-        with suppress(ServerError):
-            for model in models:
-                self.server.unload(model, timeout=_PATIENCE)
+        for model in models:
+            with suppress(ServerError):
+                self.server.unload(model, timeout=_LEAVING)
 
     def executions(self, model: str) -> int:
         """Return how many batches Triton has run for a model, by its own count."""
