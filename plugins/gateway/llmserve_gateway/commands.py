@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -53,31 +54,17 @@ KEYS = Path("llmserve-keys.json")
     metavar="[MODEL=]NAME",
     help="How calls of tools are read, where not by the chat template; repeat for several.",
 )
-@click.option("--otlp-endpoint", metavar="URL", help="Collector to send traces to (OTLP, HTTP).")
-@click.option("--cors-origin", "origins", multiple=True, help="Let pages of this origin ask.")
+@click.option(
+    "--otlp-endpoint",
+    "collector",
+    metavar="URL",
+    default="",
+    help="Collector to send traces to (OTLP, HTTP).",
+)
+@click.option("--cors-origin", "cors_origins", multiple=True, help="Let pages of this origin ask.")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Its key (PEM).")
-def gateway(
-    urls: tuple[str, ...],
-    host: str,
-    port: int,
-    models: tuple[str, ...],
-    keys: Path | None,
-    no_auth: bool,
-    max_requests: int,
-    max_queue: int,
-    max_queued_tokens: int,
-    request_timeout: float,
-    grace: float,
-    triton_metrics: tuple[str, ...],
-    open_metrics: bool,
-    supervisor: Path | None,
-    tool_parsers: tuple[str, ...],
-    otlp_endpoint: str | None,
-    origins: tuple[str, ...],
-    tls_cert: Path | None,
-    tls_key: Path | None,
-) -> None:
+def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **given: Any) -> None:
     """Speak OpenAI before a running Triton.
 
     \b
@@ -95,22 +82,18 @@ def gateway(
     url, *others = dict.fromkeys(urls) or ("127.0.0.1:8001",)
     if triton_metrics[len(others) + 1 :]:
         raise UsageError("more of --triton-metrics than of --url", mend="give each --url its own")
+    bounds = ("max_requests", "max_queue", "max_queued_tokens")
+    limits = Limits(**{name: given.pop(name) for name in bounds})
+    where = ("host", "port", "grace", "no_auth", "tls_cert", "tls_key")
+    listening = Listening(**{name: given.pop(name) for name in where})
     settings = Settings(
-        url=url,
-        limits=Limits(max_requests, max_queue, max_queued_tokens),
-        request_timeout=request_timeout,
-        keys=keys,
-        models=models,
+        url,
+        limits,
         triton_metrics=triton_metrics[0] if triton_metrics else None,
-        open_metrics=open_metrics,
-        supervisor=supervisor,
-        cors_origins=origins,
-        tool_parsers=tool_parsers,
-        collector=otlp_endpoint or "",
         replicas=tuple(others),
         replica_metrics=triton_metrics[1:],
+        **given,
     )
-    listening = Listening(host, port, grace, no_auth, tls_cert, tls_key)
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))
 
 
@@ -125,13 +108,7 @@ def key() -> None:
 @click.option("--model", "models", multiple=True, help="May ask only this; repeat for several.")
 @click.option("--requests-per-minute", type=click.IntRange(min=1), help="At most so many.")
 @click.option("--tokens-per-minute", type=click.IntRange(min=1), help="At most so many.")
-def new(
-    name: str,
-    file: Path,
-    models: tuple[str, ...],
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-) -> None:
+def new(name: str, file: Path, models: tuple[str, ...], **limits: int | None) -> None:
     """Make a key and print it; the file gets its hash.
 
     \b
@@ -139,12 +116,4 @@ def new(
     """
     from llmserve_gateway.keys import new_key
 
-    click.echo(
-        new_key(
-            file,
-            name,
-            models=list(models),
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-        )
-    )
+    click.echo(new_key(file, name, models=list(models), **limits))

@@ -77,7 +77,6 @@ _GETS = {
 
 
 def make_document(models: Sequence[str]) -> dict[str, Any]:
-    """Describe the API, for the models that there are."""
     # No schema of the answers: they have the form that each API's own clients read.
     model = {"type": "string", "enum": list(models)} if models else {"type": "string"}
     paths: dict[str, Any] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from llmserve.client.tools import ToolsError
 from llmserve.errors import (
@@ -68,17 +67,9 @@ class ApiError(Exception):
             return _TYPES[self.status]
         return "invalid_request_error" if self.status < 500 else "server_error"
 
-    def body(self) -> dict[str, Any]:
-        error = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error}
-
     def json(self) -> bytes:
-        return json.dumps(self.body(), ensure_ascii=False).encode(errors="replace")
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": told}, ensure_ascii=False).encode(errors="replace")
 
     def event(self) -> bytes:
         return b"data: " + self.json() + b"\n\n"

@@ -95,6 +95,17 @@ class Dialect:
     """What OpenTelemetry calls it."""
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A request to a model, and where its answer goes."""
+
+    asked: Asked
+    answers: Answers
+    reply: Reply
+    timeout: float | None
+    new_reader: NewReader | None
+
+
 class Gateway:
     """Everything that one gateway holds."""
 
@@ -161,7 +172,7 @@ class Gateway:
         trace = self.tracer.begin(headers, dialect.operation) if self.tracer else None
         reply = Reply(send, visit, dialect.error_body, dialect.error_event)
         try:
-            await self._answer(headers, receive, reply, dialect, visit, trace)
+            await self._answer(headers, receive, reply, dialect, trace)
         except (Gone, asyncio.CancelledError, RequestCancelledError):
             visit.outcome, visit.status = "cancelled", 499
         except ApiError as error:
@@ -186,10 +197,9 @@ class Gateway:
         receive: Receive,
         reply: Reply,
         dialect: Dialect,
-        visit: Visit,
         trace: Trace | None,
     ) -> None:
-        key = self.who(headers)
+        key, visit = self.who(headers), reply.visit
         visit.key = key.name if key else ""
         asked = dialect.read(await read_json(receive, headers.get("content-length")))
         if trace is not None:
@@ -210,53 +220,38 @@ class Gateway:
                 asked.options[INCLUDE_STOP] = True
             answers = dialect.answers(asked, visit.id)
             reader = await self.readers.of(info, asked.tools) if asked.tools else None
+            request = _Request(asked, answers, reply, timeout, reader)
             with self.metrics.under_way(info.name, answers.usage):
-                tell = self._stream if asked.stream else self._whole
                 try:
-                    await tell(asked, answers, reply, visit, timeout, reader)
+                    await (self._stream(request) if asked.stream else self._whole(request))
                 finally:
                     visit.read, visit.written = answers.usage.read, answers.usage.written
         self.catalog.answered(visit.model)
 
-    async def _whole(
-        self,
-        asked: Asked,
-        answers: Answers,
-        reply: Reply,
-        visit: Visit,
-        timeout: float | None,
-        reader: NewReader | None,
-    ) -> None:
-        calls = asked.calls()
+    async def _whole(self, request: _Request) -> None:
+        asked, visit = request.asked, request.reply.visit
         ask = self.client.generate
         tasks = [
-            asyncio.ensure_future(ask(asked.model, prompt, timeout=timeout, **options))
-            for prompt, options in calls
+            asyncio.ensure_future(ask(asked.model, prompt, timeout=request.timeout, **options))
+            for prompt, options in asked.calls()
         ]
         try:
             found = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        if reader is not None:
-            found = [read_calls(reader(), answer, parallel=asked.parallel) for answer in found]
-        body = answers.whole(found)
+        if new := request.new_reader:
+            found = [read_calls(new(), answer, parallel=asked.parallel) for answer in found]
+        body = request.answers.whole(found)
         visit.first = time.perf_counter()
         visit.reasons = {at: answer.finish_reason or "stop" for at, answer in enumerate(found)}
         visit.outcome = visit.reasons[len(found) - 1]
-        await reply.whole(body)
+        await request.reply.whole(body)
 
-    async def _stream(
-        self,
-        asked: Asked,
-        answers: Answers,
-        reply: Reply,
-        visit: Visit,
-        timeout: float | None,
-        reader: NewReader | None,
-    ) -> None:
+    async def _stream(self, request: _Request) -> None:
+        reply, answers, visit = request.reply, request.answers, request.reply.visit
         health = self.catalog.health(visit.model)
-        async with aclosing(self._read(asked, timeout, reader)) as pieces:
+        async with aclosing(self._read(request)) as pieces:
             async for piece in pieces:
                 health.answered = time.monotonic()
                 if visit.first is None:
@@ -272,16 +267,15 @@ class Gateway:
             await reply.begin(answers.opening(Piece("")))
         await reply.end(answers.closing())
 
-    async def _read(
-        self, asked: Asked, timeout: float | None, reader: NewReader | None
-    ) -> AsyncGenerator[Piece, None]:
+    async def _read(self, request: _Request) -> AsyncGenerator[Piece, None]:
         """Give the pieces of all answers, with the calls in them."""
-        async with aclosing(self._pieces(asked, timeout)) as pieces:
-            if reader is None:
+        async with aclosing(self._pieces(request.asked, request.timeout)) as pieces:
+            if (new := request.new_reader) is None:
                 async for piece in pieces:
                     yield piece
                 return
-            answers = [Answer(reader(), asked.parallel) for _ in range(asked.count)]
+            asked = request.asked
+            answers = [Answer(new(), asked.parallel) for _ in range(asked.count)]
             async for piece in pieces:
                 yield answers[piece.index].take(piece)
             for index, answer in enumerate(answers):

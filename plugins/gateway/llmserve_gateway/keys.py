@@ -20,8 +20,6 @@ _MINUTE = 60.0
 
 @dataclass
 class Key:
-    """Who may ask, what and how much."""
-
     name: str
     sha256: str
     models: list[str] = field(default_factory=list)
@@ -91,8 +89,6 @@ def read_keys(path: Path) -> list[Key]:
 
 
 class KeyRing:
-    """The keys of a running gateway."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys = read_keys(path)

@@ -38,51 +38,33 @@ class Metrics:
             return Histogram(f"vllm:{name}_seconds", text, _MODEL, buckets=buckets,
                              registry=registry)  # fmt: skip
 
-        self.waiting = Gauge(
-            "vllm:num_requests_waiting", "Requests that wait for a place", registry=registry
-        )
-        self._running = Gauge(
-            "vllm:num_requests_running", "Requests under way", _MODEL, registry=registry
-        )
+        def counter(name: str, text: str, labels: Sequence[str] = _MODEL) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def gauge(name: str, text: str, labels: Sequence[str] = _MODEL) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait for a place", ())
+        self._running = gauge("vllm:num_requests_running", "Requests under way")
         self._queue = seconds("request_queue_time", "From a request's arrival to its place")
         self._first = seconds("time_to_first_token", "From a request's arrival to its first text")
         self._latency = seconds("e2e_request_latency", "From a request's arrival to its end")
         self._each = seconds(
             "request_time_per_output_token", "Between tokens, the mean of a stream", _EACH_SECONDS
         )
-        self._read = Counter("vllm:prompt_tokens", "Tokens read", _MODEL, registry=registry)
-        self._written = Counter("vllm:generation_tokens", "Tokens written", _MODEL,
-                                registry=registry)  # fmt: skip
-        self.model_ready = Gauge(
-            "llmserve_model_ready", "1 where a model answers", _MODEL, registry=registry
-        )
-        self.model_restarts = Gauge(
-            "llmserve_model_restarts",
-            "How often `serve` has loaded a model anew",
-            _MODEL,
-            registry=registry,
-        )
-        self._caches = Gauge(
-            "vllm:kv_cache_usage_perc",
-            "How much of its cache a model uses, 1 is all of it",
-            _MODEL,
-            registry=registry,
-        )
-        self._ended = Counter(
-            "llmserve_requests",
-            "Requests by how they ended: stop, length, refused, failed, cancelled",
-            (*_MODEL, "outcome"),
-            registry=registry,
-        )
-        self._each_running = Gauge(
-            "llmserve_replica_requests_running",
-            "Requests under way at each Triton",
-            ("replica",),
-            registry=registry,
-        )
-        self._refused = Counter(
-            "llmserve_refused", "Requests refused, by status", ("status",), registry=registry
-        )
+        self._read = counter("vllm:prompt_tokens", "Tokens read")
+        self._written = counter("vllm:generation_tokens", "Tokens written")
+        self.model_ready = gauge("llmserve_model_ready", "1 where a model answers")
+        restarts = "How often `serve` has loaded a model anew"
+        self.model_restarts = gauge("llmserve_model_restarts", restarts)
+        used = "How much of its cache a model uses, 1 is all of it"
+        self._caches = gauge("vllm:kv_cache_usage_perc", used)
+        ended = "Requests by how they ended: stop, length, refused, failed, cancelled"
+        self._ended = counter("llmserve_requests", ended, (*_MODEL, "outcome"))
+        each = "Requests under way at each Triton"
+        self._each_running = gauge("llmserve_replica_requests_running", each, ("replica",))
+        refused = "Requests refused, by status"
+        self._refused = counter("llmserve_refused", refused, ("status",))
 
     @contextmanager
     def under_way(self, model: str, usage: Usage) -> Iterator[None]:

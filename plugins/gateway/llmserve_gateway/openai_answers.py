@@ -17,8 +17,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChatAnswers:
-    """Builds what is sent back for one chat."""
-
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, asked: Asked, request_id: str) -> None:

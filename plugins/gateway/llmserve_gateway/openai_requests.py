@@ -100,7 +100,6 @@ def _sampling(fields: Fields) -> dict[str, Any]:
 
 
 def read_prompts(value: Any) -> list[str] | list[list[int]]:
-    """Read a prompt or several, as texts or as token ids."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:

@@ -83,7 +83,7 @@ class Reply:
         error_event: Callable[[ApiError], bytes] = ApiError.event,
     ) -> None:
         self._send = send
-        self._visit = visit
+        self.visit = visit
         self._error_body = error_body
         self._error_event = error_event
         self._streams = False
@@ -95,7 +95,7 @@ class Reply:
 
     async def begin(self, events: bytes) -> None:
         await self._start(200, _EVENTS)
-        self._streams = self._visit.streamed = True
+        self._streams = self.visit.streamed = True
         if events:
             await self.more(events)
 
@@ -106,21 +106,21 @@ class Reply:
         await self._send({"type": "http.response.body", "body": events})
 
     async def fail(self, error: ApiError) -> None:
-        self._visit.outcome = "refused" if error.status < 500 else "failed"
+        self.visit.outcome = "refused" if error.status < 500 else "failed"
         with suppress(OSError):
             if self._streams:
-                self._visit.status = error.status
+                self.visit.status = error.status
                 await self.end(self._error_event(error))
                 return
             headers = [(k.encode(), v.encode("latin-1")) for k, v in error.headers.items()]
             await self.whole(self._error_body(error), error.status, headers)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._visit.status = status
+        self.visit.status = status
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", self._visit.id.encode())],
+                "headers": [*headers, (b"x-request-id", self.visit.id.encode())],
             }
         )

@@ -39,15 +39,11 @@ class Listening:
     spare_connections: int = 256
     """How many more there may be than requests under way and waiting."""
 
-    def check(self, settings: Settings) -> None:
-        """Refuse to let the whole network in without keys."""
-        if not self.no_auth and not settings.keys:
-            refuse_open(self.host)
-
 
 def run(settings: Settings, listening: Listening, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way may end within the grace."""
-    listening.check(settings)
+    if not listening.no_auth and not settings.keys:
+        refuse_open(listening.host)
     uvloop.run(_serve(settings, listening, _listener(listening), say))
 
 

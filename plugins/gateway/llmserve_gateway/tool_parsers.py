@@ -46,7 +46,6 @@ class Reader:
         return self._run()
 
     def answer(self) -> Wait[None]:
-        """Read a whole answer."""
         raise NotImplementedError
 
     def _run(self) -> Sequence[ToolPart]:

@@ -12,7 +12,6 @@ class Usage:
         self._each = each
 
     def note(self, index: int, read: int | None, written: int | None) -> None:
-        """Take the counts of one answer so far."""
         self._read[index] = read or self._read[index]
         self._written[index] = written or self._written[index]
 
