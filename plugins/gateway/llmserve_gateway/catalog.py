@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.client.model import ModelInfo
-from llmserve.errors import LLMServeError, RequestRejectedError
+from llmserve.errors import LLMServeError, RequestRejectedError, ServerError
+from llmserve.server.control import ask
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.replicas import Replicas, is_of_the_replica
 
@@ -186,11 +187,8 @@ class Catalog:
         if self._supervisor is None:
             return []
         try:
-            reader, writer = await asyncio.open_unix_connection(self._supervisor)
-            writer.write(b'{"do": "status"}\n')
-            told = json.loads(await asyncio.wait_for(reader.read(), _QUICK_SECONDS))
-            writer.close()
-        except (OSError, ValueError, asyncio.TimeoutError):
+            told = await asyncio.to_thread(ask, self._supervisor, {"do": "status"}, _QUICK_SECONDS)
+        except ServerError:
             return []
         models: list[dict[str, Any]] = told.get("models", [])
         return models
