@@ -27,17 +27,8 @@ _TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error", 5
 _TEXT = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
 
 
-def read_messages_request(content: Mapping[str, Any]) -> Asked:
-    """Read the body of ``/v1/messages``."""
-    return _read(content, counts=False)
-
-
-def read_count_request(content: Mapping[str, Any]) -> Asked:
-    """Read the body of ``/v1/messages/count_tokens``, which needs no ``max_tokens``."""
-    return _read(content, counts=True)
-
-
-def _read(content: Mapping[str, Any], *, counts: bool) -> Asked:
+def read_messages_request(content: Mapping[str, Any], *, counts: bool = False) -> Asked:
+    """Read the body of ``/v1/messages``; one that only ``counts`` needs no ``max_tokens``."""
     fields = Fields(content)
     told = fields.take("messages")
     whole = told if isinstance(told, list) else []

@@ -21,7 +21,7 @@ from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import Gone, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
-from llmserve_gateway.fields import Asked, Fields, read_messages
+from llmserve_gateway.fields import Fields, read_messages
 from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers, dump
@@ -114,7 +114,7 @@ class Routes:
         return _json({"prompt": about["text"]})
 
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
-        asked: Asked = anthropic.read_count_request(await _body(request))
+        asked = anthropic.read_messages_request(await _body(request), counts=True)
         self._gateway.check_model(key, asked.model)
         kwargs = asked.options.get("chat_template_kwargs")
         about = await self._catalog.about(

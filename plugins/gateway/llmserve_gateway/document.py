@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -61,7 +62,8 @@ _EXAMPLES: Mapping[str, tuple[str, Callable[[Any], Any], dict[str, Any]]] = {
     "/v1/messages": ("Answer a conversation, in Anthropic's form",
                      anthropic.read_messages_request, {"messages": _ASKED, "max_tokens": 16}),
     "/v1/messages/count_tokens": ("Count what a conversation is to the model",
-                                  anthropic.read_count_request, {"messages": _ASKED}),
+                                  partial(anthropic.read_messages_request, counts=True),
+                                  {"messages": _ASKED}),
 }  # fmt: skip
 _GETS = {
     "/v1/models": ("What can be asked", _JSON),
