@@ -94,6 +94,30 @@ def generate_batch(model: Any, prompts: Ids) -> int:
     return sum(len(answer.generated_tokens) for answer in found.values())
 
 
+def iterative(model: Any) -> Callable[[Ids], int]:
+    """Answer with the engine of ``iterative``, without Triton and its driver."""
+    from llmserve.runtime import Generation, Params
+    from llmserve.testing.fake import ByteTokenizer
+    from llmserve_iterative.engine.engine import Engine
+
+    engine = Engine(
+        model, ByteTokenizer(), max_sequences=max(COUNTS), cache_tokens=256 * max(COUNTS)
+    )
+
+    def make(prompts: Ids) -> int:
+        generations = [
+            Generation(ids, Params(), max_tokens=TOKENS, eos_ids=frozenset(), decode=lambda _: "")
+            for ids in prompts
+        ]
+        for generation in generations:
+            engine.admit(generation)
+        while engine.busy:
+            engine.step()
+        return sum(len(generation.token_ids) for generation in generations)
+
+    return make
+
+
 def openvino_genai(folder: Path) -> Callable[[Ids], int]:
     """Answer with OpenVINO GenAI by itself, on a model as a build converted it."""
     import numpy as np
@@ -177,6 +201,8 @@ def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]
         checkpoint = save(args.shape, args.device, folder / "model")
         reference = make_model(args.shape, args.dtype, args.device)
         add("generate(), in process", lambda: partial(generate, reference))
+        own = make_model(args.shape, args.dtype, args.device)
+        add("iterative's engine, in process", lambda: iterative(own))
         if hasattr(reference, "generate_batch"):
             add("generate_batch(), in process", lambda: partial(generate_batch, reference))
         add("CTranslate2 int8, in process", lambda: ctranslate2(checkpoint, folder), "ctranslate2")
@@ -190,10 +216,10 @@ def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]
                     build = partial(live.build, plugin, str(checkpoint), **asked)
                     add(name, partial(served, live.server.grpc_url, build, stream=stream))
             if args.device == "cpu":
-                own = partial(live.build, "openvino", str(checkpoint), dtype="float32")
+                build = partial(live.build, "openvino", str(checkpoint), dtype="float32")
                 add(
                     "OpenVINO GenAI, in process",
-                    lambda: openvino_genai(live.repository / own()),
+                    lambda: openvino_genai(live.repository / build()),
                     "openvino_genai",
                 )
             yield found

@@ -10,15 +10,16 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 # With more rows a plain product is as fast.
-_FEW = range(2, 33)
-_PANEL = 64
+_FEW = range(1, 33)
+_PANEL = 128
 
 
 class FewRowsLinear(nn.Linear):
     """A linear layer that is quick with the few rows of a decoding step.
 
     A product of float32 matrices first rearranges the weight, which takes longer than the product
-    with few rows. Many small products, of some outputs each, do without.
+    with few rows; and one with a single row is left to one core, mostly. Many small products, of
+    some outputs each, do without the one and are shared among the cores.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -27,9 +28,7 @@ class FewRowsLinear(nn.Linear):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = bias  # type: ignore[assignment]
         whole = outputs // _PANEL * _PANEL
-        shape = (whole // _PANEL, inputs, _PANEL)
-        row, column = weight.stride()
-        self._panels = weight.as_strided(shape, (_PANEL * row, column, row))
+        self._panels = weight[:whole].view(-1, _PANEL, inputs).transpose(1, 2)
         self._rest = weight[whole:].t()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,28 +47,22 @@ class FewRowsLinear(nn.Linear):
 
 def speed_up(model: nn.Module) -> None:
     """Replace modules of a model by quicker ones that give the same."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if quicker := _quicker(child, embeddings):
+            if quicker := _quicker(child):
                 setattr(parent, name, quicker)
 
 
-def _quicker(module: Any, embeddings: set[int]) -> nn.Module | None:
+def _quicker(module: Any) -> nn.Module | None:
     if isinstance(module, NewGELUActivation):
         return nn.GELU(approximate="tanh")
     if not (type(module) is nn.Linear or type(module).__name__ in ("FalconLinear", "Conv1D")):
         return None
     weight: Tensor = module.weight.detach()
-    quick = weight.device.type == "cpu" and weight.dtype == torch.float32
-    # GPT-2 keeps its weights the other way round.
     turned = isinstance(module, Conv1D)
-    weight = weight.t() if turned else weight
-    if id(module.weight) not in embeddings:
-        # A wide one is kept input by input: so it is read faster with a single row.
-        wide = quick and len(weight) > weight.shape[1]
-        weight = weight.t().contiguous().t() if wide else weight.contiguous()
-    if quick:
+    # GPT-2 keeps its weights the other way round.
+    weight = (weight.t() if turned else weight).contiguous()
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return FewRowsLinear(weight, module.bias)
     if not turned:
         return None
