@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,20 +24,18 @@ _POLL = 0.05
 _LAST = 2000
 
 
+@dataclass(frozen=True)
 class RunningFrontend:
     """A frontend that listens; made by :func:`start_frontend`."""
 
-    def __init__(
-        self, process: GuardedProcess, frontend: Frontend, place: Place, log: Path
-    ) -> None:
-        self.frontend = frontend
-        self.place = place
-        self.log_file = log
-        self.url = f"http://{place.host}:{place.port}{frontend.path}"
-        self._process = process
+    process: GuardedProcess
+    frontend: Frontend
+    place: Place
+    log_file: Path
 
-    def alive(self) -> bool:
-        return self._process.exit_code() is None
+    @property
+    def url(self) -> str:
+        return f"http://{self.place.host}:{self.place.port}{self.frontend.path}"
 
     def why_it_ended(self) -> str:
         """Return the last line of its log."""
@@ -44,9 +43,6 @@ class RunningFrontend:
             log.seek(max(0, self.log_file.stat().st_size - _LAST))
             lines = log.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-    def stop(self, grace: float) -> None:
-        self._process.stop(grace)
 
 
 def log_beside(log_file: Path, frontend: Frontend) -> Path:
@@ -65,7 +61,7 @@ def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningF
         running = RunningFrontend(process, frontend, place, log_file)
         deadline = time.monotonic() + _PATIENCE
         while not _listens(place):
-            if not running.alive():
+            if not process.alive():
                 raise ServerError(f"{frontend.name} ended: {running.why_it_ended()}")
             if time.monotonic() > deadline:
                 raise ServerError(f"{frontend.name} does not listen after {_PATIENCE:g} s")

@@ -65,8 +65,8 @@ class GuardedProcess:
         with self._guard.stdout as answer:
             self.pid = int(answer.readline() or 0)
 
-    def exit_code(self) -> int | None:
-        return self._guard.poll()
+    def alive(self) -> bool:
+        return self._guard.poll() is None
 
     def wait(self, timeout: float | None) -> int | None:
         """Wait for the server to end by itself; return None where it did not in time."""
@@ -216,7 +216,7 @@ class Server:
         return {one["name"]: one["inference_stats"]["success"]["count"] for one in found}
 
     def alive(self) -> bool:
-        return self.process.exit_code() is None
+        return self.process.alive()
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the server to end by itself; return its exit code, or None if it runs on."""

@@ -108,7 +108,7 @@ class Supervisor:
                     front.loaded(now)
                 except LLMServeError as error:
                     front.died(now, str(error))
-        elif front.alive and not front.running.alive():
+        elif front.alive and not front.running.process.alive():
             front.died(now, front.running.why_it_ended())
         elif front.state is State.RESTARTING and now >= front.again_at:
             front.loading(now)
@@ -172,7 +172,7 @@ class Supervisor:
         self._end.set()
         await asyncio.gather(*(replica.settle() for replica in self._replicas))
         extra = _DRAINED if grace else 0.0
-        fronts = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._fronts)
+        fronts = (asyncio.to_thread(f.running.process.stop, grace + extra) for f in self._fronts)
         await asyncio.gather(*fronts)
         left = max(_DRAINED, deadline - time.monotonic()) if grace else 0.0
         stops = (asyncio.to_thread(each.server.stop, grace=left) for each in self._replicas)
