@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve.errors import LLMServeError, ServerError, UsageError
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from llmserve.server.frontend import RunningFrontend
 
 _NONE = "none"
-_NOT_YET = "127.0.0.1:0"
 
 
 @dataclass
@@ -24,29 +22,21 @@ class Wanted:
     """The frontends that were asked for, or all that are installed."""
 
     names: tuple[str, ...]
-    host: str
     port: int | None
-    keys: Path | None
-    open: bool
-    grace: float
-    collector: str
+    place: Place
+    """Where each is to listen, but for its port, and without what it is to stand before."""
     _places: list[tuple[Frontend, Place]] = field(default_factory=list)
 
     def problems(self) -> list[LLMServeError]:
         """Choose where each is to listen, and return what keeps one from that."""
-        from llmserve.roles import Place
         from llmserve.server.settings import free_port
 
         found: list[LLMServeError] = []
         try:
             for frontend in self._chosen():
                 asked = frontend.port if self.port is None else self.port
-                port = free_port(self.host, asked, "frontend")
-                keys = self.keys.absolute() if self.keys else None
-                place = Place(
-                    _NOT_YET, self.host, port, self.grace, keys=keys, open=self.open,
-                    collector=self.collector,
-                )  # fmt: skip
+                port = free_port(self.place.host, asked, "frontend")
+                place = replace(self.place, port=port)
                 # It refuses what it does not want before anything is started.
                 frontend.command(place)
                 self._places.append((frontend, place))

@@ -94,6 +94,7 @@ def serve(
     """
     from llmserve.repository.manifest import parts_of, references
     from llmserve.repository.publish import recover
+    from llmserve.roles import Place
     from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
     from llmserve.server.tracing import trace_arguments
     from llmserve_cli.frontends import Wanted
@@ -112,12 +113,16 @@ def serve(
     )
     frontends = Wanted(
         frontend_names,
-        frontend_host or settings.host,
         frontend_port,
-        keys,
-        no_auth,
-        settings.grace,
-        otlp_endpoint or "",
+        Place(
+            url="127.0.0.1:0",
+            host=frontend_host or settings.host,
+            port=0,
+            grace=settings.grace,
+            keys=keys and keys.absolute(),
+            open=no_auth,
+            collector=otlp_endpoint or "",
+        ),
     )
     settings = _checked(settings, frontends)
     # Not needed to say what is wrong, which takes less than a second.
