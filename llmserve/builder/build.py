@@ -24,7 +24,7 @@ from llmserve.errors import PluginError
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
-from llmserve.repository.dockerfile import PLAIN, Needs
+from llmserve.repository.dockerfile import PLAIN
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.publish import MODELS, check_output, publish, staging
 from llmserve.repository.runtimes import check_models
@@ -69,7 +69,7 @@ def build_spec(
     packages = needed_packages(plan)
     check_output(spec.output, [name], force=spec.force)
     # Publishing asks again under its lock; asked here too, before much is copied.
-    dockerfile.updated(spec.output, {name: Needs(packages)}, newest=name)
+    dockerfile.updated(spec.output, {name: None}, newest=name)
     with staging(spec.output) as scratch:
         context = BuildContext(
             name=name,
@@ -89,14 +89,13 @@ def build_spec(
             manifest = _build_fused(plan, context, packages)
         _check_classes(plan, registry, scratch / MODELS, report)
         publish(scratch, spec.output, name, force=spec.force)
-    needs = Needs.of(manifest) or Needs()
-    own = "" if needs.image == PLAIN else name
+    own = "" if manifest.image == PLAIN else name
     return BuildResult(
         name=name,
         repository=spec.output,
         manifest=manifest,
         dockerfile=spec.output / own / dockerfile.FILE,
-        docker_build=dockerfile.docker_build(spec.output, own, needs),
+        docker_build=dockerfile.docker_build(spec.output, own, manifest.image),
         docker_run=dockerfile.docker_run(spec.output, own),
     )
 
@@ -229,9 +228,9 @@ def _write_manifest(
         image=container.image if container else "",
         brought=sorted(container.brings) if container else (),
     )
-    if container and (needs := Needs.of(manifest)):
+    if container:
         folder = context.folder.parent
-        text = dockerfile.of_model(context.name, needs, folder)
+        text = dockerfile.of_model(context.name, manifest, folder)
         (folder / dockerfile.FILE).write_text(text, encoding="utf-8")
     manifest.write(context.folder.parent)
     return manifest

@@ -6,11 +6,10 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmserve.errors import ConfigError, OutputError, UsageError
-from llmserve.repository.manifest import Manifest, references
+from llmserve.repository.manifest import Manifest, model_folders, references
 
 BASE_IMAGE = "nvcr.io/nvidia/tritonserver:26.10-py3"
 """NVIDIA's release that emitted Dockerfiles begin with."""
@@ -37,63 +36,42 @@ PLAIN = ""
 """Stands for NVIDIA's plain image."""
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a model needs; ``image`` is None where it is not known which one would do.
-
-    ``parts`` are the models that have to be loaded before it. One that llmserve did not build is
-    not ``known``: it goes wherever the others go.
-    """
-
-    packages: Mapping[str, str] = field(default_factory=dict)
-    image: str | None = PLAIN
-    brought: Sequence[str] = ()
-    parts: Sequence[str] = ()
-    known: bool = True
-
-    @classmethod
-    def of(cls, manifest: Manifest | None) -> Needs | None:
-        """Read a manifest; None for a part, whose needs are those of the model it is part of."""
-        if manifest is None:
-            return cls(known=False)
-        if manifest.part_of:
-            return None
-        return cls(manifest.packages, manifest.image, manifest.brought, manifest.parts)
-
-
-def needs_of(
+def manifests_of(
     repository: Path, *, without: Collection[str] = (), patient: bool = False
-) -> dict[str, Needs]:
-    """Return the needs of all models of a repository; ``patient`` takes a damaged manifest for
-    none."""
-    found = {}
-    for folder in sorted(repository.iterdir()) if repository.is_dir() else ():
-        if folder.name in without or folder.name.startswith(".") or not folder.is_dir():
+) -> dict[str, Manifest | None]:
+    """Return the manifests of a repository's models, but for parts, whose models speak for them.
+
+    A model that llmserve did not build has none: it goes wherever the others go. ``patient`` takes
+    a damaged manifest for none.
+    """
+    found: dict[str, Manifest | None] = {}
+    for folder in model_folders(repository) if repository.is_dir() else ():
+        if folder.name in without or folder.name.startswith("."):
             continue
         try:
-            needs = Needs.of(Manifest.read(folder))
+            manifest = Manifest.read(folder)
         except ConfigError:
             if not patient:
                 raise
-            needs = Needs(known=False)
-        if needs:
-            found[folder.name] = needs
+            manifest = None
+        if not (manifest and manifest.part_of):
+            found[folder.name] = manifest
     return found
 
 
-def groups(models: Mapping[str, Needs]) -> tuple[dict[str, Needs], dict[str, Needs]]:
+def groups(
+    models: Mapping[str, Manifest | None],
+) -> tuple[dict[str, Manifest | None], dict[str, Manifest]]:
     """Return the models that the repository's image serves, and the others.
 
     Where they need different images it serves those of the plain one, which have no Dockerfile of
     their own; where there are none of these, those of the image whose name sorts last, which is
     NVIDIA's newest.
     """
-    images = {needs.image for needs in models.values() if needs.known}
+    images = {manifest.image for manifest in models.values() if manifest}
     chosen = PLAIN if PLAIN in images else max(images, key=lambda image: image or "", default=PLAIN)
-    served = {
-        name: needs for name, needs in models.items() if needs.image == chosen or not needs.known
-    }
-    return served, {name: needs for name, needs in models.items() if name not in served}
+    others = {name: each for name, each in models.items() if each and each.image != chosen}
+    return {name: each for name, each in models.items() if name not in others}, others
 
 
 FILE = "Dockerfile"
@@ -125,22 +103,22 @@ ARG IMAGE
 
 def updated(
     repository: Path,
-    built: Mapping[str, Needs | None],
+    built: Mapping[str, Manifest | None],
     *,
     newest: str,
     gone: Collection[str] = (),
 ) -> str | None:
-    """Return the Dockerfile that a repository gets with models that have these needs.
+    """Return the Dockerfile that a repository gets with these models.
 
-    None stands for the part of another model. ``gone`` are models that this build takes away.
+    ``gone`` are models that this build takes away.
     The file lies in the repository's folder, where Triton overlooks files, so that it travels
     with the models. One that lost its first line is the user's own and stays: that is None.
     """
     if _is_users(repository / FILE):
         return None
     # What is replaced may be damaged; a neighbour may not, for its packages are not known.
-    neighbours = needs_of(repository, without={*built, *gone})
-    ours = {name: needs for name, needs in built.items() if needs}
+    neighbours = manifests_of(repository, without={*built, *gone})
+    ours = {name: each for name, each in built.items() if not (each and each.part_of)}
     return of_repository({**neighbours, **ours}, newest)
 
 
@@ -152,7 +130,7 @@ def _is_users(path: Path) -> bool:
         raise OutputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def of_repository(models: Mapping[str, Needs], newest: str) -> str:
+def of_repository(models: Mapping[str, Manifest | None], newest: str) -> str:
     """Return a Dockerfile that serves models, as many of them as one image can.
 
     One container has one version of a package: that of the newest model, for an upgrade has to
@@ -160,28 +138,29 @@ def of_repository(models: Mapping[str, Needs], newest: str) -> str:
     that need another image: each of these has a Dockerfile of its own.
     """
     served, others = groups(models)
+    known = {name: manifest for name, manifest in sorted(served.items()) if manifest}
     pins: dict[str, str] = {}
-    for name in sorted(served, key=lambda name: (name == newest, name)):
-        pins |= served[name].packages
+    for name in sorted(known, key=lambda name: (name == newest, name)):
+        pins |= known[name].packages
     notes = [
         f"# {name} was built with {package} {version}: build it again."
-        for name in sorted(served)
-        for package, version in sorted(served[name].packages.items())
+        for name, manifest in known.items()
+        for package, version in sorted(manifest.packages.items())
         if pins[package] != version
     ]
-    for name, needs in sorted(others.items()):
+    for name, manifest in sorted(others.items()):
         notes += [
-            f"# {name} is not served by this image: it needs {needs.image or 'another'}.",
-            f"#     {docker_build(Path(), name, needs)}",
+            f"# {name} is not served by this image: it needs {manifest.image or 'another'}.",
+            f"#     {docker_build(Path(), name, manifest.image)}",
         ]
-    image = next((needs.image for needs in served.values() if needs.known), PLAIN)
-    brought = [package for needs in served.values() for package in needs.brought]
-    needs = Needs(pins, image, brought)
-    build = docker_build(Path(), "", needs)
-    return _written([_MARK], build, needs, notes, _command(_loaded(served) if others else ()))
+    image = next((manifest.image for manifest in known.values()), PLAIN)
+    brought = {package for manifest in known.values() for package in manifest.brought}
+    packages = {name: version for name, version in pins.items() if name not in brought}
+    command = _command(_loaded(served) if others else ())
+    return _written([_MARK], docker_build(Path(), "", image), image, packages, notes, command)
 
 
-def of_model(name: str, needs: Needs, folder: Path) -> str:
+def of_model(name: str, manifest: Manifest, folder: Path) -> str:
     """Return the Dockerfile of a model that needs an image of its own."""
     head = [
         f"# {name} in an image that has what it needs: nothing that this brings is replaced, and",
@@ -189,15 +168,21 @@ def of_model(name: str, needs: Needs, folder: Path) -> str:
     ]
     # An engine of several processes is started by a script, which takes the same words.
     script = f"{MODELS}/{name}/{LAUNCH_SCRIPT}" if (folder / LAUNCH_SCRIPT).is_file() else ""
-    command = _command(_loaded({name: needs}), script)
-    return _written(head, docker_build(Path(), name, needs), needs, (), command)
+    command = _command(_loaded({name: manifest}), script)
+    build = docker_build(Path(), name, manifest.image)
+    packages = {n: version for n, version in manifest.packages.items() if n not in manifest.brought}
+    return _written(head, build, manifest.image, packages, (), command)
 
 
 def _written(
-    head: Sequence[str], build: str, needs: Needs, notes: Sequence[str], command: Sequence[str]
+    head: Sequence[str],
+    build: str,
+    image: str | None,
+    packages: Mapping[str, str],
+    notes: Sequence[str],
+    command: Sequence[str],
 ) -> str:
-    pins = [f"{name}=={needs.packages[name]}" for name in sorted(needs.packages)
-            if name not in needs.brought]  # fmt: skip
+    pins = [f"{name}=={version}" for name, version in sorted(packages.items())]
     # By its variable, which a pip that is too old for the option passes over.
     pip = "PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir"
     between = ", \\\n     " if len(command) > 2 else ", "
@@ -205,11 +190,11 @@ def _written(
         head="\n".join(head),
         build=build,
         build_with=f"{build.removesuffix(' .')} --build-context wheels=DIR .",
-        argument="" if needs.image is not None else _ASKED,
-        image="${IMAGE}" if needs.image is None else needs.image or BASE_IMAGE,
+        argument="" if image is not None else _ASKED,
+        image="${IMAGE}" if image is None else image or BASE_IMAGE,
         notes="".join(f"{line}\n" for line in notes),
         # An image that brings its own keeps it, whatever a package says that it depends on.
-        pip=pip if needs.image == PLAIN else f"{pip} --no-deps",
+        pip=pip if image == PLAIN else f"{pip} --no-deps",
         packages=" \\\n        ".join(shlex.quote(pin) for pin in pins),
         home=HF_HOME,
         command=f"[{between.join(json.dumps(word) for word in command)}]",
@@ -228,15 +213,19 @@ def _command(models: Sequence[str], script: str = "") -> list[str]:
     return [*start, *(only if models else ()), *keys]
 
 
-def _loaded(models: Mapping[str, Needs]) -> list[str]:
+def _loaded(models: Mapping[str, Manifest | None]) -> list[str]:
     """Name models in the order in which they are loaded: an ensemble's parts before it."""
-    return [part for name in sorted(models) for part in (*models[name].parts, name)]
+    return [
+        part
+        for name, manifest in sorted(models.items())
+        for part in (*(manifest.parts if manifest else ()), name)
+    ]
 
 
-def docker_build(repository: Path, name: str, needs: Needs) -> str:
+def docker_build(repository: Path, name: str, image: str | None) -> str:
     """Return the command that makes the image: of a repository, or of one of its models."""
     own = f" -f {shlex.quote(str(repository / name / FILE))}" if name else ""
-    asked = " --build-arg IMAGE=..." if needs.image is None else ""
+    asked = " --build-arg IMAGE=..." if image is None else ""
     return f"docker build -t {image_of(name)}{own}{asked} {shlex.quote(str(repository))}"
 
 
@@ -246,15 +235,15 @@ def served_by(repository: Path, models: Sequence[str]) -> tuple[str, tuple[str, 
     Without ``models`` it is the repository's own, and loads all that it can: where that is
     everything, nothing is named. An image of the user's own is taken to serve all of them.
     """
-    found = needs_of(repository, patient=True)
+    found = manifests_of(repository, patient=True)
     served, others = groups(found)
     if not others or _is_users(repository / FILE):
         return IMAGE, tuple(models)
     if not models:
         return IMAGE, tuple(_loaded(served))
-    asked = {name: found[name] for name in models if name in found and found[name].known}
+    asked = {name: manifest for name in models if (manifest := found.get(name))}
     own = [name for name in models if name in others]
-    if len({needs.image for needs in asked.values()}) > 1:
+    if len({manifest.image for manifest in asked.values()}) > 1:
         raise UsageError(
             f"{' and '.join(asked)} need different images", mend=f"serve one: --model {own[0]}"
         )

@@ -15,7 +15,6 @@ from llmserve.errors import ConfigError, OutputError
 from llmserve.names import is_model_name
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
-from llmserve.repository.dockerfile import Needs
 from llmserve.repository.manifest import Manifest, model_folders, parts_of
 
 MODELS = "models"
@@ -202,8 +201,7 @@ def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
     old = {name, *built, *parts_of(output, name)}
     stale = sorted((model for model in old if (output / model).exists()), key=name.__ne__)
     manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
-    needs = {model: Needs.of(manifest) for model, manifest in manifests.items()}
-    text = dockerfile.updated(output, needs, newest=name, gone=stale)
+    text = dockerfile.updated(output, manifests, newest=name, gone=stale)
     draft = stage / f".{dockerfile.FILE}"
     if text is not None:
         draft.write_text(text, encoding="utf-8")

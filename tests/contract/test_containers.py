@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from llmserve.builder.context import BuildContext, Container
 from llmserve.builder.plan import BuildResult, BuildSpec
 from llmserve.errors import ConfigError, UsageError
 from llmserve.registry import Plugin, Registry
-from llmserve.repository.dockerfile import BASE_IMAGE, IMAGE, Needs, groups, served_by
+from llmserve.repository.dockerfile import BASE_IMAGE, IMAGE, groups, served_by
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching
 from tests.live.servers import FREE
@@ -103,11 +104,14 @@ def test_in_which_order_they_were_built_makes_no_difference(tmp_path: Path) -> N
     assert dockerfile(tmp_path / "one") == dockerfile(tmp_path / "two")
 
 
-def test_of_images_of_their_own_the_newest_serves_the_repository() -> None:
-    models = {name: Needs(image=f"x:{tag}") for name, tag in (("a", "24.08"), ("b", "26.07"))}
+def test_of_images_of_their_own_the_newest_serves_the_repository(tmp_path: Path) -> None:
+    made = build(tmp_path, "a").manifest
+    models = {
+        name: replace(made, image=f"x:{tag}") for name, tag in (("a", "24.08"), ("b", "26.07"))
+    }
     assert list(groups(models)[0]) == ["b"]
-    assert list(groups({**models, "c": Needs(image=None)})[0]) == ["b"]
-    assert list(groups({**models, "mine": Needs(known=False)})[0]) == ["b", "mine"]
+    assert list(groups({**models, "c": replace(made, image=None)})[0]) == ["b"]
+    assert list(groups({**models, "mine": None})[0]) == ["b", "mine"]
 
 
 def test_where_no_image_is_known_docker_asks_for_one(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from llmserve.repository.dockerfile import (
     IMAGE,
     LAUNCH_SCRIPT,
     MODELS,
-    Needs,
+    PLAIN,
     docker_build,
     groups,
     image_of,
-    needs_of,
+    manifests_of,
     served_by,
 )
 from llmserve.repository.manifest import Manifest, parts_of
@@ -162,11 +162,11 @@ def describe(
     folders = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
     if not folders:
         raise UsageError(f"{repository} has no models", mend="llmserve build makes one")
-    needs = needs_of(repository)
+    manifests = manifests_of(repository)
     for name in models:
         if name not in folders:
-            raise UsageError(f"{repository} has no model {name!r}", mend=near(name, needs))
-    served, others = groups(needs)
+            raise UsageError(f"{repository} has no model {name!r}", mend=near(name, manifests))
+    served, others = groups(manifests)
     if others and not models:
         other = min(others)
         raise UsageError(
@@ -175,7 +175,7 @@ def describe(
         )
     built_image, _ = served_by(repository, models)
     own = next((name for name in models if image_of(name) == built_image), "")
-    base = needs[own] if own else next((one for one in served.values() if one.known), Needs())
+    base = [others[own]] if own in others else [each for each in served.values() if each]
     wanted = [part for name in models for part in (*parts_of(repository, name), name)]
     loaded = tuple(dict.fromkeys(wanted)) or tuple(folders)
     scripts = [name for name in loaded if (repository / name / LAUNCH_SCRIPT).is_file()]
@@ -195,7 +195,7 @@ def describe(
         repository=repository,
         image=image or (f"{IMAGE}-models" if in_image else built_image),
         built_image=built_image,
-        build=docker_build(repository, own, base),
+        build=docker_build(repository, own, base[0].image if base else PLAIN),
         chosen=tuple(models),
         folders=loaded,
         script=scripts[0] if scripts else "",
