@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-C = TypeVar("C", bound=Callable[..., Any])
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _COUNT = click.IntRange(1)
 
@@ -22,83 +21,48 @@ def deploy() -> None:
     """
 
 
-def _options(
-    *, replicated: bool, dashboard: bool = True, gateway_image: str = "llmserve-gateway"
-) -> Callable[[C], C]:
-    """Return what the subcommands share; ``replicated`` ones put the models onto many machines."""
-    found = [
-        click.argument("repository", type=_FOLDER, default=Path("model_repository")),
-        click.option("--out", type=_FOLDER, required=True, help="Folder to write to."),
-        click.option("--name", default="llmserve", show_default=True, help="Its name there."),
-        click.option(
-            "--model", "models", multiple=True, help="Deploy only this; repeat for several."
+def _command(
+    target: str, about: str, *,
+    replicated: bool = True, dashboard: bool = True, gateway_image: str = "llmserve-gateway",
+) -> click.Command:  # fmt: skip
+    """Make a subcommand; ``replicated`` ones put the models onto many machines."""
+    found: list[click.Parameter] = [
+        click.Argument(["repository"], type=_FOLDER, default=Path("model_repository")),
+        click.Option(["--out"], type=_FOLDER, required=True, help="Folder to write to."),
+        click.Option(["--name"], default="llmserve", show_default=True, help="Its name there."),
+        click.Option(
+            ["--model", "models"], multiple=True, help="Deploy only this; repeat for several."
         ),
-        click.option("--image", default="", help="What Triton's image is called."),
-        click.option("--gateway-image", default=gateway_image, show_default=True,
+        click.Option(["--image"], default="", help="What Triton's image is called."),
+        click.Option(["--gateway-image"], default=gateway_image, show_default=True,
                      help="What the gateway's image is called."),
-        click.option("--gpus", type=click.IntRange(0), default=0, show_default=True,
+        click.Option(["--gpus"], type=click.IntRange(0), default=0, show_default=True,
                      help="GPUs of one Triton."),
-        click.option("--concurrency", type=_COUNT, default=32, show_default=True,
+        click.Option(["--concurrency"], type=_COUNT, default=32, show_default=True,
                      help="Requests that one Triton answers at a time; the others wait."),
-        click.option("--grace", type=_COUNT, default=30, show_default=True,
+        click.Option(["--grace"], type=_COUNT, default=30, show_default=True,
                      help="Seconds for what is under way at the end."),
-        click.option("--no-auth", is_flag=True, help="Ask for no keys: something in front does."),
-        click.option("--check", "wants_check", is_flag=True, help="Check the files, offline."),
-        click.option("--force", is_flag=True, help="Write over what is there."),
+        click.Option(["--no-auth"], is_flag=True, help="Ask for no keys: something in front does."),
+        click.Option(["--check", "wants_check"], is_flag=True, help="Check the files, offline."),
+        click.Option(["--force"], is_flag=True, help="Write over what is there."),
     ]  # fmt: skip
     if dashboard:
-        found.append(
-            click.option(
-                "--dashboard", is_flag=True, help="Grafana's dashboard and alerts as well."
-            )
-        )
+        wanted = "Grafana's dashboard and alerts as well."
+        found.append(click.Option(["--dashboard"], is_flag=True, help=wanted))
     if replicated:
         found[7:7] = [
-            click.option("--replicas", type=_COUNT, default=2, show_default=True,
+            click.Option(["--replicas"], type=_COUNT, default=2, show_default=True,
                          help="Pods at least, each a gateway and a Triton."),
-            click.option("--max-replicas", type=click.IntRange(0), default=0,
+            click.Option(["--max-replicas"], type=click.IntRange(0), default=0,
                          help="Pods at most; by default twice as many."),
-            click.option("--cpus", default="2", show_default=True, help="What a Triton asks for."),
-            click.option("--memory", default="8Gi", show_default=True, help="Its memory."),
-            click.option("--open-metrics", is_flag=True, help="Tell metrics without a key."),
-            click.option("--volume", default="",
+            click.Option(["--cpus"], default="2", show_default=True,
+                         help="What a Triton asks for."),
+            click.Option(["--memory"], default="8Gi", show_default=True, help="Its memory."),
+            click.Option(["--open-metrics"], is_flag=True, help="Tell metrics without a key."),
+            click.Option(["--volume"], default="",
                          help="PersistentVolumeClaim that holds the repository."),
         ]  # fmt: skip
-
-    def add(command: C) -> C:
-        for option in reversed(found):
-            command = option(command)
-        return command
-
-    return add
-
-
-@deploy.command()
-@_options(replicated=False)
-def compose(**given: Any) -> None:
-    """Docker Compose, on one machine."""
-    _deploy("compose", **given)
-
-
-@deploy.command()
-@_options(replicated=True)
-def kubernetes(**given: Any) -> None:
-    """Kubernetes, with kustomize."""
-    _deploy("kubernetes", **given)
-
-
-@deploy.command()
-@_options(replicated=True)
-def kserve(**given: Any) -> None:
-    """KServe, and a pool for the Gateway API inference extension."""
-    _deploy("kserve", **given)
-
-
-@deploy.command()
-@_options(replicated=True, dashboard=False, gateway_image="llmserve-ray")
-def ray(**given: Any) -> None:
-    """Ray Serve, and KubeRay's RayService."""
-    _deploy("ray", **given)
+    return click.Command(target, params=found, help=about, callback=partial(_deploy, target))
 
 
 def _deploy(
@@ -125,3 +89,15 @@ def _deploy(
     for name in files:
         click.echo(str(out / name))
     click.echo("\n" + "\n".join(next_steps(target, deployment, out, dashboard)), err=True)
+
+
+for _made in (
+    _command("compose", "Docker Compose, on one machine.", replicated=False),
+    _command("kubernetes", "Kubernetes, with kustomize."),
+    _command("kserve", "KServe, and a pool for the Gateway API inference extension."),
+    _command(
+        "ray", "Ray Serve, and KubeRay's RayService.",
+        dashboard=False, gateway_image="llmserve-ray",
+    ),
+):  # fmt: skip
+    deploy.add_command(_made)
