@@ -76,11 +76,11 @@ class OpenAISender:
         self._session: Any = None
 
     async def __aenter__(self) -> OpenAISender:
-        aiohttp = import_aiohttp()
+        aiohttp, key = import_aiohttp(), os.environ.get("OPENAI_API_KEY")
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._load.timeout),
-            headers=_headers(),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
             read_bufsize=_LONGEST_LINE,
         )
         return self
@@ -176,8 +176,3 @@ def import_aiohttp() -> Any:
         mend = "pip install 'llmserve-bench[openai]'"
         raise LLMServeError("--openai needs aiohttp", mend=mend) from None
     return aiohttp
-
-
-def _headers() -> dict[str, str]:
-    key = os.environ.get("OPENAI_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -57,11 +57,6 @@ class Engine:
         """How many processes run it, each with a GPU."""
         return self.tensor_parallel * self.pipeline_parallel
 
-    @property
-    def rank_files(self) -> tuple[str, ...]:
-        found = [*self.folder.glob("rank*.engine"), *self.folder.glob("*_rank*.engine")]
-        return tuple(sorted({path.name for path in found}))
-
 
 def read_engine(folder: Path) -> Engine:
     """Read an engine's folder; what it lacks or what is wrong in it is said in one line."""
@@ -166,7 +161,7 @@ def check_engine(
             )
     _check_gpus(engine, options["gpu_device_ids"], options["multi_gpu"])
     _check_decoding(engine, options)
-    files = engine.rank_files
+    files = {*engine.folder.glob("rank*.engine"), *engine.folder.glob("*_rank*.engine")}
     if files and len(files) != engine.world_size:
         raise ConfigError(
             f"{engine.folder} holds {len(files)} of the {engine.world_size} parts of its engine",
