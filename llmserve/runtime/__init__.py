@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from llmserve.runtime.request import answer_limit as answer_limit
     from llmserve.runtime.request import read_prompts as read_prompts
     from llmserve.runtime.responder import Responder as Responder
+    from llmserve.runtime.responder import Tensors as Tensors
     from llmserve.runtime.responder import failure as failure
+    from llmserve.runtime.responder import respond as respond
+    from llmserve.runtime.responder import tensors_of as tensors_of
     from llmserve.runtime.sampling import Sampler as Sampler
-    from llmserve.runtime.stage import Tensors as Tensors
-    from llmserve.runtime.stage import respond as respond
-    from llmserve.runtime.stage import tensors_of as tensors_of
     from llmserve.runtime.text import IncrementalDecoder as IncrementalDecoder
     from llmserve.runtime.text_formatter import TextFormatter as TextFormatter
 
@@ -68,9 +68,8 @@ _HOMES = {
         "Parts", "Progress", "Stepper", "SteppingGenerator", "Tokenizer", "strings",
     ),
     "request": ("Prompt", "about_prompt", "answer_limit", "read_prompts"),
-    "responder": ("Responder", "failure"),
+    "responder": ("Responder", "Tensors", "failure", "respond", "tensors_of"),
     "sampling": ("Sampler",),
-    "stage": ("Tensors", "respond", "tensors_of"),
     "text": ("IncrementalDecoder",),
     "text_formatter": ("TextFormatter",),
 }  # fmt: skip

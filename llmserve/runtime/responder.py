@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
+import numpy.typing as npt
+
+from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.logprobs import Logprob
 from llmserve.runtime.outputs import format_answers
 from llmserve.runtime.protocols import Answer, Parts
 
+Tensors = Mapping[str, npt.NDArray[Any]]
+
 # Asking whether the client is there takes Triton 0.06 ms: an answer holds for so many seconds.
 _CANCELLED_HOLDS = 0.02
+
+
+def respond(requests: Sequence[Any], answer: Callable[[Any], Tensors], parts: Parts) -> list[Any]:
+    """Return a response to every request of a part that is not decoupled, each for itself.
+
+    ``answer`` returns a request's output tensors. What it raises becomes that request's error, as
+    :func:`failure` says.
+    """
+
+    def response(raw: Any) -> Any:
+        try:
+            with panics_as_errors():
+                return _response(answer(raw), parts)
+        except Exception as error:
+            return _refusal(failure(error, parts), parts)
+
+    return [response(raw) for raw in requests]
+
+
+def tensors_of(raw: Any) -> dict[str, npt.NDArray[Any]]:
+    return {tensor.name(): tensor.as_numpy() for tensor in raw.inputs()}
 
 
 def failure(error: Exception, parts: Parts) -> Any:
@@ -35,6 +60,16 @@ def _error(message: str, parts: Parts, *, internal: bool) -> Any:
     # The message may quote the request, and that may hold half a character.
     told = message.encode(errors="replace").decode()
     return kind(told, kind.INTERNAL if internal else kind.INVALID_ARG)
+
+
+def _response(tensors: Tensors, parts: Parts) -> Any:
+    pb = parts.pb_utils
+    outputs = [pb.Tensor(name, values) for name, values in tensors.items()]
+    return pb.InferenceResponse(output_tensors=outputs)
+
+
+def _refusal(error: Any, parts: Parts) -> Any:
+    return parts.pb_utils.InferenceResponse(output_tensors=[], error=error)
 
 
 class Responder:
@@ -77,23 +112,19 @@ class Responder:
         if not final and not any(generation.has_news for generation in generations):
             return
         answers = [self._answer(generation, whole) for generation in generations]
-        pb = self._parts.pb_utils
         tensors = format_answers(answers, self._parts)
         if self._parts.batched:
             tensors = {name: values[:, None] for name, values in tensors.items()}
-        outputs = [pb.Tensor(name, values) for name, values in tensors.items()]
-        self._send(pb.InferenceResponse(output_tensors=outputs), final)
+        self._send(_response(tensors, self._parts), final)
 
     def refuse(self, message: str, *, internal: bool = False) -> None:
         """Send an error: the request's own fault, unless it is ``internal``."""
-        self._send_error(_error(message, self._parts, internal=internal))
+        error = _error(message, self._parts, internal=internal)
+        self._send(_refusal(error, self._parts), True)
 
     def fail(self, error: Exception) -> None:
         """Send what went wrong; if it is not the request's own fault, the log gets a traceback."""
-        self._send_error(failure(error, self._parts))
-
-    def _send_error(self, error: Any) -> None:
-        self._send(self._parts.pb_utils.InferenceResponse(output_tensors=[], error=error), True)
+        self._send(_refusal(failure(error, self._parts), self._parts), True)
 
     def _send(self, response: Any, final: bool) -> None:
         if self.closed:
