@@ -30,7 +30,8 @@ MODULES = (
     "llmserve.server",
     "llmserve.testing",
 )
-"""The public modules: every name in ``__all__`` is, or, without that, every one made there."""
+"""The public modules: every name in ``__all__`` is, or without that, every one that is imported
+under its own name, or made there."""
 
 GROUP = "llmserve"
 """The group of entry points in which plugins are looked for."""

@@ -13,105 +13,58 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmserve.builder.causal import (
-    DTYPE_OPTION,
-    PLACEMENT_OPTIONS,
-    check_causal,
-    place_causal_model,
-    place_instances,
-)
-from llmserve.builder.context import BuildContext, Container
-from llmserve.builtin import DECOUPLED_OPTION
-from llmserve.errors import (
-    ConfigError,
-    IncompatibleError,
-    LLMServeError,
-    ModelSourceError,
-    OptionError,
-    OutputError,
-    PluginError,
-    UsageError,
-)
-from llmserve.hookspecs import hookimpl
-from llmserve.options import INT32_MAX, Option, Value
-from llmserve.repository.problems import CheckedModel, Problem
-from llmserve.repository.source import DEMO, ModelSource, read_object
-from llmserve.repository.source_files import check_vocabulary, tokenizer_files, weight_files
-from llmserve.roles import (
-    Backend,
-    Batching,
-    Formatter,
-    Frontend,
-    Generator,
-    Pair,
-    Place,
-    Recipe,
-    Tokenizer,
-    ToolParser,
-)
-from llmserve.runtime import contract
-from llmserve.runtime.contract import Tensor
-from llmserve.tools import ToolPart, ToolReader
+from llmserve.builder.causal import DTYPE_OPTION as DTYPE_OPTION
+from llmserve.builder.causal import PLACEMENT_OPTIONS as PLACEMENT_OPTIONS
+from llmserve.builder.causal import check_causal as check_causal
+from llmserve.builder.causal import place_causal_model as place_causal_model
+from llmserve.builder.causal import place_instances as place_instances
+from llmserve.builder.context import BuildContext as BuildContext
+from llmserve.builder.context import Container as Container
+from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
+from llmserve.errors import ConfigError as ConfigError
+from llmserve.errors import IncompatibleError as IncompatibleError
+from llmserve.errors import LLMServeError as LLMServeError
+from llmserve.errors import ModelSourceError as ModelSourceError
+from llmserve.errors import OptionError as OptionError
+from llmserve.errors import OutputError as OutputError
+from llmserve.errors import PluginError as PluginError
+from llmserve.errors import UsageError as UsageError
+from llmserve.hookspecs import hookimpl as hookimpl
+from llmserve.options import INT32_MAX as INT32_MAX
+from llmserve.options import Option as Option
+from llmserve.options import Value as Value
+from llmserve.repository.problems import CheckedModel as CheckedModel
+from llmserve.repository.problems import Problem as Problem
+from llmserve.repository.source import DEMO as DEMO
+from llmserve.repository.source import ModelSource as ModelSource
+from llmserve.repository.source import read_object as read_object
+from llmserve.repository.source_files import check_vocabulary as check_vocabulary
+from llmserve.repository.source_files import tokenizer_files as tokenizer_files
+from llmserve.repository.source_files import weight_files as weight_files
+from llmserve.roles import Backend as Backend
+from llmserve.roles import Batching as Batching
+from llmserve.roles import Formatter as Formatter
+from llmserve.roles import Frontend as Frontend
+from llmserve.roles import Generator as Generator
+from llmserve.roles import Pair as Pair
+from llmserve.roles import Place as Place
+from llmserve.roles import Recipe as Recipe
+from llmserve.roles import Tokenizer as Tokenizer
+from llmserve.roles import ToolParser as ToolParser
+from llmserve.runtime import contract as contract
+from llmserve.runtime.contract import Tensor as Tensor
+from llmserve.tools import ToolPart as ToolPart
+from llmserve.tools import ToolReader as ToolReader
 
 if TYPE_CHECKING:
     import click
 
-    from llmserve.builder.ensemble import Assembly
-    from llmserve.repository.config import ModelConfig, add_inputs, add_outputs, set_parameters
-    from llmserve.repository.manifest import Manifest
-
-__all__ = [
-    "DECOUPLED_OPTION",
-    "DEMO",
-    "DTYPE_OPTION",
-    "INT32_MAX",
-    "PLACEMENT_OPTIONS",
-    "Assembly",
-    "Backend",
-    "Batching",
-    "BuildContext",
-    "CheckedModel",
-    "ConfigError",
-    "Container",
-    "Formatter",
-    "Frontend",
-    "Generator",
-    "IncompatibleError",
-    "LLMServeError",
-    "Manifest",
-    "ModelConfig",
-    "ModelSource",
-    "ModelSourceError",
-    "Option",
-    "OptionError",
-    "OutputError",
-    "Pair",
-    "Place",
-    "PluginError",
-    "Problem",
-    "Recipe",
-    "Tensor",
-    "Tokenizer",
-    "ToolParser",
-    "ToolPart",
-    "ToolReader",
-    "UsageError",
-    "Value",
-    "add_inputs",
-    "add_outputs",
-    "check_causal",
-    "check_vocabulary",
-    "contract",
-    "hookimpl",
-    "lazy_command",
-    "place_causal_model",
-    "place_instances",
-    "read_object",
-    "section",
-    "set_parameters",
-    "tokenizer_files",
-    "weight_files",
-]
+    from llmserve.builder.ensemble import Assembly as Assembly
+    from llmserve.repository.config import ModelConfig as ModelConfig
+    from llmserve.repository.config import add_inputs as add_inputs
+    from llmserve.repository.config import add_outputs as add_outputs
+    from llmserve.repository.config import set_parameters as set_parameters
+    from llmserve.repository.manifest import Manifest as Manifest
 
 _LOADED_WHEN_USED = {
     "Assembly": "llmserve.builder.ensemble",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from llmserve.api import API, MODULES
 
@@ -20,11 +21,18 @@ def promised() -> Iterator[str]:
     yield f"API {API}"
     for name in MODULES:
         module = import_module(name)
-        # Some modules have no list of their own: constants, and classes that are made there.
-        own = (n for n, v in vars(module).items() if getattr(v, "__module__", name) == name)
-        names = getattr(module, "__all__", None) or [n for n in own if n[0].isupper()]
-        for public in sorted(names):
+        for public in sorted(getattr(module, "__all__", None) or public_names(module)):
             yield f"{name}.{public}{signature(getattr(module, public))}"
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return what a module imports under its own name, with its functions, else what it makes."""
+    home = module.__name__
+    own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", home) == home}
+    given = re.findall(r"^ *from \S+ import (\w+) as \1$", inspect.getsource(module), re.M)
+    if given:
+        return given + [n for n, v in own.items() if inspect.isfunction(v) and n[0] != "_"]
+    return [n for n in own if n[0].isupper()]
 
 
 def signature(thing: object) -> str:
