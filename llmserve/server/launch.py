@@ -239,7 +239,9 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
             f"there is no image {settings.image} here",
             mend=f"docker build -t {settings.image}{dockerfile} {settings.repository}",
         )
-    gpus = "nvidia" in _ask_docker(command, "info", "--format", "{{json .Runtimes}}")
+    gpus = settings.gpus
+    if gpus is None:
+        gpus = "nvidia" in _ask_docker(command, "info", "--format", "{{json .Runtimes}}")
     return Launch(
         argv=(command, *docker_arguments(settings, instance, gpus=gpus)),
         env=inherited_environment(),

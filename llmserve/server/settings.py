@@ -28,8 +28,9 @@ class ServerSettings:
     :meth:`Server.unload` change that at run time. ``renewable`` lets :meth:`Server.renew` load a
     model anew, and opens nothing to anybody else. When the server is stopped, requests in flight
     have ``grace`` seconds. ``backends`` are what the embedded server has
-    beside Triton's own; without it, all that the installed plugins register. ``image`` and
-    ``mounts``, folders that models refer to, matter to a container only. ``replicas`` are so many
+    beside Triton's own; without it, all that the installed plugins register. ``image``, ``gpus``
+    and ``mounts`` matter to a container only: ``gpus=None`` gives it the GPUs where Docker has
+    NVIDIA's runtime, and ``mounts`` are folders that models refer to. ``replicas`` are so many
     servers that share the machine; ``env`` is added to the environment.
 
     >>> ServerSettings(Path("model_repository"), grpc_port=0).host
@@ -49,6 +50,7 @@ class ServerSettings:
     ready_timeout: float = 900.0
     grace: float = 30.0
     image: str = IMAGE
+    gpus: bool | None = None
     mounts: tuple[Path, ...] = ()
     extra_args: tuple[str, ...] = ()
     backends: tuple[Backend, ...] | None = None

@@ -71,13 +71,14 @@ def first_available() -> Runtime:
     )
 
 
-def start(settings: ServerSettings, *, on_progress: OnProgress = lambda _: None) -> Server:
+def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) -> Server:
     """Start a server, wait until all its models are ready, and return it.
 
     ``on_progress`` is called several times a second meanwhile. Whatever interrupts the wait,
     Ctrl-C included, ends the server first. Raises :class:`PortInUseError` before anything is
     started, and :class:`ServerError` where a model does not load.
     """
+    on_progress = on_progress or (lambda _: None)
     if settings.runtime == "auto":
         settings = replace(settings, runtime=first_available())
     for problem in find_problems(settings):
@@ -300,13 +301,16 @@ def _wait_until_ready(
     server: Server, log: ServerLog, settings: ServerSettings, on_progress: OnProgress
 ) -> None:
     """Return when all models of a server are ready; raise when that will not come."""
+    # By default Triton gives up on the first model that fails.
+    lenient = ("--exit-on-error", "--model-load-retry-count")
+    strict = not any(argument.startswith(lenient) for argument in settings.extra_args)
     begun = time.monotonic()
     while True:
         # Asked before the log is read: so a server that has ended has its last lines in it.
         ended = not server.alive()
         log.read()
         progress = log.progress(time.monotonic() - begun)
-        if ended or log.stuck or log.failures:
+        if ended or log.stuck or (log.failures and strict):
             raise _failure(server, log, settings.host)
         on_progress(progress)
         if server.ready():
