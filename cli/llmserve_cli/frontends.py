@@ -71,7 +71,7 @@ class Wanted:
                 )
                 log = log_beside(server.log_file, frontend)
                 running.append(start_frontend(frontend, place, log))
-                stack.callback(running[-1].process.stop, 0.0)
+                stack.callback(running[-1].stop, 0.0)
             yield running
         if not keep_logs:
             for front in running:

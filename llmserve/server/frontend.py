@@ -37,6 +37,10 @@ class RunningFrontend:
     def url(self) -> str:
         return f"http://{self.place.host}:{self.place.port}{self.frontend.path}"
 
+    def stop(self, grace: float) -> None:
+        """End it; what is under way has ``grace`` seconds."""
+        self.process.stop(grace)
+
     def why_it_ended(self) -> str:
         """Return the last line of its log."""
         with self.log_file.open("rb") as log:

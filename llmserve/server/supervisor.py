@@ -172,7 +172,7 @@ class Supervisor:
         self._end.set()
         await asyncio.gather(*(replica.settle() for replica in self._replicas))
         extra = _DRAINED if grace else 0.0
-        fronts = (asyncio.to_thread(f.running.process.stop, grace + extra) for f in self._fronts)
+        fronts = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._fronts)
         await asyncio.gather(*fronts)
         left = max(_DRAINED, deadline - time.monotonic()) if grace else 0.0
         stops = (asyncio.to_thread(each.server.stop, grace=left) for each in self._replicas)

@@ -17,8 +17,8 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import closing, contextmanager
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from llmserve.client import connect_async
+from llmserve.client import AsyncClient, connect_async
 from llmserve.testing import LiveTriton
 
 from .shapes import SHAPES, Prompts, make_model, save
@@ -160,25 +160,29 @@ def ctranslate2(checkpoint: Path, folder: Path) -> Callable[[Ids], int]:
     return make
 
 
-def served(url: str, build: Callable[[], str], *, stream: bool) -> Callable[[Ids], int]:
-    """Answer through Triton, a client for each prompt."""
+async def connected(url: str) -> AsyncClient:
+    return connect_async(url, timeout=600)
+
+
+def served(
+    loop: asyncio.AbstractEventLoop, client: AsyncClient, build: Callable[[], str], *, stream: bool
+) -> Callable[[Ids], int]:
+    """Answer through Triton, by a client that is connected already."""
     model = build()
+    asked: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+
+    async def one(prompt: str) -> int:
+        if not stream:
+            return (await client.generate(model, prompt, **asked)).output_tokens or 0
+        count = 0
+        async for piece in client.stream(model, prompt, **asked):
+            count = piece.output_tokens or count
+        return count
 
     async def ask(prompts: Ids) -> int:
-        asked: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-        async with connect_async(url, timeout=600) as client:
+        return sum(await asyncio.gather(*(one(Prompts.text(ids)) for ids in prompts)))
 
-            async def one(prompt: str) -> int:
-                if not stream:
-                    return (await client.generate(model, prompt, **asked)).output_tokens or 0
-                count = 0
-                async for piece in client.stream(model, prompt, **asked):
-                    count = piece.output_tokens or count
-                return count
-
-            return sum(await asyncio.gather(*(one(Prompts.text(ids)) for ids in prompts)))
-
-    return lambda prompts: asyncio.run(ask(prompts))
+    return lambda prompts: loop.run_until_complete(ask(prompts))
 
 
 @contextmanager
@@ -196,7 +200,7 @@ def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]
         console.print(f"making {name}", style="dim")
         found[name] = timed(make())
 
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home, closing(asyncio.new_event_loop()) as loop:
         folder = Path(home)
         checkpoint = save(args.shape, args.device, folder / "model")
         reference = make_model(args.shape, args.dtype, args.device)
@@ -207,22 +211,25 @@ def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]
             add("generate_batch(), in process", lambda: partial(generate_batch, reference))
         add("CTranslate2 int8, in process", lambda: ctranslate2(checkpoint, folder), "ctranslate2")
         with LiveTriton.start(folder / "repository") as live:
-            for label, (plugin, options) in SERVED.items():
-                asked = {"dtype": args.dtype, "device": args.device, **options}
-                if plugin == "openvino" and args.device != "cpu":
-                    continue
+            client = loop.run_until_complete(connected(live.server.grpc_url))
+            common = {"dtype": args.dtype, "device": args.device}
+            builds = {
+                label: cache(partial(live.build, plugin, str(checkpoint), **{**common, **options}))
+                for label, (plugin, options) in SERVED.items()
+                if plugin != "openvino" or args.device == "cpu"
+            }
+            for label, build in builds.items():
                 for stream in (False, True):
                     name = f"{label}, {'streaming' if stream else 'whole'}"
-                    build = partial(live.build, plugin, str(checkpoint), **asked)
-                    add(name, partial(served, live.server.grpc_url, build, stream=stream))
+                    add(name, partial(served, loop, client, build, stream=stream))
             if args.device == "cpu":
-                build = partial(live.build, "openvino", str(checkpoint), dtype="float32")
                 add(
                     "OpenVINO GenAI, in process",
-                    lambda: openvino_genai(live.repository / build()),
+                    lambda: openvino_genai(live.repository / builds["openvino"]()),
                     "openvino_genai",
                 )
             yield found
+            loop.run_until_complete(client.close())
 
 
 def measure(

@@ -56,12 +56,13 @@ class Answer {
     this.bar = element("div", "");
     const bar = element("div", "bar");
     bar.append(this.bar);
-    this.figures = element("span", "", "waiting");
+    this.figures = element("p", "figures", "waiting");
     this.stop = element("button", "", "Stop");
     this.stop.type = "button";
-    const line = element("p", "figures");
-    line.append(this.figures, this.stop);
-    this.item.append(element("p", "asked", prompt), this.text, bar, line);
+    // Above the text, which grows: who is about to press it finds it where it was.
+    const head = element("div", "head");
+    head.append(element("p", "asked", prompt), this.stop);
+    this.item.append(head, this.text, bar, this.figures);
     at("empty").hidden = true;
     at("answers").prepend(this.item);
     answers.push(this);

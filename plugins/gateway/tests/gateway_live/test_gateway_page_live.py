@@ -83,8 +83,12 @@ def test_a_request_can_be_stopped(page: Page) -> None:
     page.locator("#prompt").fill("Once upon a time")
     page.locator("#tokens").fill("400")
     page.get_by_role("button", name="Send", exact=True).click()
-    page.locator("#answers .text:not(:empty)").wait_for()
-    page.get_by_role("button", name="Stop", exact=True).click()
+    stop = page.get_by_role("button", name="Stop", exact=True)
+    place = stop.bounding_box()
+    # It stays where it is while the text and the figures below it grow.
+    page.locator(".figures", has_text="tokens/s").wait_for()
+    assert stop.bounding_box() == place
+    stop.click()
     page.get_by_text("· stopped").wait_for()
 
 
