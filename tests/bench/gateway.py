@@ -1,9 +1,10 @@
-"""What the gateway costs: the demo model through it, and asked directly, in turns in one run.
+"""What the gateway costs: a model through it, and asked directly, in turns in one run.
 
-    python -m tests.bench.gateway [--rounds 5] [--plugin hf]
+    python -m tests.bench.gateway [--rounds 5] [--plugin hf] [--shape demo]
 
-Processor time is the gateway's own, by the system's count. First tokens are asked for one at a
-time; of all else 32 requests are always under way.
+Processor time is the gateway's own, by the system's count; beside it stands what `grpc.aio` takes
+by itself to read as many streams. First tokens are asked for one at a time; of all else 32
+requests are always under way.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Prompts
 from llmserve_bench.results import Load, Run
 from llmserve_bench.targets import Target
+
+from .shapes import SHAPES, save
 
 _TOKENS = {"max_tokens": 64, "ignore_eos": True}
 FIRST = Load(concurrency=1, requests=40, stream=True, options={"max_tokens": 4})
@@ -61,11 +64,17 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def reading_alone(target: Target) -> float:
+    """Return the milliseconds of processor time that reading a message takes `grpc.aio` alone."""
+    command = [sys.executable, "-m", "tests.bench.grpc_reader", target.url, target.model]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[list[str]]:
     """Give the rows of the table."""
     plan = Plan(Prompts())
     firsts, streams, whole = ({name: list[float]() for name in targets} for _ in range(3))
-    each: list[float] = []
+    each, alone = list[float](), list[float]()
     for turn in range(rounds):
         for name in random.Random(turn).sample(list(targets), len(targets)):
 
@@ -82,21 +91,22 @@ def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[l
                 chunks = sum(len(record.pieces) for record in streamed.records)
                 chunks += (STREAMS.warmup or 0) * chunks // len(streamed.records)
                 each.append((cpu_seconds(process) - before) / chunks * 1e3)
+                alone.append(reading_alone(targets[DIRECT]))
             rate = "output_tokens_per_second"
             streams[name].append(figures_of(streamed, STREAMS)[rate])
             whole[name].append(figures_of(run(WHOLE), WHOLE)[rate])
     for label, found in (("first token, ms", firsts), ("streams, tokens/s", streams),
                          ("whole answers, tokens/s", whole)):  # fmt: skip
-        cells = [f"{median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in found.values()]
         pairs = list(zip(found[DIRECT], found[THROUGH], strict=True))
         added = median(b - a for a, b in pairs), median(b / a for a, b in pairs)
-        yield [label, *cells, f"{added[0]:+.1f} ms" if found is firsts else f"{added[1]:.2f}"]
-    yield [
-        "processor time a chunk",
-        "",
-        "",
-        f"{median(each):.3f} ms ({min(each):.3f} to {max(each):.3f})",
-    ]
+        difference = f"{added[0]:+.1f} ms" if found is firsts else f"{added[1]:.2f}"
+        yield [label, *(cell(values) for values in found.values()), difference]
+    beyond = median(b - a for a, b in zip(alone, each, strict=True))
+    yield ["processor time a chunk, ms", f"{cell(alone, 3)} *", cell(each, 3), f"{beyond:+.3f} ms"]
+
+
+def cell(values: list[float], digits: int = 1) -> str:
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def main() -> None:
@@ -105,11 +115,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--plugin", default="hf")
+    parser.add_argument("--shape", choices=("demo", *SHAPES), default="demo")
     args = parser.parse_args()
-    title = f"The demo model by {args.plugin}, medians of {args.rounds} rounds (range)"
+    title = f"{args.shape} by {args.plugin}, medians of {args.rounds} rounds (range)"
     table = Table("", DIRECT, THROUGH, "difference", title=title)
     with tempfile.TemporaryDirectory() as home, LiveTriton.start(Path(home) / "models") as live:
-        model = live.build(args.plugin)
+        shape: str = args.shape
+        made = shape if shape == "demo" else str(save(shape, "cpu", Path(home) / shape))
+        model = live.build(args.plugin, made)
         with gateway(live.server.grpc_url) as (address, process):
             targets = {
                 DIRECT: Target(model, live.server.grpc_url, repository=live.repository),
@@ -118,7 +131,9 @@ def main() -> None:
             for row in measure(targets, process, args.rounds):
                 table.add_row(*row)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    table.caption = f"{os.cpu_count()} cores; load of the machine in the end {load}"
+    table.caption = (
+        f"* grpc.aio alone; {os.cpu_count()} cores; load of the machine in the end {load}"
+    )
     Console(width=120).print(table)
 
 

@@ -267,59 +267,15 @@ class Gateway:
             await reply.begin(answers.opening(Piece("")))
         await reply.end(answers.closing())
 
-    async def _read(self, request: _Request) -> AsyncGenerator[Piece, None]:
+    def _read(self, request: _Request) -> AsyncGenerator[Piece, None]:
         """Give the pieces of all answers, with the calls in them."""
-        async with aclosing(self._pieces(request.asked, request.timeout)) as pieces:
-            if (new := request.new_reader) is None:
-                async for piece in pieces:
-                    yield piece
-                return
-            asked = request.asked
-            answers = [Answer(new(), asked.parallel) for _ in range(asked.count)]
-            async for piece in pieces:
-                yield answers[piece.index].take(piece)
-            for index, answer in enumerate(answers):
-                if not answer.ended:
-                    yield answer.take(Piece("", index, finish_reason="stop"))
-
-    async def _pieces(self, asked: Asked, timeout: float | None) -> AsyncGenerator[Piece, None]:
-        """Give the pieces of all answers as they come."""
-        calls = asked.calls()
-
-        def ask(prompt: str, options: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-            return self.client.stream(asked.model, prompt, timeout=timeout, **options)
-
-        if len(calls) == 1:
-            async with aclosing(ask(*calls[0])) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
-        arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
-
-        async def pour(index: int, prompt: str, options: dict[str, Any]) -> None:
-            try:
-                async with aclosing(ask(prompt, options)) as pieces:
-                    async for piece in pieces:
-                        arrived.put_nowait(replace(piece, index=index))
-                arrived.put_nowait(None)
-            except Exception as error:
-                arrived.put_nowait(error)
-
-        tasks = [asyncio.ensure_future(pour(at, *call)) for at, call in enumerate(calls)]
-        try:
-            left = len(tasks)
-            while left:
-                news = await arrived.get()
-                if isinstance(news, Exception):
-                    raise news
-                if news is None:
-                    left -= 1
-                else:
-                    yield news
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        asked, ask = request.asked, self.client.stream
+        answers = [
+            ask(asked.model, prompt, timeout=request.timeout, **options)
+            for prompt, options in asked.calls()
+        ]
+        pieces = answers[0] if len(answers) == 1 else _as_they_come(answers)
+        return _with_calls(pieces, request.new_reader, asked) if request.new_reader else pieces
 
     def _timeout(self, headers: Mapping[str, str]) -> float | None:
         given = headers.get("x-request-timeout")
@@ -330,6 +286,51 @@ class Gateway:
             if (seconds := float(given)) > 0:
                 return seconds if most is None else min(seconds, most)
         raise ApiError(400, "x-request-timeout takes seconds above 0", param="x-request-timeout")
+
+
+async def _as_they_come(
+    answers: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[Piece, None]:
+    """Give the pieces of several answers, whichever comes first."""
+    arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+
+    async def pour(index: int, answer: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async with aclosing(answer) as pieces:
+                async for piece in pieces:
+                    arrived.put_nowait(replace(piece, index=index))
+            arrived.put_nowait(None)
+        except Exception as error:
+            arrived.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(pour(at, answer)) for at, answer in enumerate(answers)]
+    try:
+        left = len(tasks)
+        while left:
+            news = await arrived.get()
+            if isinstance(news, Exception):
+                raise news
+            if news is None:
+                left -= 1
+            else:
+                yield news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _with_calls(
+    pieces: AsyncGenerator[Piece, None], new: NewReader, asked: Asked
+) -> AsyncGenerator[Piece, None]:
+    """Give pieces with the calls that are read out of them."""
+    answers = [Answer(new(), asked.parallel) for _ in range(asked.count)]
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield answers[piece.index].take(piece)
+    for index, answer in enumerate(answers):
+        if not answer.ended:
+            yield answer.take(Piece("", index, finish_reason="stop"))
 
 
 @asynccontextmanager
