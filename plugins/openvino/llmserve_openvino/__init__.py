@@ -64,7 +64,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 ),
                 Option(
                     "dynamic_quantization",
-                    32,
+                    128,
                     "With int8 or int4 weights, so many activations share a scale; 0 keeps them "
                     "as they are.",
                     minimum=0,

@@ -120,6 +120,7 @@ class PagePlan:
             first = len(scattered) if copied else pages[0]
             self._places.append((chunk, copied, first * self.page_size))
             scattered += pages if copied else []
+        self._counts = [chunk.stop - chunk.start for chunk in chunks]
         self._scattered = torch.tensor(scattered, dtype=torch.long, device=device)
         self._masks: dict[tuple[Chunk, int | None], Tensor] = {}
 
@@ -131,23 +132,24 @@ class PagePlan:
         # Heads that share keys are so many queries of one: [tokens, heads of keys, these, width].
         queries = query.to(keys.dtype).transpose(0, 1).reshape(count, shared, -1, width)
         parts = []
-        at = 0
-        for chunk, copied, first in self._places:
-            back, mask, many = 0, None, chunk.stop - chunk.start
-            rows = queries[at : at + many]
-            at += many
+        for (chunk, copied, first), rows in zip(
+            self._places, queries.split(self._counts), strict=True
+        ):
+            back, mask, asked = 0, None, rows
             if not chunk.single:
-                rows = rows.permute(1, 2, 0, 3).reshape(1, shared, -1, width)
-                mask = self._mask(chunk, rule.window, rows)
+                asked = rows.permute(1, 2, 0, 3).reshape(1, shared, -1, width)
+                mask = self._mask(chunk, rule.window, asked)
             elif rule.window:
                 back = max(0, chunk.stop - rule.window)
-            source = copies if copied else in_place
-            own = (whole.narrow(2, first + back, chunk.stop - back) for whole in source)
-            seen = _attend(rows, *own, mask=mask, rule=rule)
+            known, told = copies if copied else in_place
+            start, length = first + back, chunk.stop - back
+            seen = _attend(
+                asked, known.narrow(2, start, length), told.narrow(2, start, length), mask, rule
+            )
             if not chunk.single:
-                seen = seen.view(shared, -1, many, seen.shape[3]).permute(2, 0, 1, 3)
-            parts.append(seen.reshape(many, heads, -1))
-        return torch.cat(parts)
+                seen = seen.view(shared, -1, len(rows), seen.shape[3]).permute(2, 0, 1, 3)
+            parts.append(seen)
+        return torch.cat(parts).view(count, heads, -1)
 
     def _copy(self, whole: Tensor) -> Tensor:
         pages = whole.view(-1, self.page_size * whole.shape[1], whole.shape[2])
@@ -166,9 +168,7 @@ class PagePlan:
         return found
 
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, rule: Rule
-) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     if rule.softcap is None:
         return scaled_dot_product_attention(query, keys, values, mask, scale=rule.scale)
     # No fused kernel has this.
