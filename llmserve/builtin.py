@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import OptionError
 from llmserve.hookspecs import hookimpl
-from llmserve.options import INT32_MAX, Option
+from llmserve.options import Option
 from llmserve.roles import Batching, Formatter, Tokenizer
 from llmserve.runtime import contract
 
@@ -52,14 +52,12 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                     8,
                     "Most prompts in one batch; 0 makes a model without a batch dimension.",
                     minimum=0,
-                    maximum=INT32_MAX,
                 ),
                 Option(
                     "queue_delay_us",
                     0,
                     "How long a request may wait for company, in microseconds.",
                     minimum=0,
-                    maximum=INT32_MAX,
                 ),
                 DECOUPLED_OPTION,
             ),
@@ -76,7 +74,6 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                     32,
                     "Most sequences under way at a time; others wait.",
                     minimum=1,
-                    maximum=INT32_MAX,
                 ),
             ),
         ),
@@ -87,15 +84,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             requires=(),
             mode="step",
             prepare=_prepare_streaming,
-            options=(
-                Option(
-                    "max_batch_size",
-                    32,
-                    "Most prompts in one request.",
-                    minimum=1,
-                    maximum=INT32_MAX,
-                ),
-            ),
+            options=(Option("max_batch_size", 32, "Most prompts in one request.", minimum=1),),
         ),
     ]
 

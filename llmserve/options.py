@@ -29,6 +29,7 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    """For a whole number what fits into Triton's configuration, where nothing is said."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Choices that had another name: the old one is still taken, and means the new one."""
 
@@ -64,8 +65,9 @@ class Option:
         # Written so that nan, which compares false with everything, is refused too.
         if self.minimum is not None and not value >= self.minimum:
             raise OptionError(f"{self.name} must be at least {self.minimum}, not {value}")
-        if self.maximum is not None and not value <= self.maximum:
-            raise OptionError(f"{self.name} must be at most {self.maximum}, not {value}")
+        most = INT32_MAX if self.maximum is None and type(value) is int else self.maximum
+        if most is not None and not value <= most:
+            raise OptionError(f"{self.name} must be at most {most}, not {value}")
 
     def _wrong(self, value: object) -> OptionError:
         return OptionError(f"{self.name} takes {_WORDS[type(self.default)]}, not {value!r}")

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import ModelSourceError, OptionError
-from llmserve.options import INT32_MAX, Option
+from llmserve.options import Option
 from llmserve.repository.source import ModelSource
 from llmserve.repository.source_files import weight_files
 
@@ -28,11 +28,7 @@ DEVICE_OPTION = Option(
     "there is one when the model is loaded.",
 )
 INSTANCES_OPTION = Option(
-    "instances",
-    1,
-    "Copies of the model, each with its own memory.",
-    minimum=1,
-    maximum=INT32_MAX,
+    "instances", 1, "Copies of the model, each with its own memory.", minimum=1
 )
 # No more digits than any machine has GPUs for, and none but these: str.isdigit knows others.
 _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")

@@ -21,7 +21,7 @@ from llmserve.errors import (
     reason,
 )
 from llmserve.names import check_model_name, model_name_from, normal
-from llmserve.options import INT32_MAX, Option, Value, renamed_values, resolve
+from llmserve.options import Option, Value, renamed_values, resolve
 from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
@@ -49,13 +49,7 @@ SOURCE_OPTIONS = (
 )
 
 REQUEST_OPTIONS = (
-    Option(
-        "max_tokens",
-        64,
-        "Longest answer of a request that does not say.",
-        minimum=1,
-        maximum=INT32_MAX,
-    ),
+    Option("max_tokens", 64, "Longest answer of a request that does not say.", minimum=1),
     Option("stream", False, "Send pieces to a request that does not say."),
     Option("chat", False, "Treat text_input as a user's message in the model's chat template."),
     Option("echo", False, "Begin the answer with the prompt, as Triton's tutorial does."),

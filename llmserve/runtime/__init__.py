@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmserve.runtime.batch import BatchDriver as BatchDriver
+    from llmserve.runtime.batch import run_batch as run_batch
     from llmserve.runtime.continuous import ContinuousDriver as ContinuousDriver
     from llmserve.runtime.contract import Tensor as Tensor
     from llmserve.runtime.errors import RequestError as RequestError
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from llmserve.runtime.text_formatter import TextFormatter as TextFormatter
 
 _HOMES = {
-    "batch": ("BatchDriver",),
+    "batch": ("BatchDriver", "run_batch"),
     "continuous": ("ContinuousDriver",),
     "contract": ("Tensor",),
     "errors": ("RequestError",),

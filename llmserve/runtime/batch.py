@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime.errors import panics_as_errors
+from llmserve.runtime.generation import Generation
 from llmserve.runtime.job import Job, begin
-from llmserve.runtime.protocols import Parts
+from llmserve.runtime.protocols import Parts, Stepper
 
 
 class BatchDriver:
@@ -52,3 +53,16 @@ class BatchDriver:
                 self._generate([job])
             else:
                 job.responder.fail(error)
+
+
+def run_batch(engine: Stepper, generations: Sequence[Generation]) -> None:
+    """Make steps until every generation is done; who fails at one fails all of them."""
+    try:
+        for generation in generations:
+            engine.admit(generation)
+        while engine.busy:
+            for _, error in engine.step().failed:
+                raise error
+    finally:
+        for generation in generations:
+            engine.drop(generation)

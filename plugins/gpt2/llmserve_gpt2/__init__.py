@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmserve.plugin import (
-    INT32_MAX,
     Batching,
     BuildContext,
     Generator,
@@ -43,7 +42,6 @@ _GENERATOR_OPTIONS = (
         400,
         "How long the generator waits for the other sequences of a step, in microseconds.",
         minimum=0,
-        maximum=INT32_MAX,
     ),
     Option(
         "layout",
@@ -75,14 +73,12 @@ _BATCHING_OPTIONS = (
         5000,
         "How long a request may wait for those of other sequences, in microseconds.",
         minimum=0,
-        maximum=INT32_MAX,
     ),
     Option(
         "most_tokens",
         16,
         "Most tokens for one request: as long a newcomer may have to wait.",
         minimum=1,
-        maximum=INT32_MAX,
     ),
 )
 

@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from llmserve.runtime import Generation, Tokenizer, causal
+from llmserve.runtime.linear import speed_up
 from llmserve_hf.rows import Row, RowChooser, RowFinisher
 
 
@@ -23,6 +24,8 @@ class TransformersGenerator:
         # When a row ends is for its request to say, so generate() itself knows no end; and it is
         # not to sample by the model's defaults, which no request asked for.
         self._model.generation_config = GenerationConfig(pad_token_id=0)
+        if self._model.device.type == "cpu":
+            speed_up(self._model)
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmserve.plugin import (
-    INT32_MAX,
     PLACEMENT_OPTIONS,
     Batching,
     BuildContext,
@@ -33,14 +32,12 @@ def llmserve_register_generators() -> Sequence[Generator]:
         "Tokens that the cache holds for all sequences together; 0 is four contexts, or a "
         "quarter of one for every sequence if that is more.",
         minimum=0,
-        maximum=INT32_MAX,
     )
     prefill_chunk = Option(
         "prefill_chunk",
         256,
         "Most prompt tokens in one step, so that a long prompt does not stall others.",
         minimum=1,
-        maximum=INT32_MAX,
     )
     return [
         Generator(
@@ -65,11 +62,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
     max_batch_size = Option(
-        "max_batch_size",
-        32,
-        "Most sequences under way at a time; others wait.",
-        minimum=1,
-        maximum=INT32_MAX,
+        "max_batch_size", 32, "Most sequences under way at a time; others wait.", minimum=1
     )
     idle_seconds = Option(
         "idle_seconds",

@@ -140,7 +140,7 @@ class IterativeDriver:
                 request.queued = now
             request.job.responder.detach()
         self._turn_ended = now
-        self._publish(at_once=not self._active)
+        self._metrics.publish(now, self._engine, at_once=not self._active)
 
     def _arrive(self, raw: Any, number: int, start: bool, now: float) -> bool:
         """Match a request with what is known of it, or begin it; say whether it goes on."""
@@ -267,9 +267,6 @@ class IterativeDriver:
             self._metrics.count("token_seconds_sum", now - request.first_token)
             self._metrics.count("token_seconds_count", request.counted - 1)
 
-    def _publish(self, *, at_once: bool) -> None:
-        self._metrics.publish(self._clock(), self._engine, at_once=at_once)
-
     def _fail(self, generation: Generation, error: Exception) -> None:
         for request in self._active.values():
             if generation not in request.job.generations:
@@ -288,7 +285,7 @@ class IterativeDriver:
                 now = self._clock()
                 if self._active and now - self._turn_ended > _SILENCE:
                     self._suspend(self._active.values(), now)
-                    self._publish(at_once=True)
+                    self._metrics.publish(now, self._engine, at_once=True)
 
     def _suspend(self, requests: Iterable[ActiveRequest], now: float) -> None:
         """Free what a request holds that Triton has let go, and forget it long afterwards.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import Generation, Tokenizer
+from llmserve.runtime import Generation, Tokenizer, run_batch
 from llmserve.runtime.causal import context_length, eos_ids, load
 from llmserve_iterative.engine.engine import Engine
 
@@ -35,13 +35,4 @@ class StepwiseGenerator:
         return self._engine
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
-        engine = self.stepper(tokenizer)
-        try:
-            for generation in generations:
-                engine.admit(generation)
-            while engine.busy:
-                for _, error in engine.step().failed:
-                    raise error
-        finally:
-            for generation in generations:
-                engine.drop(generation)
+        run_batch(self.stepper(tokenizer), generations)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any
 
 from llmserve.runtime import Stepper
@@ -28,11 +27,10 @@ class Metrics:
     """Gathers figures at no cost and hands them to Triton a few times a second.
 
     Each hand-over crosses to Triton's process, and a second thread in the middle of one would
-    bring the server down; the lock keeps that from ever happening.
+    bring the server down: the driver holds its lock meanwhile.
     """
 
     def __init__(self, pb_utils: Any, model: str) -> None:
-        self._lock = Lock()
         self._pending = dict.fromkeys(_COUNTERS, 0.0)
         self._published = 0.0
         family = pb_utils.MetricFamily
@@ -58,10 +56,9 @@ class Metrics:
         if not at_once and now - self._published < _INTERVAL:
             return
         self._published = now
-        with self._lock:
-            for name, (attribute, _) in _GAUGES.items():
-                self._metrics[name].set(getattr(engine, attribute))
-            for name, amount in self._pending.items():
-                if amount:
-                    self._metrics[name].increment(amount)
-                    self._pending[name] = 0.0
+        for name, (attribute, _) in _GAUGES.items():
+            self._metrics[name].set(getattr(engine, attribute))
+        for name, amount in self._pending.items():
+            if amount:
+                self._metrics[name].increment(amount)
+                self._pending[name] = 0.0

@@ -7,7 +7,6 @@ from typing import Any
 
 from llmserve.plugin import (
     DTYPE_OPTION,
-    INT32_MAX,
     BuildContext,
     Generator,
     Option,
@@ -47,7 +46,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     128,
                     "So many int4 weights share a scale; -1 is a scale for each output.",
                     minimum=-1,
-                    maximum=INT32_MAX,
                 ),
                 Option(
                     "int4_ratio",
@@ -68,21 +66,18 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "With int8 or int4 weights, so many activations share a scale; 0 keeps them "
                     "as they are.",
                     minimum=0,
-                    maximum=INT32_MAX,
                 ),
                 Option(
                     "cache_gb",
                     0,
                     "Memory of the cache in GB; 0 lets it grow as requests need it.",
                     minimum=0,
-                    maximum=INT32_MAX,
                 ),
                 Option(
                     "max_sequences",
                     64,
                     "Most sequences under way at a time; others wait.",
                     minimum=1,
-                    maximum=INT32_MAX,
                 ),
                 Option("prefix_cache", True, "Keep what prompts that begin alike have in common."),
                 Option(
@@ -106,13 +101,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     minimum=1,
                     maximum=64,
                 ),
-                Option(
-                    "threads",
-                    0,
-                    "Threads that compute; 0 is one per core.",
-                    minimum=0,
-                    maximum=INT32_MAX,
-                ),
+                Option("threads", 0, "Threads that compute; 0 is one per core.", minimum=0),
             ),
             requires=("openvino-genai",),
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Generation, RequestError, Tokenizer, contract
+from llmserve.runtime import Generation, RequestError, Tokenizer, contract, run_batch
 from llmserve_openvino.library import openvino, openvino_genai
 
 LOG = logging.getLogger(__name__)
@@ -82,15 +82,7 @@ class OpenVinoGenerator:
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""
         del tokenizer
-        try:
-            for generation in generations:
-                self.engine.admit(generation)
-            while self.engine.busy:
-                for _, error in self.engine.step().failed:
-                    raise error
-        finally:
-            for generation in generations:
-                self.engine.drop(generation)
+        run_batch(self.engine, generations)
 
 
 class Engine:

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmserve.plugin import DECOUPLED_OPTION, INT32_MAX, Batching, BuildContext, Option, hookimpl
+from llmserve.plugin import DECOUPLED_OPTION, Batching, BuildContext, Option, hookimpl
 
 # Triton keeps a queue for every level, so many of them only cost.
 _MOST_LEVELS = 100
 
 OPTIONS = (
-    Option(
-        "max_batch_size",
-        8,
-        "Most prompts in one batch.",
-        minimum=1,
-        maximum=INT32_MAX,
-    ),
+    Option("max_batch_size", 8, "Most prompts in one batch.", minimum=1),
     DECOUPLED_OPTION,
     Option(
         "priority_levels",
@@ -38,15 +32,8 @@ OPTIONS = (
         0,
         "Most requests that wait in each queue, one more is refused; 0 is no limit.",
         minimum=0,
-        maximum=INT32_MAX,
     ),
-    Option(
-        "queue_timeout_ms",
-        0,
-        "How long a request may wait; 0 is for ever.",
-        minimum=0,
-        maximum=INT32_MAX,
-    ),
+    Option("queue_timeout_ms", 0, "How long a request may wait; 0 is for ever.", minimum=0),
     Option(
         "timeout_action",
         "reject",

@@ -133,7 +133,7 @@ class PagePlan:
         queries = query.to(keys.dtype).transpose(0, 1).reshape(count, shared, -1, width)
         parts = []
         for (chunk, copied, first), rows in zip(
-            self._places, queries.split(self._counts), strict=True
+            self._places, queries.split_with_sizes(self._counts), strict=True
         ):
             back, mask, asked = 0, None, rows
             if not chunk.single:

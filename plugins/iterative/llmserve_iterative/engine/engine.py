@@ -39,8 +39,6 @@ class Engine:
         cache_tokens: int,
         prefill_chunk: int = 256,
     ) -> None:
-        config = model.config.get_text_config()
-        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
         self.tokens_computed = 0
         self._tokenizer = tokenizer
         self._runner = make_runner(model, cache_tokens)
@@ -70,19 +68,10 @@ class Engine:
         """Take a generation: it runs as soon as there is room. What can never run is refused."""
         prompt, answer = len(generation.prompt_ids), generation.max_tokens
         # The last token is told and never computed.
-        needed = prompt + answer - 1
-        asked = f"the prompt's {prompt} tokens and max_tokens {answer} are over the"
-        if not prompt:
-            raise RequestError("the prompt has no tokens: send at least one")
-        if self.context_length is not None and needed > self.context_length:
+        if prompt + answer - 1 > self.cache_tokens:
             raise RequestError(
-                f"{asked} model's context of {self.context_length}: shorten the prompt or ask "
-                "for fewer"
-            )
-        if needed > self.cache_tokens:
-            raise RequestError(
-                f"{asked} cache of {self.cache_tokens} tokens: ask for fewer, or serve with more "
-                "cache"
+                f"the prompt's {prompt} tokens and max_tokens {answer} are over the cache of "
+                f"{self.cache_tokens} tokens: ask for fewer, or serve with more cache"
             )
         self._scheduler.waiting.append(Sequence(generation, self._tokenizer))
 

@@ -13,7 +13,7 @@ from llmserve.runtime import Generation
 from llmserve.runtime.errors import RequestError
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
-from tests.tiny_models import CONTEXT, make_model
+from tests.tiny_models import make_model
 
 from .families import expected, finish, generation, same_as_alone
 
@@ -70,12 +70,6 @@ def test_what_never_fits_is_refused() -> None:
     engine = make_engine(cache_tokens=64)
     with pytest.raises(RequestError, match=r"60 tokens and max_tokens 20 .* cache of 64 tokens"):
         engine.admit(generation([1] * 60, 20))
-    with pytest.raises(
-        RequestError, match=rf"120 tokens and max_tokens 20 .* context of {CONTEXT}"
-    ):
-        engine.admit(generation([1] * 120, 20))
-    with pytest.raises(RequestError, match="no tokens"):
-        engine.admit(generation([], 5))
     assert not engine.busy
 
 

@@ -1,4 +1,4 @@
-"""Attention over pages, and the quicker modules, against the same sums written out."""
+"""The quicker modules, against the same sums written out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
-from llmserve_iterative.engine.linear import FewRowsLinear, speed_up
+from llmserve.runtime.linear import FewRowsLinear, speed_up
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 32, 40])
