@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from llmserve.runtime import Stepper
@@ -40,7 +41,9 @@ class Metrics:
         self.families = {
             name: family(f"llmserve_{name}", *of) for name, of in (gauges | counters).items()
         }
-        labels = {"model": model}
+        # When a model is loaded anew its old process goes after the new one has come, and Triton
+        # drops a metric of the same labels for both, though the new one still writes to it.
+        labels = {"model": model, "process": str(os.getpid())}
         self._metrics = {name: made.Metric(labels=labels) for name, made in self.families.items()}
 
     def close(self) -> None:

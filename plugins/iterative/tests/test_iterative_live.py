@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from soak import Soak, figure
 from tritonclient import grpc as triton_grpc
 
@@ -44,6 +47,42 @@ def test_behind_every_driver_it_gives_the_answers_of_generate(
     with ThreadPoolExecutor(len(prompts)) as pool:
         found = pool.map(lambda p: triton.client.generate(model, p, max_tokens=32).text, prompts)
         assert list(found) == expected
+
+
+def tokens_told(triton: LiveTriton, model: str) -> dict[str, float]:
+    """Return how many tokens each process of a model says it has made."""
+    with urllib.request.urlopen(triton.server.metrics_url, timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    samples = [sample for family in families for sample in family.samples]
+    return {
+        labels["process"]: value
+        for name, labels, value, *_ in samples
+        if name == "llmserve_output_tokens_total" and labels["model"] == model
+    }
+
+
+def test_figures_outlive_the_process_before(triton: LiveTriton) -> None:
+    """Triton forgets a figure as soon as one of two processes that tell it lets go of it.
+
+    The other goes on writing to it, into freed memory: for a while that went well.
+    """
+    model = triton.build("iterative", name="loaded-anew")
+    (before,) = tokens_told(triton, model)
+    config = triton.repository / model / "config.pbtxt"
+    # Without a change it would stay as it is; the new one comes before the old one goes.
+    os.utime(config, (time.time() + 2, time.time() + 2))
+    triton.server.load(model)
+    deadline = time.monotonic() + 60
+    while before in tokens_told(triton, model):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    triton.client.generate(model, PROMPT, max_tokens=7, ignore_eos=True)
+    # They are handed over four times a second.
+    time.sleep(0.5)
+    triton.client.generate(model, PROMPT, max_tokens=7, ignore_eos=True)
+    ((process, told),) = tokens_told(triton, model).items()
+    assert process != before
+    assert told == 14
 
 
 def order_of_ends(triton: LiveTriton, model: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from llmserve.runtime.contract import STAND_IN_METRIC
@@ -20,7 +21,9 @@ def notice(pb_utils: Any, model: str, instead_of: str, what: str) -> list[Any]:
     )
     try:
         family = pb_utils.MetricFamily(STAND_IN_METRIC, _MEANING, pb_utils.MetricFamily.GAUGE)
-        metric = family.Metric(labels={"model": model, "instead_of": instead_of})
+        # Of two with the same labels Triton drops both when one goes, as when a model is reloaded.
+        labels = {"model": model, "instead_of": instead_of, "process": str(os.getpid())}
+        metric = family.Metric(labels=labels)
         metric.set(1)
     except Exception as error:
         # A server may be without metrics; the log says it then.
