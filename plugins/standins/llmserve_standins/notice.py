@@ -11,10 +11,7 @@ _MEANING = "1 for a model whose backend is not there and is stood in for"
 
 
 def notice(pb_utils: Any, model: str, instead_of: str, what: str) -> list[Any]:
-    """Say it once in the log, and on ``/metrics`` while the list is kept.
-
-    Empty it when the model goes: a metric that outlived Triton's memory would crash the process.
-    """
+    """Return what to drop when the model goes: a metric that is left would crash the process."""
     pb_utils.Logger.log_warn(
         f"{model}: this is llmserve's stand-in for {instead_of}, {what}; the real one has "
         "another speed"
