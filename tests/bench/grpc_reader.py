@@ -26,13 +26,16 @@ async def read(url: str, model: str) -> float:
     async with grpc.aio.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         told = await stub.ModelConfig(service_pb2.ModelConfigRequest(name=model))
+        info = read_config(told.config)
         options = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True}
 
         async def one(number: int) -> int:
             prompt = f"{number} Programming in C++ is like"
-            request = build_request(read_config(told.config), [prompt], options, request_id="1")
-            messages, call = 0, stub.ModelStreamInfer(iter([request]))
-            while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            request = build_request(info, [prompt], options, request_id="1")
+            messages = 0
+            async for message in stub.ModelStreamInfer(iter([request])):
+                if message.error_message:
+                    raise RuntimeError(message.error_message)
                 messages += 1
             return messages
 
