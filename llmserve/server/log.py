@@ -127,4 +127,5 @@ def in_plain_words(reason: str) -> str:
     message = reason.replace("\\n", "\n").split("\n\nAt:\n")[0]
     if "shared memory key" in message:
         return "too little room in /dev/shm"
+    message = message.replace("is not healthy.", "stood still for a second, or ended")
     return " ".join(_CATEGORY.sub("", message).split()).rstrip(" ;")

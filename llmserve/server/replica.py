@@ -158,6 +158,7 @@ class Replica:
         for name in self._stubs.look():
             if name in self._models:
                 self._models[name].died_at = now
+        self._stubs.end_given_up(self._log.progress(0).loading, now)
         for model in self._models.values():
             if not self._triton.alive:
                 return

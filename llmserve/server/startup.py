@@ -35,11 +35,17 @@ from llmserve.server.machine import shortages
 from llmserve.server.scratch import make_scratch, sweep
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
+from llmserve.server.stubs import Stubs
 
 if TYPE_CHECKING:
     from llmserve.roles import Backend
 
 OnProgress = Callable[[Progress], None]
+
+
+class _StoodStillError(ServerError):
+    """A model's process stood still while it loaded, and Triton gave it up."""
+
 
 _GRACE = 3.0
 """Seconds to end in for a server that is not ready yet: it has no requests in flight."""
@@ -93,6 +99,8 @@ def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) ->
     for _ in range(_ATTEMPTS - 1):
         try:
             return _start_once(settings, on_progress)
+        except _StoodStillError:
+            continue
         except PortInUseError:
             # A free port may be taken by somebody else before the server listens on it.
             if 0 not in settings.ports().values():
@@ -305,13 +313,17 @@ def _wait_until_ready(
     lenient = ("--exit-on-error", "--model-load-retry-count")
     strict = not any(argument.startswith(lenient) for argument in settings.extra_args)
     begun = time.monotonic()
+    stubs, given_up = Stubs(server.pid), False
     while True:
         # Asked before the log is read: so a server that has ended has its last lines in it.
         ended = not server.alive()
         log.read()
         progress = log.progress(time.monotonic() - begun)
         if ended or log.stuck or (log.failures and strict):
-            raise _failure(server, log, settings.host)
+            failure = _failure(server, log, settings.host)
+            raise _StoodStillError(failure.problem, mend=failure.mend) if given_up else failure
+        stubs.look()
+        given_up |= stubs.end_given_up(progress.loading, time.monotonic())
         on_progress(progress)
         if server.ready():
             return

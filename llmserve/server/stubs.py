@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +19,10 @@ _INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+$")
 _ZOMBIE = "Z"
 _CONFIRMED = 2
 """A process that has just ended in order is a zombie as well, for a moment."""
+_WAIT4 = ("61", "260")
+"""The call that waits for a process's end, on x86-64 and on ARM."""
+_APART = 5.0
+"""Seconds between two looks at what Triton waits for."""
 
 
 class Stubs:
@@ -26,6 +32,8 @@ class Stubs:
         self._group = group
         self._models: dict[int, str] = {}
         self._zombie: Counter[int] = Counter()
+        self._waited_for: set[int] = set()
+        self._looked = 0.0
 
     def look(self) -> set[str]:
         """Return the models of which a process has died since the last look."""
@@ -43,6 +51,24 @@ class Stubs:
                 if self._zombie[process] == _CONFIRMED:
                     died.add(model)
         return died
+
+    def end_given_up(self, loading: Collection[str], now: float) -> bool:
+        """End what Triton has given up and yet waits for, of models that load; say if any was.
+
+        A process that stands still for a second while it loads, with its machine say, is not
+        healthy to Triton (2.51). It waits for its end before it says so, which never comes, and
+        loads nothing else meanwhile.
+        """
+        if now - self._looked < _APART:
+            return False
+        self._looked, before = now, self._waited_for
+        waited_for = _waited_for(self._group) if loading else set()
+        self._waited_for = {one for one in waited_for if self._models.get(one) in loading}
+        given_up = before & self._waited_for
+        for process in given_up:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return bool(given_up)
 
     def of(self, model: str) -> list[int]:
         return [
@@ -64,6 +90,18 @@ class Stubs:
                 if os.getpgid(int(name)) == self._group:
                     found.append(int(name))
         return found
+
+
+def _waited_for(waiting: int) -> set[int]:
+    """Return the processes for whose end a thread of another one waits."""
+    found = set()
+    for thread in Path(f"/proc/{waiting}/task").glob("*/syscall"):
+        # A thread that has ended, or one that makes no call, which is told in one word.
+        with suppress(OSError, ValueError):
+            call, first, *_ = thread.read_text(encoding="ascii").split()
+            if call in _WAIT4:
+                found.add(int(first, 16))
+    return found
 
 
 def _state(process: int) -> list[str]:

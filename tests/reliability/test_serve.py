@@ -25,6 +25,19 @@ from tests.support import run
 TOKEN = "hf_planted0123456789"
 ELSEWHERE = ["unshare", "-Urm", "sh", "-c"]
 """A mount namespace of one's own, where one may mount what one likes."""
+# Its process stands still for three seconds while it loads, as it does with its machine.
+STANDS_STILL = WORDS.replace(
+    "    def execute",
+    """    def initialize(self, args):
+        import os, pathlib, signal, subprocess
+        stood = pathlib.Path(os.environ["STOOD_STILL"])
+        if not stood.exists():
+            stood.touch()
+            subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def execute""",
+)
 LITTLE = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
@@ -258,6 +271,24 @@ def test_a_model_that_dies_over_and_over_has_failed_and_serve_says_why(tmp_path:
     assert serve.told.count("dies: loading") == 4
     eventually(serve.nothing_is_left)
     Path(serve.told.rpartition("see ")[2].strip()).unlink()
+
+
+def test_a_model_that_stood_still_while_it_loaded_holds_up_nothing(tmp_path: Path) -> None:
+    stood = tmp_path / "stood"
+    folder = repository(tmp_path / "served", still=STANDS_STILL, words=WORDS)
+    environment = {**os.environ, "STOOD_STILL": str(stood)}
+    serve = Serving(str(folder), "--frontend", "none", env=environment)
+    try:
+        assert serve.answers("still") == "word "
+        stood.unlink()
+        refused = run("reload", "still", "--url", serve.url)
+        assert "'still_0_0' stood still for a second, or ended" in refused.stderr
+        assert serve.answers("still") == "word "
+        for model in ("words", "still"):
+            assert run("reload", model, "--url", serve.url).returncode == 0
+            assert serve.answers(model) == "word "
+    finally:
+        serve.close()
 
 
 def test_when_serve_itself_is_killed_nothing_is_left(tmp_path: Path) -> None:
