@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,20 @@ from llmserve.runtime import Generation, Tokenizer, run_batch
 from llmserve.runtime.causal import context_length, eos_ids, load
 from llmserve_iterative.engine.engine import Engine
 
+LOG = logging.getLogger(__name__)
+
 
 class StepwiseGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._model = load(settings, folder)
-        self.context_length = context_length(self._model)
+        self.context_length = exact_length(self._model)
+        if self.context_length != (whole := context_length(self._model)):
+            LOG.warning(
+                "llmserve: note: of this model's context of %s tokens %s are served: beyond them "
+                "it reads all tokens otherwise, which iterative does not follow. hf serves all.",
+                whole,
+                self.context_length,
+            )
         self.eos_ids = eos_ids(self._model)
         self._settings = settings
         self._engine: Engine | None = None
@@ -36,3 +46,20 @@ class StepwiseGenerator:
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         run_batch(self.stepper(tokenizer), generations)
+
+
+def exact_length(model: Any) -> int | None:
+    """Return how many tokens a sequence may have for its answer to depend on nothing else.
+
+    With longrope every token of a pass is turned another way once one of them is that far behind,
+    of whichever sequence; attention in chunks is left to a mask, and there is none here.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Some models have one for each kind of layer.
+    ropes = [rope, *(one for one in rope.values() if isinstance(one, dict))]
+    ends = [
+        r["original_max_position_embeddings"] for r in ropes if r.get("rope_type") == "longrope"
+    ]
+    ends += [context_length(model), getattr(config, "attention_chunk_size", None)]
+    return min((end for end in ends if end), default=None)

@@ -8,7 +8,8 @@ import pytest
 
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
-from tests.tiny_models import FAMILIES, VOCAB, make_model
+from llmserve_iterative.generator import exact_length
+from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, make_model
 
 from .families import finish, generation, same_as_alone
 
@@ -58,3 +59,17 @@ def test_together(engine: Engine, family: str) -> None:
     finish(engine)
     assert all(same_as_alone(family, one) for one in several)
     assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
+
+
+def test_a_context_ends_where_answers_would_depend_on_others() -> None:
+    longrope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 40,
+    }
+    model = make_model("phi3", rope_parameters=longrope, original_max_position_embeddings=40)
+    assert exact_length(model) == 40
+    assert exact_length(make_model("phi3")) == CONTEXT
+    assert exact_length(make_model("llama", attention_chunk_size=12)) == 12
