@@ -40,8 +40,13 @@ class Admission:
         return sum(places for _, places in self._waiting)
 
     @asynccontextmanager
-    async def place(self, tokens: int, answers: int = 1) -> AsyncIterator[None]:
-        """Hold a place for each answer to a request with about so many tokens to read."""
+    async def place(
+        self, tokens: int, answers: int = 1, seconds: float | None = None
+    ) -> AsyncIterator[None]:
+        """Hold a place for each answer to a request with about so many tokens to read.
+
+        Who has none after so many ``seconds`` does not wait for one any longer.
+        """
         # One that wants more than there is waits until it is alone.
         places = min(answers, self.limits.max_requests)
         self._refuse(tokens, places)
@@ -50,7 +55,7 @@ class Admission:
             if self._fits(places) and not self._waiting:
                 self.running += places
             else:
-                await self._turn(places)
+                await self._turn(places, seconds)
             try:
                 yield
             finally:
@@ -73,19 +78,24 @@ class Admission:
         if under_way and self.tokens + tokens > self.limits.max_queued_tokens:
             raise _full(f"prompts of about {self.tokens} tokens are under way")
 
-    async def _turn(self, places: int) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _turn(self, places: int, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append((turn, places))
+        timer = None if seconds is None else loop.call_later(seconds, _too_late, turn, seconds)
         try:
             await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+        except (asyncio.CancelledError, ApiError):
+            if turn.done() and not turn.cancelled() and not turn.exception():
                 self._leave(places)  # They had just been handed over.
             else:
                 with suppress(ValueError):  # Somebody who left has passed it over already.
                     self._waiting.remove((turn, places))
                 self._leave(0)  # Whoever waits behind it may need fewer.
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _leave(self, places: int) -> None:
         """Hand places to those who have waited longest."""
@@ -95,6 +105,11 @@ class Admission:
             if not turn.done():
                 self.running += wanted
                 turn.set_result(None)
+
+
+def _too_late(turn: asyncio.Future[None], seconds: float) -> None:
+    if not turn.done():
+        turn.set_exception(ApiError(504, f"no place was free for {seconds:g} s", code="timeout"))
 
 
 def _full(why: str) -> ApiError:

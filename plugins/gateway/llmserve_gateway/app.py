@@ -218,7 +218,7 @@ class Routes:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    return await read_json(request.receive, request.headers.get("content-length"))
+    return await read_json(request.receive, request.headers)
 
 
 def _json(content: Any, status: int = 200) -> Response:

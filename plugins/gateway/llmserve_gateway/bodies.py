@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from llmserve_gateway.errors import ApiError, bad_request
@@ -21,8 +21,15 @@ class Gone(Exception):
     """The client has left."""
 
 
-async def read_json(receive: Receive, length: str | None) -> dict[str, Any]:
+async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, Any]:
     """Read a JSON object, or refuse what would cost too much to read."""
+    packed = headers.get("content-encoding", "identity")
+    if packed != "identity":
+        what = (
+            f"a body packed with {packed[:40]!r} cannot be read: send it without content-encoding"
+        )
+        raise ApiError(415, what)
+    length = headers.get("content-length")
     if length is not None and length.isdecimal() and int(length) > MAX_BYTES:
         raise _too_large()
     try:

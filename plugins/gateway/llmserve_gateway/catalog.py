@@ -20,6 +20,8 @@ from llmserve_gateway.replicas import Replicas, is_of_the_replica
 CANARY_SECONDS = 30.0
 """How long a model may take for one token."""
 _QUICK_SECONDS = 5.0
+_LONGEST_NAME = 200
+"""A folder's name is no longer, and what is much longer breaks a call of gRPC's."""
 _MISSES = 2
 _SERVING = ("ready", "suspect")
 
@@ -83,10 +85,11 @@ class Catalog:
 
     async def info(self, name: str) -> ModelInfo:
         """Return a model that can be asked, or say that there is none."""
-        if self._named and name not in self._named:
+        if len(name) > _LONGEST_NAME or (self._named and name not in self._named):
+            choice = f": choose one of {', '.join(self._named)}" if self._named else ""
             raise ApiError(
                 404,
-                f"there is no model {name!r}: choose one of {', '.join(self._named)}",
+                f"there is no model {name[:_LONGEST_NAME]!r}{choice}",
                 param="model",
                 code="model_not_found",
             )

@@ -30,13 +30,20 @@ _FIELDS = {
     "text_input": "prompt",
     "prompt_logprobs": "echo",
     "prompt_only": "model",
+    "text": "prompt",
+    "chat template": "messages",
     "json_schema": "response_format",
+    "json schema": "response_format",
     "json_object": "response_format",
     "return_log_probs": "logprobs",
 }
 _OVER_CONTEXT = re.compile(r"over the model's context|the model's context \d+")
 _NOT_TAKEN = re.compile(r"this model does not take (\w+)")
-_NAMED = re.compile(r"(\w+)(?: must be| takes|:| has a character| cannot )")
+_NAMED = re.compile(
+    r"(?:the (?=json|regex|grammar|text |chat template))?(json schema|chat template|\w+)"
+    r"(?: must be| takes|:| has (?:a character|no tokens)| is (?:empty|not )"
+    r"| cannot | refuses | \d+ is over )"
+)
 _RAISED = re.compile(r"\w*(?:Error|Exception|Exit|Interrupt): ")
 _PREFIX = "the server refused the request: "
 

@@ -158,11 +158,14 @@ class Fields:
         outside = not is_number or not low <= value <= high or (above and value == low)
         if outside or isinstance(value, bool):
             to = ", at most" if above else " to"
-            most = "" if high == math.inf else f"{to} {high:g}"
+            most = "" if high == math.inf else f"{to} {high}"
             what = "a whole number" if kind is int else "a number"
             first = "above" if above else "from"
             raise bad_request(f"{name} has to be {what} {first} {low:g}{most}", name)
-        return kind(value)
+        try:
+            return kind(value)
+        except OverflowError:
+            raise bad_request(f"{name} is larger than a number can be", name) from None
 
     def mapping(self, name: str) -> dict[str, Any]:
         value = self.take(name, type="object")
@@ -257,6 +260,9 @@ def read_form(fields: Fields, form: Any) -> dict[str, Any]:
     options = {ours: told.pop(name) for name, ours in _FORMS.items() if told.get(name) is not None}
     if strange := [name for name, value in told.items() if value is not None]:
         raise bad_request(f"{str(strange[0])[:40]!r} cannot be done", "structured_outputs")
+    for name, value in options.items():
+        if value in ("", []):
+            raise bad_request(f"{name} is empty: an answer cannot be held to it", name)
     options |= _format(form)
     if len(options) > 1:
         raise bad_request(f"only one of {', '.join(options)} can be had", "response_format")

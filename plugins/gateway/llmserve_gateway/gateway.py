@@ -201,7 +201,7 @@ class Gateway:
     ) -> None:
         key, visit = self.who(headers), reply.visit
         visit.key = key.name if key else ""
-        asked = dialect.read(await read_json(receive, headers.get("content-length")))
+        asked = dialect.read(await read_json(receive, headers))
         if trace is not None:
             trace.asked(asked)
         self.note_unknown(asked.unknown)
@@ -210,8 +210,11 @@ class Gateway:
         if key and self.keys:
             self.keys.spend(key, asked.tokens)
         # Whoever leaves frees the place: while an answer is made, somebody listens for that.
-        async with _cancelled_when_gone(receive), self.admission.place(asked.tokens, asked.count):
+        place = self.admission.place(asked.tokens, asked.count, timeout)
+        async with _cancelled_when_gone(receive), place:
             visit.admitted = time.perf_counter()
+            if timeout is not None:
+                timeout = max(0.001, timeout - (visit.admitted - visit.arrived))
             info = await self.catalog.info(asked.model)
             visit.model = info.name
             if info.made_by_llmserve:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
+import re
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -14,6 +16,8 @@ from typing import Any
 
 from llmserve.errors import ConfigError, UsageError
 from llmserve_gateway.errors import ApiError
+
+log = logging.getLogger("llmserve.gateway")
 
 _MINUTE = 60.0
 
@@ -76,7 +80,7 @@ def read_keys(path: Path) -> list[Key]:
     """Read the file of keys, or say in one line what is wrong with it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [Key(**entry) for entry in content["keys"]]
+        return [_checked(Key(**entry)) for entry in content["keys"]]
     except OSError as error:
         raise ConfigError(
             f"cannot read the keys in {path}: {error.strerror}",
@@ -86,6 +90,20 @@ def read_keys(path: Path) -> list[Key]:
         raise ConfigError(
             f"{path} is no file of keys ({error})", mend="llmserve key new writes one"
         ) from None
+
+
+def _checked(key: Key) -> Key:
+    rates = (key.requests_per_minute, key.tokens_per_minute)
+    if not (
+        isinstance(key.name, str)
+        and isinstance(key.sha256, str)
+        and re.fullmatch("[0-9a-f]{64}", key.sha256)
+        and isinstance(key.models, list)
+        and all(isinstance(model, str) for model in key.models)
+        and all(rate is None or (type(rate) is int and rate > 0) for rate in rates)
+    ):
+        raise ValueError(f"the entry of {str(key.name)[:80]!r} is none that it writes")
+    return key
 
 
 class KeyRing:
@@ -139,4 +157,7 @@ class KeyRing:
         if (stamp := self._changed()) != self._stamp:
             self._stamp = stamp
             # A file that is wrong or gone lets nobody in who was not in it before.
-            self._keys = read_keys(self._path) if stamp != (0, 0) else []
+            try:
+                self._keys = read_keys(self._path) if stamp != (0, 0) else []
+            except ConfigError as error:
+                log.error("%s; the keys that were read before are good until it is mended", error)

@@ -34,8 +34,7 @@ class ChatAnswers:
     def whole(self, answers: Sequence[Completion]) -> bytes:
         choices = []
         for index, answer in enumerate(answers):
-            written = 0 if self._asked.silent else answer.output_tokens
-            self.usage.note(index, answer.input_tokens, written)
+            self._note(index, answer)
             choices.append(self._choice(index, answer))
         return dump({**self._head, "choices": choices, "usage": self.usage.as_json()})
 
@@ -52,7 +51,7 @@ class ChatAnswers:
         )
 
     def chunk(self, piece: Piece) -> bytes:
-        self.usage.note(piece.index, piece.input_tokens, piece.output_tokens)
+        self._note(piece.index, piece)
         news = self._news(piece)
         logprobs = self._logprobs(piece.index, piece) if self._asked.logprobs else None
         # Most of what is sent are these: to write them piece by piece costs a third of dump().
@@ -71,6 +70,10 @@ class ChatAnswers:
             return DONE
         usage = dump(self.usage.as_json())
         return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._chunk_head, usage, DONE)
+
+    def _note(self, index: int, answer: Completion | Piece) -> None:
+        written = 0 if self._asked.silent else answer.output_tokens
+        self.usage.note(index, answer.input_tokens, written)
 
     def _chunk(self, choice: bytes) -> bytes:
         usage = b""

@@ -82,14 +82,15 @@ def _asked(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any) 
     told = fields.mapping("stream_options")
     if told and not stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
+    streamed = Fields(told)
     return Asked(
         model=model,
         prompts=prompts,
         options=given(options),
         choices_each=count,
         stream=stream,
-        include_usage=told.get("include_usage") is True,
-        continuous_usage=told.get("continuous_usage_stats") is True,
+        include_usage=streamed.boolean("include_usage"),
+        continuous_usage=streamed.boolean("continuous_usage_stats"),
         unknown=fields.rest(),
         **extra,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Gateway, Settings
 
 _POLL = 0.05
+_MOST_HEAD_BYTES = 1 << 20
+# Java's client offers HTTP/2 with every request, and the parser leaves unread what is behind that.
+_OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Listening:
     idle_seconds: float = 75.0
     """How long a connection is kept for another request."""
     header_seconds: float = 10.0
+    unread_seconds: float = 60.0
+    """How long a client may leave unread what is sent to it."""
     spare_connections: int = 256
     """How many more there may be than requests under way and waiting."""
 
@@ -70,13 +76,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol(most: int, header_seconds: float) -> type[HttpToolsProtocol]:
+def _protocol(most: int, header_seconds: float, unread_seconds: float) -> type[HttpToolsProtocol]:
     """Return uvicorn's protocol for connections that are bounded in number and in patience."""
 
     class Bounded(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._headers_due: Any = None
+            self._reading_due: Any = None
+            self._begin_head()
             if len(self.connections) > most:
                 transport.close()
             else:
@@ -84,7 +92,22 @@ def _protocol(most: int, header_seconds: float) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._headers_came()
+            self._has_read()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._has_read()
+            # Who reads nothing would keep its place for ever.
+            self._reading_due = self.loop.call_later(unread_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._has_read()
+
+        def _has_read(self) -> None:
+            if self._reading_due is not None:
+                self._reading_due.cancel()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -92,7 +115,25 @@ def _protocol(most: int, header_seconds: float) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._headers_came()
+            self._in_head = False
             super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._begin_head()
+            super().on_message_complete()
+
+        def data_received(self, data: bytes) -> None:
+            if self._in_head:
+                head, end, rest = data.partition(b"\r\n\r\n")
+                data = _OFFER.sub(b"", head) + end + rest
+            super().data_received(data)
+            if self._in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > _MOST_HEAD_BYTES:
+                    self.send_400_response("The headers are too long.")
+
+        def _begin_head(self) -> None:
+            self._in_head, self._head_bytes = True, 0
 
         def _wait_for_headers(self) -> None:
             self._headers_came()
@@ -115,7 +156,7 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             app,
-            http=_protocol(connections, listening.header_seconds),
+            http=_protocol(connections, listening.header_seconds, listening.unread_seconds),
             ws="none",
             access_log=False,
             log_level="warning",

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from llmserve.client import Completion, Piece
 from llmserve.client.aio import CALL_HEADERS
 from llmserve.client.model import ModelInfo
-from llmserve.errors import RequestRejectedError, UsageError
+from llmserve.errors import ConfigError, RequestRejectedError, UsageError
 from llmserve.plugin import Place
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.app import make_app
@@ -87,6 +87,20 @@ def test_keys_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
         gateway.who({"authorization": f"Bearer {first}"})
 
 
+@pytest.mark.parametrize("spoilt", ['{"keys"', "[]", '{"keys": [{"name": "a", "sha256": "é"}]}'])
+def test_a_file_of_keys_that_is_spoilt_costs_nobody_an_answer(
+    tmp_path: Path, spoilt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    key = new_key(file, "me")
+    gateway = make_app(Settings(NOBODY, keys=file)).state.gateway
+    file.write_text(spoilt, encoding="utf-8")
+    assert gateway.who({"authorization": f"Bearer {key}"}).name == "me"
+    assert str(file) in caplog.text
+    with pytest.raises(ConfigError, match="no file of keys"):
+        make_app(Settings(NOBODY, keys=file))
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [
@@ -123,6 +137,13 @@ def test_a_body_is_bounded_whether_its_length_is_told_or_not(path: str) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     for deep in (b"[" * 200_000, b'{"a":' * 65 + b"1" + b"}" * 65):
         assert ask(Settings(NOBODY), "POST", path, content=deep).status_code == 400
+
+
+def test_a_body_that_is_packed_is_refused_as_that() -> None:
+    answer = ask(Settings(NOBODY), "POST", "/v1/completions", content=b"\x1f\x8b",
+                 headers={"content-encoding": "gzip"})  # fmt: skip
+    assert answer.status_code == 415
+    assert "'gzip'" in answer.json()["error"]["message"]
 
 
 def test_other_peoples_pages_may_ask_only_if_they_are_named() -> None:
@@ -337,6 +358,41 @@ def test_there_are_so_many_connections_and_no_more() -> None:
         deadline = time.monotonic() + 30
         while not answer(connect()):
             assert time.monotonic() < deadline, "whoever leaves makes room"
+
+
+@pytest.mark.parametrize(
+    ("headers", "read"),
+    [(b"connection: Upgrade\r\nupgrade: h2c", True), (b"x: " + b"x" * (2 << 20), False)],
+    ids=["what Java's client offers", "too many"],
+)
+def test_headers_that_are_not_as_others(headers: bytes, read: bool) -> None:
+    with listening() as port, socket.create_connection(("127.0.0.1", port), 60) as connection:
+        answer = b""
+        with suppress(ConnectionError):
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + headers)
+            connection.sendall(b"\r\ncontent-length: 2\r\n\r\n[]")
+            while b"}}" not in answer and (piece := connection.recv(65536)):
+                answer += piece
+        assert (b"not a JSON object" in answer) is read
+
+
+def test_who_reads_no_answers_is_cut_off() -> None:
+    told = "spare_connections=-1, unread_seconds=1"
+    with listening(told=told) as port, ExitStack() as stack:
+        address = ("127.0.0.1", port)
+        idle = stack.enter_context(socket.create_connection(address, timeout=60))
+        idle.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                idle.send(b"GET /main.js HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
+        deadline = time.monotonic() + 60
+        answer = b""
+        while not answer:
+            assert time.monotonic() < deadline, "its connection is the only one that there may be"
+            with suppress(ConnectionError), socket.create_connection(address, timeout=60) as other:
+                other.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+                answer = other.recv(12)
+        assert answer == b"HTTP/1.1 200"
 
 
 def test_a_key_has_so_many_tokens_a_minute(tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ def test_forms_that_answers_are_held_to(form: Any, options: Any) -> None:
         ({"top_p": 0}, "top_p"),
         ({"model": "\ud800"}, "model"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "include_usage"),
+        ({"repetition_penalty": 10**400}, "repetition_penalty"),
+        ({"guided_choice": []}, "choice"),
+        ({"guided_regex": ""}, "regex"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(body: dict[str, Any], param: str) -> None:
@@ -152,7 +156,7 @@ def test_spoilt_bodies_are_the_clients_fault(whole: dict[str, Any]) -> None:
 
         for read in READERS:
             try:
-                read(asyncio.run(read_json(receive, None)))
+                read(asyncio.run(read_json(receive, {})))
             except ApiError as error:
                 refused.append(error.status)
     assert len(refused) > 500
@@ -169,6 +173,14 @@ def test_spoilt_bodies_are_the_clients_fault(whole: dict[str, Any]) -> None:
         (RequestRejectedError("KeyError: 'x'"), 500, None, "model_failed"),
         (RequestRejectedError("this model does not take stop_words"), 400, "stop", None),
         (RequestRejectedError("top_k must be from -1 to 9, not 10"), 400, "top_k", None),
+        (RequestRejectedError("text_input is empty: send"), 400, "prompt", None),
+        (RequestRejectedError("messages is not UTF-8: half"), 400, "messages", None),
+        (RequestRejectedError("min_tokens 9 is over max_tokens 4"), 400, "min_tokens", None),
+        (RequestRejectedError("the json schema cannot be kept"), 400, "response_format", None),
+        (RequestRejectedError("the regex cannot be kept to: x"), 400, "regex", None),
+        (RequestRejectedError("the chat template refuses these"), 400, "messages", None),
+        (RequestRejectedError("the text has a character that UTF-8"), 400, "prompt", None),
+        (RequestRejectedError("the prompt has a fault"), 400, None, None),
         (
             RequestRejectedError("the server refused the request: max_tokens 9 and the prompt's 1 "
                                  "tokens are over the model's context of 5: ask for at most 4"),
@@ -201,6 +213,14 @@ def test_any_text_travels_in_a_chunk(text: str) -> None:
         assert (told if isinstance(told, str) else told["text"]) == text
 
 
+def test_an_echo_alone_has_written_nothing_in_a_stream_either() -> None:
+    asked = read_completion({**TEXT, "echo": True, "max_tokens": 0, "stream": True,
+                             "stream_options": {"include_usage": True}})  # fmt: skip
+    answers = CompletionAnswers(asked, "x")
+    answers.chunk(Piece("!", finish_reason="length", input_tokens=2, output_tokens=1))
+    assert (answers.usage.read, answers.usage.written) == (2, 0)
+
+
 def test_places_are_taken_in_the_step_that_checks() -> None:
     async def fill() -> tuple[list[ApiError], int]:
         admission = Admission(Limits(max_requests=1, max_queue=2, max_queued_tokens=100))
@@ -228,6 +248,20 @@ def test_places_are_taken_in_the_step_that_checks() -> None:
     assert [error.status for error in refused] == [429, 429, 429]
     assert {*refused[0].headers} == {"retry-after", "retry-after-ms"}
     assert left == 0
+
+
+def test_a_place_is_not_waited_for_longer_than_the_request_may_take() -> None:
+    async def wait() -> tuple[ApiError, int]:
+        admission = Admission(Limits(max_requests=1))
+        async with admission.place(1):
+            with pytest.raises(ApiError) as caught:
+                async with admission.place(1, seconds=0.01):
+                    pass
+        async with admission.place(1, seconds=60):
+            return caught.value, admission.running + admission.waiting
+
+    late, held = asyncio.run(wait())
+    assert (late.status, late.code, held) == (504, "timeout", 1)
 
 
 def test_several_answers_take_several_places() -> None:
