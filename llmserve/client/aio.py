@@ -151,7 +151,9 @@ class AsyncClient:
     async def models(self) -> list[str]:
         return ready_names(await self._states())
 
-    async def model(self, name: str) -> ModelInfo:
+    async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+        if anew:
+            self._infos.pop(name, None)
         return await self._info(name, self._deadline(None))
 
     @overload

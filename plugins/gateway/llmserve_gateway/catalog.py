@@ -73,7 +73,8 @@ class Catalog:
             # One that does not load hides none of the others.
             with suppress(RequestRejectedError):
                 if not self._named or await client.model_ready(name):
-                    found.append(await client.model(name))
+                    # It may have been built anew.
+                    found.append(await client.model(name, anew=True))
         parts = {part for info in found for part in info.parts}
         return [
             info
@@ -122,16 +123,19 @@ class Catalog:
         return template if isinstance(template, str) else None
 
     async def _told(self, name: str) -> dict[str, Any]:
-        """Return what a model tells of itself, asked for once."""
+        """Return what a model tells of itself; :meth:`watch` asks again."""
         health = self.health(name)
         if health.told is None:
+            await self._learn(name)
+        return health.told or {}
+
+    async def _learn(self, name: str) -> None:
+        with suppress(LLMServeError, asyncio.TimeoutError):
             try:
-                health.told = await asyncio.wait_for(self.about(name), _QUICK_SECONDS)
+                told = await asyncio.wait_for(self.about(name), _QUICK_SECONDS)
             except (RequestRejectedError, ApiError):
-                health.told = {}
-            except (LLMServeError, asyncio.TimeoutError):
-                return {}
-        return health.told
+                told = {}
+            self.health(name).told = told
 
     async def by_model(self, told: Mapping[str, float]) -> dict[str, float]:
         """Return figures that models or their parts tell, by the models."""
@@ -160,15 +164,17 @@ class Catalog:
             self.health(name).miss(str(error), certain="has died" in str(error))
 
     async def watch(self, interval: float) -> None:
-        """Ask each model for a token, again and again, unless it answers others anyway."""
+        """Ask each model for a token, again and again, unless it answers others anyway.
+
+        What a model has told of itself is asked again too, for it may have been built anew.
+        """
         while True:
             with suppress(LLMServeError):
-                quiet = [
-                    info.name
-                    for info in await self.offered()
-                    if time.monotonic() - self.health(info.name).answered >= interval
-                ]
-                await asyncio.gather(*(self._canary(name) for name in quiet))
+                names = [info.name for info in await self.offered()]
+                now = time.monotonic()
+                quiet = [name for name in names if now - self.health(name).answered >= interval]
+                known = [name for name in names if self.health(name).told is not None]
+                await asyncio.gather(*map(self._canary, quiet), *map(self._learn, known))
             await asyncio.sleep(interval)
 
     async def _canary(self, name: str) -> None:

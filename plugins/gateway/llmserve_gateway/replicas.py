@@ -98,11 +98,11 @@ class Replicas:
     async def model_ready(self, name: str) -> bool:
         return any(await _soon([one.client.model_ready(name) for one in self._likely(name)]))
 
-    async def model(self, name: str) -> ModelInfo:
+    async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
         errors = []
         for one in sorted(self.all, key=lambda one: not one.answers(name)):
             try:
-                return await one.client.model(name)
+                return await one.client.model(name, anew=anew)
             except (UnreachableError, ModelNotReadyError) as error:
                 errors.append(error)
         raise errors[0]

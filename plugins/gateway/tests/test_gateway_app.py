@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import subprocess
@@ -174,8 +175,12 @@ class Triton:
         self.asked: list[dict[str, Any]] = []
         self.headers: dict[str, str] = {}
 
-    async def model(self, name: str) -> ModelInfo:
-        return ModelInfo(name, "unary", False, None, {}, {}, "0.1")
+    async def models(self) -> list[str]:
+        return ["m"]
+
+    async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+        tensors: Any = {"text_input": None, "text_output": None}
+        return ModelInfo(name, "unary", False, None, tensors, tensors, "0.1")
 
     async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
         self.asked.append(options)
@@ -472,7 +477,7 @@ def test_one_that_answers_is_enough_unless_all_are_asked_for() -> None:
         async def model_ready(self, name: str) -> bool:
             return True
 
-        async def model(self, name: str) -> ModelInfo:
+        async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
             if name == "c":
                 raise RequestRejectedError("there is no model 'c'")
             tensors: Any = {"text_input": None, "text_output": None}
@@ -490,6 +495,29 @@ def test_one_that_answers_is_enough_unless_all_are_asked_for() -> None:
     assert asyncio.run(go("x")) == [200, 200, 200, 200, 404]
     assert asyncio.run(go("b")) == [200, 503, 200, 503, 404]
     assert asyncio.run(go("x", "a", "c")) == [200, 503, 200, 404, 503]
+
+
+def test_what_a_model_tells_of_itself_is_asked_again_for_it_may_have_been_built_anew() -> None:
+    class Rebuilt(Triton):
+        length = 512
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            return Completion(json.dumps({"ids": [], "text": "", "context_length": self.length}))
+
+    async def go() -> None:
+        app = make_app(Settings(NOBODY))
+        app.state.gateway._client = triton = Rebuilt()
+        catalog = app.state.gateway.catalog
+        assert await catalog.context_length("m") == 512
+        triton.length = 128
+        watching = asyncio.ensure_future(catalog.watch(0.01))
+        deadline = time.monotonic() + 30
+        while await catalog.context_length("m") != 128:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    asyncio.run(go())
 
 
 def test_how_full_a_cache_is_as_its_engine_tells_it() -> None:
