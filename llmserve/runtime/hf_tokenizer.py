@@ -44,7 +44,7 @@ class TransformersTokenizer:
         # Who renders the chat template elsewhere sends a text that begins with this already.
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Return the ids of a conversation, by the model's own chat template."""
         if self.chat_template is None:
             raise RequestError(

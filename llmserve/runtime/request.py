@@ -109,9 +109,12 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
         ids = _checked(params.input_ids, tokenizer)
         text = tokenizer.decode(ids)
     elif messages:
+        kwargs = params.chat_template_kwargs
+        if "messages" in kwargs or "self" in kwargs:
+            raise RequestError("chat_template_kwargs cannot have messages, or self")
         # Only a tokenizer that declares options for its template is given some.
         encode_chat: Any = tokenizer.encode_chat
-        ids = encode_chat(_messages(messages), **params.chat_template_kwargs)
+        ids = encode_chat(_messages(messages), **kwargs)
     elif not text and params.prompt_only:
         return Prompt("", [], params)
     elif not text:

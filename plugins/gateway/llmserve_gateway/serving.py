@@ -84,6 +84,7 @@ def _protocol(most: int, header_seconds: float, unread_seconds: float) -> type[H
             super().connection_made(transport)
             self._headers_due: Any = None
             self._reading_due: Any = None
+            self._cycles: list[Any] = []
             self._begin_head()
             if len(self.connections) > most:
                 transport.close()
@@ -94,6 +95,10 @@ def _protocol(most: int, header_seconds: float, unread_seconds: float) -> type[H
             self._headers_came()
             self._has_read()
             super().connection_lost(exc)
+            for cycle in self._cycles:
+                # Uvicorn tells only the last of those that a client has sent behind one another.
+                cycle.disconnected = True
+                cycle.message_event.set()
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -117,6 +122,8 @@ def _protocol(most: int, header_seconds: float, unread_seconds: float) -> type[H
             self._headers_came()
             self._in_head = False
             super().on_headers_complete()
+            self._cycles = [one for one in self._cycles if not one.response_complete]
+            self._cycles.append(self.cycle)
 
         def on_message_complete(self) -> None:
             self._begin_head()

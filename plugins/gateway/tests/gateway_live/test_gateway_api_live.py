@@ -96,6 +96,8 @@ def test_stop_words_log_probabilities_and_echo(gateway: Gateway, model: str) -> 
         ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"max_tokens": 10**14}, 400, "max_tokens"),
+        ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+        ({"model": "m" * 100_000}, 404, "model"),
         ({"max_tokens": 5000}, 400, "max_tokens"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, 400,
          "response_format"),
@@ -166,16 +168,16 @@ def test_a_flood_of_little_chunks_is_cut_off(triton: LiveTriton, gateway: Gatewa
     assert triton.server.alive()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_who_leaves_frees_the_place(gateway: Gateway, model: str, stream: bool) -> None:
-    name = f"leaves-{stream}"
+@pytest.mark.parametrize(("stream", "times"), [(False, 1), (True, 1), (True, 2)])
+def test_who_leaves_frees_the_place(gateway: Gateway, model: str, stream: bool, times: int) -> None:
+    name = f"leaves-{stream}-{times}"
     asked = {"model": model, "prompt": PROMPT, "stream": stream, "max_tokens": 400}
     asked["ignore_eos"] = True
     host, _, port = gateway.root.removeprefix("http://").partition(":")
     body = json.dumps(asked)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode() * times)
         if stream:
             assert connection.recv(64)
         else:
@@ -188,6 +190,7 @@ def test_who_leaves_frees_the_place(gateway: Gateway, model: str, stream: bool) 
         assert time.monotonic() < left + 3
         time.sleep(0.02)
     assert gateway.logged(id=name)["outcome"] == "cancelled"
+    assert "Traceback" not in "".join(gateway.warnings)
 
 
 def running(gateway: Gateway, model: str) -> float:
