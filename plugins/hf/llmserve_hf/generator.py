@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import GenerationConfig
+from typing import TYPE_CHECKING, Any
 
 from llmserve.runtime import Generation, Tokenizer, causal
-from llmserve.runtime.linear import speed_up
-from llmserve_hf.rows import Row, RowChooser, RowFinisher
+
+if TYPE_CHECKING:
+    from llmserve_hf.rows import Row
+
+# torch and transformers are imported where a model is loaded: a build, which looks at the class
+# and no more, need not wait for them.
 
 
 class TransformersGenerator:
     """An ``AutoModelForCausalLM``; the runtime of the generator ``transformers``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        from transformers import GenerationConfig
+
+        from llmserve.runtime.linear import speed_up
+
         self._model = causal.load(settings, folder)
         self.context_length = causal.context_length(self._model)
         self.eos_ids = causal.eos_ids(self._model)
@@ -30,6 +35,8 @@ class TransformersGenerator:
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""
+        from llmserve_hf.rows import Row
+
         rows = [Row(generation, tokenizer) for generation in generations]
         for generation in generations:
             if generation.wants_prompt_logits:
@@ -40,6 +47,8 @@ class TransformersGenerator:
 
     def _read(self, generation: Generation) -> None:
         """Tell how likely the prompt's own tokens are."""
+        import torch
+
         ids = torch.tensor([generation.prompt_ids], device=self._model.device)
         with torch.inference_mode():
             logits = self._model(input_ids=ids).logits[0, :-1].float().cpu().numpy()
@@ -58,6 +67,10 @@ class TransformersGenerator:
         return min(wanted, *(self.context_length - len(row.ids) for row in rows))
 
     def _run(self, rows: Sequence[Row], length: int) -> None:
+        import torch
+
+        from llmserve_hf.rows import RowChooser, RowFinisher
+
         width = max(len(row.ids) for row in rows)
         # Padding stands on the left, so that the last position of every row is its newest token.
         ids = [[0] * (width - len(row.ids)) + row.ids for row in rows]

@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve.runtime import Generation, Tokenizer, run_batch
 from llmserve.runtime.causal import context_length, eos_ids, load
-from llmserve_iterative.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from llmserve_iterative.engine.engine import Engine
 
 LOG = logging.getLogger(__name__)
 
 
 class StepwiseGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
+        # Here and not above: a build only looks at the class, and need not wait for torch.
+        from llmserve_iterative.engine.engine import Engine
+
+        self._new_engine = Engine
         self._model = load(settings, folder)
         self.context_length = exact_length(self._model)
         if self.context_length != (whole := context_length(self._model)):
@@ -34,7 +40,7 @@ class StepwiseGenerator:
         if self._engine is None:
             sequences = self._settings["max_sequences"]
             context = self.context_length or 2048
-            self._engine = Engine(
+            self._engine = self._new_engine(
                 self._model,
                 tokenizer,
                 max_sequences=sequences,
