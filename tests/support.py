@@ -7,15 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import IO, Any
 
 from llmserve.demo import demo_model_path
+from llmserve.runtime import Generation, Params
 from llmserve.runtime.batch import BatchDriver
-from llmserve.testing import FakeRequest, make_parts
+from llmserve.testing import ByteTokenizer, FakeRequest, LiveTriton, make_parts
 
 ROOT = Path(__file__).parents[1]
+_BYTES = ByteTokenizer()
 LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
 
 
@@ -49,6 +55,55 @@ def with_path(*folders: Path) -> dict[str, str]:
     """Return an environment in which Python looks for packages in these folders as well."""
     path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+@contextmanager
+def http_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Listen in this process, and give the address; every request is given to a function."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def reply(
+    asked: BaseHTTPRequestHandler,
+    content: bytes = b"",
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    asked.send_response(status)
+    for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+        asked.send_header(name, value)
+    asked.end_headers()
+    if asked.command != "HEAD":
+        asked.wfile.write(content)
+
+
+def metrics_page(page: str) -> AbstractContextManager[str]:
+    """Publish a page as Triton does its metrics; nothing else is there."""
+    return http_server(
+        lambda asked: reply(asked, page.encode(), 200 if asked.path == "/metrics" else 404)
+    )
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def edit_json(path: Path, **changes: Any) -> None:
@@ -88,6 +143,36 @@ def one_layer(folder: Path) -> Path:
         shutil.copy(demo_model_path() / "config.json", folder)
         edit_json(folder / "config.json", n_layer=1)
     return folder
+
+
+def order_of_ends(triton: LiveTriton, model: str, *, long: int, short: int) -> list[str]:
+    """Ask for a long answer and, once it is under way, for a short one; say which ends first."""
+    ends: list[str] = []
+    begun = Event()
+
+    def ask(name: str, tokens: int) -> None:
+        asked = {"max_tokens": tokens, "ignore_eos": True}
+        for _ in triton.client.stream(model, "Programming in C++ is like", **asked):
+            begun.set()
+        ends.append(name)
+
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(ask, "long", long)
+        assert begun.wait(60)
+        ask("short", short)
+        under_way.result()
+    return ends
+
+
+def generation(
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    eos: frozenset[int] = frozenset(),
+    decode: Callable[[Sequence[int]], str] = _BYTES.decode,
+    **params: Any,
+) -> Generation:
+    return Generation(prompt, Params(**params), max_tokens=max_tokens, eos_ids=eos, decode=decode)
 
 
 def drive(generator: Any, *requests: FakeRequest, **parts: Any) -> None:

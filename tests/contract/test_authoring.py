@@ -19,7 +19,7 @@ from llmserve.api import API
 from llmserve.repository.check import check_repository
 from llmserve.scaffold import ROLES, new_package
 from tests.authoring import PAGE, install_examples
-from tests.support import ROOT, replace_text, run, with_path
+from tests.support import ROOT, files_of, replace_text, run, with_path
 
 TEXT = PAGE.read_text(encoding="utf-8")
 
@@ -146,10 +146,6 @@ for role in sys.argv[3:]:
 
 
 def test_an_llmserve_from_an_index_has_what_plugin_new_copies(tmp_path: Path) -> None:
-    def files(folder: Path) -> dict[str, str]:
-        found = (path for path in folder.rglob("*") if path.is_file())
-        return {str(path.relative_to(folder)): path.read_text("utf-8") for path in found}
-
     site, written, here = (str(tmp_path / name) for name in ("site", "written", "here"))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", site]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(ROOT)], check=True)
@@ -157,6 +153,6 @@ def test_an_llmserve_from_an_index_has_what_plugin_new_copies(tmp_path: Path) ->
     subprocess.run(command, cwd=tmp_path, env=with_path(Path(site)), check=True)
     for role in ROLES:
         new_package("acme", role, Path(here, role))
-    assert files(Path(written)) == files(Path(here))
+    assert files_of(Path(written)) == files_of(Path(here))
     listed = (Path(site) / "llmserve" / "api.txt").read_text(encoding="utf-8")
     assert listed == (ROOT / "llmserve" / "api.txt").read_text(encoding="utf-8")

@@ -6,18 +6,16 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 import llmserve
 from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError
-from tests.support import hub_cache, run
+from tests.support import http_server, hub_cache, reply, run
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_thisIsNotARealToken"
@@ -75,30 +73,6 @@ def test_links_are_followed_within_a_model_and_into_the_hubs_blobs_alone(repo: P
     assert not (repo / "other").exists()
 
 
-@contextmanager
-def hub(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        do_HEAD = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def refuse(asked: BaseHTTPRequestHandler, status: int, code: str) -> None:
-    asked.send_response(status)
-    asked.send_header("X-Error-Code", code)
-    asked.send_header("Content-Length", "0")
-    asked.end_headers()
-
-
 FILES = {path.name: path.read_bytes() for path in demo_model_path().iterdir() if path.is_file()}
 MANY = {**FILES, "onnx/config.json": b"{}", "original/model.safetensors": b"0" * 1000}
 
@@ -120,14 +94,9 @@ def test_what_lies_in_subfolders_is_not_fetched(repo: Path) -> None:
             siblings = [{"rfilename": name} for name in MANY]
             info = {"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}
             content = json.dumps(info).encode()
-        asked.send_response(200)
-        for key, value in {**headers, "Content-Length": str(len(content))}.items():
-            asked.send_header(key, value)
-        asked.end_headers()
-        if asked.command == "GET":
-            asked.wfile.write(content)
+        reply(asked, content, headers=headers)
 
-    with hub(serve) as url:
+    with http_server(serve) as url:
         done = build(repo, HF_ENDPOINT=url)
     assert done.returncode == 0, done.stderr
     assert set(fetched) == FILES.keys()
@@ -147,7 +116,8 @@ def test_what_lies_in_subfolders_is_not_fetched(repo: Path) -> None:
 def test_a_refusal_is_one_line_that_names_the_mend(
     repo: Path, status: int, code: str, message: str
 ) -> None:
-    with hub(lambda asked: refuse(asked, status, code)) as url:
+    headers = {"X-Error-Code": code}
+    with http_server(lambda asked: reply(asked, status=status, headers=headers)) as url:
         done = build(repo, HF_ENDPOINT=url)
     assert done.returncode == 3
     (line,) = [line for line in done.stderr.splitlines() if message in line]
@@ -164,9 +134,9 @@ def test_the_token_comes_from_the_environment_and_goes_nowhere_else(repo: Path) 
 
     def note(request: BaseHTTPRequestHandler) -> None:
         asked.append({key.lower(): value for key, value in request.headers.items()})
-        refuse(request, 403, "GatedRepo")
+        reply(request, status=403, headers={"X-Error-Code": "GatedRepo"})
 
-    with hub(note) as url:
+    with http_server(note) as url:
         build(repo, HF_ENDPOINT=url)
         assert asked
         assert not any("authorization" in headers for headers in asked)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support import reply
 
 
 @dataclass(frozen=True)
@@ -25,31 +26,17 @@ class Span:
 class Collector:
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        spans = self.spans
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.path == "/v1/traces":
-                    # Triton 2.51 sends JSON, and most others protobuf.
-                    is_json = self.headers["content-type"] == "application/json"
-                    spans.extend(_from_json(body) if is_json else _from_protobuf(body))
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *words: Any) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def take(self, sent: BaseHTTPRequestHandler) -> None:
+        body = sent.rfile.read(int(sent.headers["content-length"]))
+        if sent.path == "/v1/traces":
+            # Triton 2.51 sends JSON, and most others protobuf.
+            is_json = sent.headers["content-type"] == "application/json"
+            self.spans.extend(_from_json(body) if is_json else _from_protobuf(body))
+        reply(sent)
 
     def named(self, start: str) -> list[Span]:
         return [span for span in list(self.spans) if span.name.startswith(start)]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def _from_json(body: bytes) -> list[Span]:

@@ -22,7 +22,7 @@ import llmserve
 from tests.contract.test_hub import COMMIT
 from tests.live.collector import Collector
 from tests.live.servers import PROMPT, Serving, eventually
-from tests.support import LLMSERVE, hub_cache, run
+from tests.support import LLMSERVE, http_server, hub_cache, run
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +38,8 @@ def repository(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    started = Collector()
-    yield started
-    started.close()
+def collector() -> Collector:
+    return Collector()
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +51,11 @@ def serving(home: Path, repository: Path, collector: Collector) -> Iterator[Serv
     built = run(*words, env=env)
     assert built.returncode == 0, built.stderr
     names = [word for name in ("unary", "tiny") for word in ("--model", name)]
-    served = Serving(str(repository), *names, "--otlp-endpoint", collector.url, env=env)
-    yield served
-    if served.process.poll() is None:
-        assert served.interrupt() == 0
+    with http_server(collector.take) as url:
+        served = Serving(str(repository), *names, "--otlp-endpoint", url, env=env)
+        yield served
+        if served.process.poll() is None:
+            assert served.interrupt() == 0
 
 
 def test_a_trace_leads_from_the_client_through_the_gateway_into_triton(

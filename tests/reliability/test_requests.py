@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import soak
 
 from llmserve.errors import ClientError, RequestRejectedError, UsageError
 from llmserve.testing import LiveTriton
@@ -40,10 +41,7 @@ def model(triton: LiveTriton) -> str:
 
 
 def running(triton: LiveTriton, model: str) -> float:
-    with urllib.request.urlopen(triton.server.metrics_url, timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    begins = f'llmserve_running_sequences{{model="{model}"'
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(begins))
+    return soak.figure(triton, model, "running_sequences")
 
 
 def test_any_text_streams_to_the_whole_and_what_is_no_text_is_refused(

@@ -23,11 +23,8 @@ from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Answer, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
+from tests.echoes import Panic
 from tests.support import drive
-
-
-class Panic(BaseException):
-    """As pyo3's PanicException, which is no Exception."""
 
 
 class Repeats:

@@ -19,11 +19,11 @@ from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.contract import Tensor
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Constraint, Generation
-from llmserve.runtime.params import Params
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.runtime.sampling import Sampler
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
+from tests import support
 from tests.support import drive
 
 DIGITS = list(b"0123456789")
@@ -79,8 +79,7 @@ def answer(wish: object, *, heedless: bool = False, **asked: Any) -> FakeRequest
 
 
 def generation(constraint: Constraint | None) -> Generation:
-    decode = ByteTokenizer().decode
-    one = Generation(b"p", Params(), max_tokens=9, eos_ids=frozenset(), decode=decode)
+    one = support.generation(b"p", 9)
     one.constraint = constraint
     return one
 

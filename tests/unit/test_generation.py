@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
+from llmserve.runtime import Generation, Params
+from tests.support import generation
 
 EOS = 0
 
@@ -18,12 +18,10 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def run(text: str, *, max_tokens: int = 100, end: bool = True, **asked: Any) -> Generation:
-    generation = Generation(
-        b"prompt", Params(**asked), max_tokens=max_tokens, eos_ids=frozenset({EOS}), decode=decode
-    )
+    made = generation(b"prompt", max_tokens, eos=frozenset({EOS}), decode=decode, **asked)
     for token in [*text.encode(), *([EOS] if end else [])]:
-        generation.push(token)
-    return generation
+        made.push(token)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def test_tokens_are_decoded_when_somebody_reads_them_and_not_one_by_one() -> Non
         decoded.append(len(ids))
         return decode(ids)
 
-    done = Generation(b"prompt", Params(), max_tokens=200, eos_ids=frozenset({EOS}), decode=counted)
+    done = generation(b"prompt", 200, decode=counted)
     for token in b"x" * 100:
         done.push(token)
     assert len(decoded) <= 2

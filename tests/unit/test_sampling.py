@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.params import Params
 from llmserve.runtime.sampling import Sampler, _nucleus
+from tests import support
 
 EOS = 7
 LOGITS = np.array([0.0, 3.0, 2.0, 1.0, -1.0, 0.5, -2.0, 4.0], dtype=np.float32)
@@ -34,9 +35,8 @@ class Letters:
 
 
 def generation(prompt: Sequence[int] = (), made: Sequence[int] = (), **asked: Any) -> Generation:
-    new = Generation(
-        prompt, Params(**asked), max_tokens=99, eos_ids=frozenset({EOS}), decode=Letters().decode
-    )
+    end = frozenset({EOS})
+    new = support.generation(prompt, 99, eos=end, decode=Letters().decode, **asked)
     for token in made:
         new.push(token)
     return new
@@ -106,10 +106,8 @@ def test_extreme_wishes_choose_a_token_that_can_be_chosen(
 
 
 def test_an_end_that_the_model_does_not_have_is_no_matter() -> None:
-    new = Generation(
-        [1], Params(min_tokens=3), max_tokens=9, eos_ids=frozenset({2**31 - 1, EOS}),
-        decode=Letters().decode,
-    )  # fmt: skip
+    end = frozenset({2**31 - 1, EOS})
+    new = support.generation([1], 9, eos=end, min_tokens=3)
     assert Sampler(new, Letters()).choose(LOGITS) == 1
 
 

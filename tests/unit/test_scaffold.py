@@ -18,15 +18,7 @@ from llmserve.roles import ROLES as ALL_ROLES
 from llmserve.scaffold import KINDS, ROLES, new_package
 from llmserve.scaffold.generate import Names
 from llmserve_cli.group import cli
-from tests.support import with_path
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+from tests.support import files_of, with_path
 
 
 @pytest.mark.parametrize("name", ["x", "acme-words", "a-name-of-thirty-two-letters-abc"])
@@ -37,7 +29,7 @@ def test_packages_are_whole_and_in_order_as_their_own_linters_see_them(
     package = f"llmserve_{slug}"
     for role in KINDS:
         folder = new_package(name, role, tmp_path / role)
-        found = files(folder)
+        found = files_of(folder)
         assert {".gitignore", "README.md", f"{package}/__init__.py", f"{package}/py.typed"} <= set(
             found
         )

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -34,6 +30,7 @@ from llmserve.server.launch import (
 from llmserve.server.log import Progress, ServerLog, in_plain_words
 from llmserve.server.server import stand_ins
 from llmserve.server.settings import Ports, choose_ports
+from tests.support import metrics_page
 
 
 @pytest.fixture
@@ -299,29 +296,12 @@ nv_inference_count{model="plain",version="1"} 7
 """
 
 
-@contextmanager
-def published(page: str) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-        server.shutdown()
-
-
 def test_every_part_that_is_stood_in_for_is_named() -> None:
-    with published(PAGE) as url:
-        assert stand_ins(url) == {
+    with metrics_page(PAGE) as url:
+        assert stand_ins(f"{url}/metrics") == {
             "llama_tensorrt_llm": "TensorRT-LLM",
             "gpt2_generator": "Triton's backend onnxruntime",
         }
-    with published('nv_inference_count{model="plain"} 7\n') as url:
-        assert stand_ins(url) == {}
+    with metrics_page('nv_inference_count{model="plain"} 7\n') as url:
+        assert stand_ins(f"{url}/metrics") == {}
     assert stand_ins("http://127.0.0.1:1/metrics") == {}

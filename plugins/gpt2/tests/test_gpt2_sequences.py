@@ -9,7 +9,7 @@ import pytest
 
 from llmserve.builder.plan import BuildSpec, make_plan
 from llmserve.registry import Registry
-from llmserve.runtime import Generation, Params, RequestError, Sampler, read_params
+from llmserve.runtime import Params, RequestError, Sampler, read_params
 from llmserve.testing import ByteTokenizer
 from llmserve_gpt2.session.sequences import (
     FIRST,
@@ -19,14 +19,12 @@ from llmserve_gpt2.session.sequences import (
     StepRequest,
     rooms,
 )
+from tests.support import generation
 
 
 def sequence(seen: float = 0.0) -> ClientSequence:
-    tokenizer = ByteTokenizer()
-    generation = Generation(
-        [65], Params(), max_tokens=4, eos_ids=frozenset(), decode=tokenizer.decode
-    )
-    return ClientSequence(generation, Sampler(generation, tokenizer), 1, seen)
+    one = generation([65], 4)
+    return ClientSequence(one, Sampler(one, ByteTokenizer()), 1, seen)
 
 
 def test_a_second_start_gives_up_the_first() -> None:

@@ -6,7 +6,6 @@ import os
 import queue
 import time
 import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +17,9 @@ from tritonclient import grpc as triton_grpc
 
 from llmserve.testing import LiveTriton
 from llmserve.testing.logprobs import check_logprobs
+from tests.support import order_of_ends
 
 PROMPT = "Programming in C++ is like"
-LONG, SHORT = 400, 5
 
 
 @pytest.fixture
@@ -83,26 +82,8 @@ def test_figures_outlive_the_process_before(triton: LiveTriton) -> None:
         time.sleep(0.1)
 
 
-def order_of_ends(triton: LiveTriton, model: str) -> list[str]:
-    """Ask for a long answer and, once it is under way, for a short one."""
-    ends: list[str] = []
-
-    def ask(name: str, tokens: int, began: Callable[[], object] = lambda: None) -> None:
-        for _ in triton.client.stream(model, PROMPT, max_tokens=tokens, ignore_eos=True):
-            began()
-        ends.append(name)
-
-    with ThreadPoolExecutor(2) as pool:
-        first: queue.Queue[None] = queue.Queue()
-        long = pool.submit(ask, "long", LONG, lambda: first.put(None))
-        first.get(timeout=60)
-        pool.submit(ask, "short", SHORT).result()
-        long.result()
-    return ends
-
-
 def test_a_request_joins_while_others_are_under_way(triton: LiveTriton, in_flight: str) -> None:
-    assert order_of_ends(triton, in_flight) == ["short", "long"]
+    assert order_of_ends(triton, in_flight, long=400, short=5) == ["short", "long"]
 
 
 def ask_as_the_tutorial(triton: LiveTriton, model: str, **asked: Any) -> list[Any]:

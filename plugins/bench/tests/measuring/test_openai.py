@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -16,69 +15,53 @@ from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load, Run
 from llmserve_bench.senders import Api
 from llmserve_bench.targets import Target
+from tests.support import http_server, reply
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
 
 
-class Endpoint(ThreadingHTTPServer):
+class Endpoint:
+    """Every fourth request finds the queue full."""
+
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.received: list[tuple[str, dict[str, Any], str | None]] = []
         self.breaks_off = False
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.url = ""
 
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.received.append((self.path, body, self.headers["authorization"]))
-        chat = self.path == "/v1/chat/completions"
-        if body["model"] != "demo":
-            self.answer(404, {"error": {"message": "there is no such model"}})
-        elif len(self.server.received) % 4 == 0:
-            self.answer(429, {"error": {"message": "the queue is full"}})
+    def answer(self, asked: BaseHTTPRequestHandler) -> None:
+        body = json.loads(asked.rfile.read(int(asked.headers["content-length"])))
+        self.received.append((asked.path, body, asked.headers["authorization"]))
+        chat = asked.path == "/v1/chat/completions"
+        if len(self.received) % 4 == 0:
+            refusal = {"error": {"message": "the queue is full"}}
+            reply(asked, json.dumps(refusal).encode(), 429)
         elif body.get("stream"):
-            self.send_response(200)
-            self.send_header("connection", "close")
-            self.end_headers()
-            for text, reason in (("a b ", None), ("c", None), ("", "length")):
-                part = {"delta": {"content": text}} if chat else {"text": text}
-                self.event({"choices": [{**part, "finish_reason": reason}]})
-            if not self.server.breaks_off:
-                self.event({"choices": [], "usage": USAGE})
-                self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
+            parts = [
+                {"delta": {"content": text}} if chat else {"text": text} for text in ("a b ", "c")
+            ]
+            ends: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+            events: list[Any] = [{"choices": [{**part, "finish_reason": None}]} for part in parts]
+            events.append({"choices": [{**ends, "finish_reason": "length"}]})
+            events += [] if self.breaks_off else [{"choices": [], "usage": USAGE}]
+            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+            text += "" if self.breaks_off else ": a comment\n\ndata: [DONE]\n\n"
+            reply(asked, text.encode())
         else:
             part = {"message": {"content": "a b c"}} if chat else {"text": "a b c"}
             choice = {**part, "finish_reason": "length"}
-            self.answer(200, {"choices": [choice], "usage": USAGE})
-
-    def event(self, content: Any) -> None:
-        self.wfile.write(f"data: {json.dumps(content)}\n\n".encode())
-
-    def answer(self, status: int, content: Any) -> None:
-        text = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+            reply(asked, json.dumps({"choices": [choice], "usage": USAGE}).encode())
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+    made = Endpoint()
+    with http_server(made.answer) as url:
+        made.url = f"{url}/v1"
+        yield made
 
 
-def measured(endpoint: Endpoint, api: Api, *, stream: bool, model: str = "demo") -> Run:
-    target = Target(model, endpoint.url, api=api)
+def measured(endpoint: Endpoint, api: Api, *, stream: bool) -> Run:
+    target = Target("demo", endpoint.url, api=api)
     load = Load(concurrency=2, requests=8, warmup=0, options={"temperature": 0.5})
     plan = Plan(Prompts(output_tokens=Lengths(8)), stream)
     return bench(target, load, plan).runs[0]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +12,7 @@ from llmserve.registry import Registry
 from llmserve_bench.results import Gauge
 from llmserve_bench.targets import Target
 from llmserve_bench.triton import Observer, fetch, read_gauges
+from tests.support import metrics_page
 
 PAGE = """
 # TYPE nv_inference_pending_request_count gauge
@@ -46,30 +43,11 @@ def test_gauges_of_a_model_and_of_the_machine_are_read() -> None:
     assert read_gauges("no page of {metrics", ["demo"]) == {}
 
 
-@contextmanager
-def published(page: str) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(page.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-
-
 def test_a_page_is_fetched_past_the_proxy_of_the_web(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with published(PAGE) as address:
-        assert fetch(f"http://{address}/metrics") == PAGE
-        assert fetch(f"http://{address}/other") is None
+    with metrics_page(PAGE) as url:
+        assert fetch(f"{url}/metrics") == PAGE
+        assert fetch(f"{url}/other") is None
     assert fetch("http://127.0.0.1:9/metrics") is None
     assert fetch("no address") is None
 

@@ -17,6 +17,7 @@ import pytest
 from llmserve.demo import demo_model_path
 from llmserve.errors import UsageError
 from llmserve.testing import LiveTriton
+from tests.support import install
 
 from .process import Gateway
 from .scripted.scripted_model import OVER, SAY
@@ -65,10 +66,7 @@ def say(text: str) -> list[Any]:
 def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
     """A Triton that knows the scripted plugin, which only this module has installed."""
     folder = tmp_path_factory.mktemp("site")
-    info = folder / "scripted_model-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted-model\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[llmserve.api2]\nscripted = scripted_model\n")
+    install(folder, "scripted-model", "[llmserve.api2]\nscripted = scripted_model\n")
     with pytest.MonkeyPatch.context() as patch:
         for place in (folder, Path(__file__).with_name("scripted")):
             patch.syspath_prepend(place)

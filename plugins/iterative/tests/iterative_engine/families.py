@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,8 +9,6 @@ import torch
 import transformers
 
 from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
-from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
 from tests.tiny_models import make_model
 
@@ -35,19 +32,6 @@ def expected(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]
             do_sample=False,
         )
     return [int(token) for token in answer[0, len(prompt) :]]
-
-
-def generation(
-    prompt: Sequence[int], max_tokens: int, *, eos: frozenset[int] = frozenset(), **params: Any
-) -> Generation:
-    """Return a generation of a prompt."""
-    return Generation(
-        prompt,
-        Params(**params),
-        max_tokens=max_tokens,
-        eos_ids=eos,
-        decode=ByteTokenizer().decode,
-    )
 
 
 def finish(engine: Engine, limit: int = 2000) -> None:

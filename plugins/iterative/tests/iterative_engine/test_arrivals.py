@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from llmserve.runtime.generation import Generation
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
+from tests.support import generation
 from tests.tiny_models import VOCAB, make_model
 
-from .families import expected, finish, generation
+from .families import expected, finish
 
 chance = random.Random(3)
 # A handful of prompts, some with a common beginning so that prefixes are shared; what

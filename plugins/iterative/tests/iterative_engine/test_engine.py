@@ -13,9 +13,10 @@ from llmserve.runtime import Generation
 from llmserve.runtime.errors import RequestError
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
+from tests.support import generation
 from tests.tiny_models import make_model
 
-from .families import expected, finish, generation, same_as_alone
+from .families import expected, finish, same_as_alone
 
 PAGE = 32
 

@@ -9,9 +9,10 @@ import pytest
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
 from llmserve_iterative.generator import exact_length
+from tests.support import generation
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, make_model
 
-from .families import finish, generation, same_as_alone
+from .families import finish, same_as_alone
 
 PADDED = {"falcon", "falcon_alibi", "bloom"}
 

@@ -14,9 +14,10 @@ import torch
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine import attention, graphs, runner
 from llmserve_iterative.engine.engine import Engine
+from tests.support import generation
 from tests.tiny_models import VOCAB, make_model
 
-from .families import finish, generation, same_as_alone
+from .families import finish, same_as_alone
 
 CPU = torch.device("cpu")
 

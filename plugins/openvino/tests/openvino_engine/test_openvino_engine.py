@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.runtime import Generation, Params, RequestError
+from llmserve.runtime import Generation, RequestError
 from llmserve.testing import ByteTokenizer
+from tests import support
 
 
 class Poisoned:
@@ -24,13 +25,8 @@ class Poisoned:
 
 
 def generation(prompt: Sequence[int] = (40, 50, 60), length: int = 8, **asked: Any) -> Generation:
-    return Generation(
-        prompt,
-        Params(**asked),
-        max_tokens=length,
-        eos_ids=frozenset({0}),
-        decode=lambda ids: "x" * len(ids),
-    )
+    end = frozenset({0})
+    return support.generation(prompt, length, eos=end, decode=lambda ids: "x" * len(ids), **asked)
 
 
 def made_of(converted: Path, output: Path, **options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from llmserve.errors import RequestRejectedError
 from llmserve.testing import LiveTriton
+from tests.support import order_of_ends
 
 PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capital of France is")
 PROMPT = PROMPTS[0]
@@ -85,21 +85,7 @@ def test_what_openvino_cannot_do_is_refused(
 
 
 def test_a_request_joins_while_another_is_under_way(triton: LiveTriton, model: str) -> None:
-    ends: list[str] = []
-    begun: queue.Queue[None] = queue.Queue()
-
-    def long() -> None:
-        for _ in triton.client.stream(model, PROMPT, max_tokens=450, ignore_eos=True):
-            begun.put(None)
-        ends.append("long")
-
-    with ThreadPoolExecutor(1) as pool:
-        under_way = pool.submit(long)
-        begun.get(timeout=60)
-        triton.client.generate(model, PROMPT, max_tokens=4, ignore_eos=True)
-        ends.append("short")
-        under_way.result()
-    assert ends == ["short", "long"]
+    assert order_of_ends(triton, model, long=450, short=4) == ["short", "long"]
 
 
 def test_a_client_that_leaves_frees_the_engine(triton: LiveTriton, converted: Path) -> None:
