@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 import llmserve.demo
 from llmserve.demo import demo_model_path
@@ -67,16 +65,6 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ModelSourceError, match=r"lacks generation_config\.json, model\.saf") as got:
         demo_model_path()
     assert got.value.mend is not None
-
-
-@settings(max_examples=200)
-@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-@example(text="")
-@example(text="  two  spaces , and a mark !\r\n\t")
-@example(text="<|endoftext|> said once")
-@example(text="café naïve Zürich 서울 🙂☕ \x00\u200b\u0301")
-def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_the_tokenizer_has_one_special_token_and_adds_none(tokenizer: Any) -> None:

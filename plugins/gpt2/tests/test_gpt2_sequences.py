@@ -80,14 +80,6 @@ def test_the_layout_is_still_taken_by_its_old_name() -> None:
     assert list(plan.notices) == ["layout=seed is called layout=tutorial now"]
 
 
-def test_the_two_ways_of_batching_are_a_pair_to_compare() -> None:
-    (pair,) = Registry.load().recipe("gpt2-onnx").pairs
-    assert pair.name == "sequence-direct-oldest"
-    for subject, batching in ((pair.first, "direct"), (pair.second, "oldest")):
-        label, _, build = subject.partition("=")
-        assert (label, build) == (batching, f"gpt2-onnx:batching=sequence-{batching}")
-
-
 def test_what_a_request_asks_for_reaches_the_session_unchanged() -> None:
     params = read_params(
         {
