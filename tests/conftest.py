@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -51,19 +52,29 @@ def _rank(group: str) -> int:
     return 1 if group.endswith(_LONG) else 2 + ("live" not in group)
 
 
+_OPENVINO = "plugins/openvino/tests/openvino_engine"
 _SAME_MODELS = {
     "tests/reliability/test_requests.py": "plugins/iterative/tests",
     "plugins/deploy/tests/test_deploy_live.py": "plugins/iterative/tests",
     "plugins/examples/tokens/tests/test_tokens_conformance.py": "plugins/bench/tests",
     # The first export to ONNX of a process takes 12 s to import what does it.
-    "plugins/gateway/tests/gateway_live/test_gateway_models_live.py": "plugins/gpt2/tests",
     "tests/contract/test_build.py": "plugins/gpt2/tests",
+    # A model that was converted for one of them is there for the others.
+    f"{_OPENVINO}/test_openvino_build.py": _OPENVINO,
+    f"{_OPENVINO}/test_openvino_engine.py": _OPENVINO,
 }
+_EVERY_RECIPE = (
+    "plugins/gateway/tests/gateway_live/test_gateway_models_live.py::test_a_recipe_answers["
+)
 
 
 def _group(nodeid: str) -> str:
     """Each file is a group of its own, but for those that share models: a plugin's, as a rule."""
     file = nodeid.partition("::")[0]
+    if nodeid.startswith(_EVERY_RECIPE):
+        # As in "openvino]" or "trtllm-llmapi]".
+        plugin = re.split(r"\W", nodeid.removeprefix(_EVERY_RECIPE))[0]
+        return _OPENVINO if plugin == "openvino" else f"plugins/{plugin}/tests"
     if file in _SAME_MODELS:
         return _SAME_MODELS[file]
     return file.rpartition("/")[0] if file.endswith(("_live.py", "_conformance.py")) else file

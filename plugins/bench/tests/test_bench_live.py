@@ -56,7 +56,7 @@ def test_whole_answers_are_counted_as_triton_counts_them(triton: LiveTriton) -> 
 
 
 def test_streams_bring_every_token_at_its_time(triton: LiveTriton) -> None:
-    model = triton.build("iterative")
+    model = triton.build("hf", tokenizer="tokenizers")
     measured_load = Load(concurrency=4, requests=12, stream=True)
     (found,) = bench(target(triton, model), measured_load, PLAN).runs
     for record in found.records:

@@ -119,7 +119,7 @@ NAMES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from([CHAT, TEXT, {"model": "m", "input": "Hi"}]), st.dictionaries(NAMES, VALUES))
 def test_any_body_is_read_or_refused(whole: dict[str, Any], changed: dict[str, Any]) -> None:
     for read in READERS:
@@ -154,12 +154,17 @@ def test_spoilt_bodies_are_the_clients_fault(whole: dict[str, Any]) -> None:
         async def receive(body: bytes = bytes(body)) -> Any:
             return {"type": "http.request", "body": body}
 
+        try:
+            told = asyncio.run(read_json(receive, {}))
+        except ApiError as error:
+            refused.append(error.status)
+            continue
         for read in READERS:
             try:
-                read(asyncio.run(read_json(receive, {})))
+                read(told)
             except ApiError as error:
                 refused.append(error.status)
-    assert len(refused) > 500
+    assert len(refused) > 300
     assert {*refused} == {400}
 
 

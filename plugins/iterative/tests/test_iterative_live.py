@@ -48,6 +48,9 @@ def test_behind_every_driver_it_gives_the_answers_of_generate(
         assert list(found) == expected
 
 
+TUTORIAL: dict[str, Any] = {"name": "iterative-gpt2", "stream": True, "burst_ms": 0.0}
+
+
 def tokens_told(triton: LiveTriton, model: str) -> dict[str, float]:
     """Return how many tokens each process of a model says it has made."""
     with urllib.request.urlopen(triton.server.metrics_url, timeout=30) as answer:
@@ -65,7 +68,7 @@ def test_figures_outlive_the_process_before(triton: LiveTriton) -> None:
 
     The other goes on writing to it, into freed memory: for a while that went well.
     """
-    model = triton.build("iterative", name="loaded-anew")
+    model = triton.build("iterative", **TUTORIAL)
     (before,) = tokens_told(triton, model)
     config = triton.repository / model / "config.pbtxt"
     # Without a change it would stay as it is; the new one comes before the old one goes.
@@ -111,7 +114,7 @@ def ask_as_the_tutorial(triton: LiveTriton, model: str, **asked: Any) -> list[An
 
 
 def test_the_tutorials_client_runs_unchanged(triton: LiveTriton) -> None:
-    model = triton.build("iterative", name="iterative-gpt2", stream=True, burst_ms=0.0)
+    model = triton.build("iterative", **TUTORIAL)
     answers = ask_as_the_tutorial(triton, model)
     texts = [answer.as_numpy("text_output").reshape(-1)[0].decode() for answer in answers]
     assert len(texts) > 5

@@ -38,7 +38,7 @@ arrivals = st.lists(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     requests=arrivals,
     max_sequences=st.integers(1, 6),

@@ -50,9 +50,9 @@ def test_together(engine: Engine, family: str) -> None:
     several = [
         generation(
             [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 60))],
-            chance.randrange(1, 60),
+            chance.randrange(1, 40),
         )
-        for _ in range(14)
+        for _ in range(9)
     ]
     for one in several:
         engine.admit(one)
