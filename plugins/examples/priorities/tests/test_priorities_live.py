@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -26,11 +27,21 @@ class Crowd:
         self.model = model
         self.order: list[str] = []
 
-    def send(self, name: str, *, tokens: int = 8, **extra: Any) -> Future[None]:
+    def begin(self) -> Future[None]:
+        """Send one that takes long, and wait until it runs."""
+        begun = Event()
+        sent = self.send("running", begun.set, tokens=LONG, priority=1)
+        assert begun.wait(60)
+        return sent
+
+    def send(
+        self, name: str, began: Callable[[], object] = bool, *, tokens: int = 8, **extra: Any
+    ) -> Future[None]:
+        asked = {"max_tokens": tokens, "ignore_eos": True, **extra}
+
         def ask() -> None:
-            self._triton.client.generate(
-                self.model, PROMPT, max_tokens=tokens, ignore_eos=True, **extra
-            )
+            for _ in self._triton.client.stream(self.model, PROMPT, **asked):
+                began()
             self.order.append(name)
 
         sent = self._pool.submit(ask)
@@ -55,7 +66,7 @@ def crowd(triton: LiveTriton) -> Iterator[Crowd]:
 
 
 def test_a_high_priority_overtakes_those_that_wait(crowd: Crowd) -> None:
-    jobs = [crowd.send("running", tokens=LONG, priority=1)]
+    jobs = [crowd.begin()]
     jobs += [crowd.send(f"low {n}", priority=3) for n in (1, 2)]
     jobs += [crowd.send("high", priority=1)]
     for job in jobs:
@@ -64,7 +75,7 @@ def test_a_high_priority_overtakes_those_that_wait(crowd: Crowd) -> None:
 
 
 def test_a_full_queue_refuses_and_the_others_go_on(crowd: Crowd) -> None:
-    jobs = [crowd.send("running", tokens=LONG, priority=1)]
+    jobs = [crowd.begin()]
     jobs += [crowd.send(f"low {n}", priority=3) for n in (1, 2)]
     refused = crowd.send("one too many", priority=3)
     with pytest.raises(RequestRejectedError, match=r"queue of .* is full: try again later"):
@@ -76,7 +87,7 @@ def test_a_full_queue_refuses_and_the_others_go_on(crowd: Crowd) -> None:
 
 
 def test_one_that_waits_too_long_times_out(crowd: Crowd) -> None:
-    running = crowd.send("running", tokens=LONG, priority=1)
+    running = crowd.begin()
     with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
         crowd.send("impatient", priority=4).result()
     running.result()
@@ -84,7 +95,7 @@ def test_one_that_waits_too_long_times_out(crowd: Crowd) -> None:
 
 
 def test_a_request_can_have_less_patience_than_its_queue(crowd: Crowd) -> None:
-    running = crowd.send("running", tokens=LONG, priority=1)
+    running = crowd.begin()
     patient = crowd.send("patient", priority=2, queue_timeout=60)
     with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
         crowd.send("impatient", priority=2, queue_timeout=0.02).result()
@@ -95,7 +106,7 @@ def test_a_request_can_have_less_patience_than_its_queue(crowd: Crowd) -> None:
 
 def test_the_command_asks_for_it_too(triton: LiveTriton, crowd: Crowd) -> None:
     words = ["query", crowd.model, PROMPT, "--url", triton.server.grpc_url]
-    running = crowd.send("running", tokens=LONG, priority=1)
+    running = crowd.begin()
     done = CliRunner().invoke(cli, [*words, "--queue-timeout", "0.02"])
     running.result()
     assert isinstance(done.exception, RequestTimeoutError)
