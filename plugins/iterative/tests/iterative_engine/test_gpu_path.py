@@ -91,7 +91,7 @@ def test_it_makes_what_generate_makes(
     made = runner.FlatRunner(attention.FlashPlan, model, 24 * 16, graphs=with_graphs)
     monkeypatch.setattr("llmserve_iterative.engine.engine.make_runner", lambda *_: made)
     engine = Engine(model, ByteTokenizer(), max_sequences=11, cache_tokens=0, prefill_chunk=24)
-    several = [generation([(7 * n + i) % VOCAB for i in range(3 * n + 1)], 40) for n in range(14)]
+    several = [generation([(7 * n + i) % VOCAB for i in range(3 * n + 1)], 24) for n in range(12)]
     for one in several:
         engine.admit(one)
         engine.step()
