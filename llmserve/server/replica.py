@@ -312,8 +312,9 @@ class Replica:
     async def reload(self, name: str) -> None:
         """Load a model anew, or for the first time; the old one answers until the new one does."""
         repository = self.settings.repository
-        if not (repository / name).is_dir() or "/" in name:
-            known = (path.name for path in model_folders(repository))
+        known = [path.name for path in model_folders(repository)]
+        # A path will not do: an empty name, or a dot, is the repository itself.
+        if name not in known:
             raise ServerError(f"no model {name!r} in {repository}", mend=near(name, known))
         if not self.server.renewable:
             raise ServerError("this Triton cannot load a model anew", mend="stop and start it")

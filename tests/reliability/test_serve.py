@@ -188,7 +188,9 @@ def test_a_model_that_was_changed_is_taken_in_when_it_is_asked_for(
     assert done.returncode == 1
     assert "half a file" in done.stderr
     assert serve.answers("other") == "changed ", "the old one serves on"
-    assert run("reload", "nobody", "--url", serve.url).returncode == 1
+    for nobody in ("nobody", "", "."):
+        assert run("reload", nobody, "--url", serve.url).returncode == 1
+    assert serve.answers("other") == "changed ", "nothing but a model is loaded"
     source.write_text(WORDS)
     assert run("reload", "other", "--url", serve.url).returncode == 0
 
