@@ -13,6 +13,7 @@ BROKEN_PIPE = 141
 
 def main(args: list[str] | None = None) -> None:
     interrupts.end_at_once()
+    _open_what_is_closed()
     if not os.environ.get("HOME", "set"):
         # For many a library the root of the file system would be its home.
         del os.environ["HOME"]
@@ -27,6 +28,13 @@ def main(args: list[str] | None = None) -> None:
         code = _explain(error)
     interrupts.ignore()
     sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Have all three standard streams: Python has None for one that was closed before."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _explain(error: BaseException) -> int:
@@ -79,5 +87,4 @@ def _print(line: str, code: int) -> int:
 
 def _forget_output() -> None:
     """Keep Python from writing, at its end, what could not be written before."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

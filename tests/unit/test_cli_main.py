@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -179,6 +181,16 @@ def test_a_closed_pipe_ends_it_as_a_shell_would_tell(site: Path, words: list[str
     assert done.returncode == 141
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_a_stream_that_was_closed_before_stops_no_command(site: Path) -> None:
+    """Python has None for each, as for a job whose starter closed them."""
+    for words, code in {"plugins >&-": 0, "query demo <&-": 2}.items():
+        script = f"exec {shlex.quote(sys.executable)} -m llmserve_cli {words}"
+        done = subprocess.run(
+            ["sh", "-c", script], capture_output=True, text=True, env=with_path(site), check=False
+        )
+        assert done.returncode == code, done.stderr
 
 
 def test_a_full_disk_is_one_line(site: Path) -> None:
