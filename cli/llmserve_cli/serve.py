@@ -171,6 +171,8 @@ def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
         if note := note_of_memory(settings):
             click.echo(f"llmserve: note: {note}", err=True)
     problems += port_problems(settings) + frontends.problems()
+    # Three ports at an address that cannot be had are one problem.
+    problems = list({str(problem): problem for problem in problems}.values())
     for problem in problems[1:]:
         click.echo(f"llmserve: {problem}", err=True)
     if problems:

@@ -28,15 +28,20 @@ Timeout = float | Timeouts | None
 """Seconds for all of a request, or for its parts; None is what the client was made with."""
 
 
+_LONGEST = 10**9
+
+
 class Deadline:
     """The time that a request has, over all of its messages."""
 
     def __init__(self, timeout: Timeout) -> None:
         self._parts = timeout if isinstance(timeout, Timeouts) else Timeouts(timeout)
         for seconds in (self._parts.whole, self._parts.first, self._parts.between):
-            if seconds is not None and not seconds > 0:
+            # gRPC takes what it cannot count for a time that is over.
+            if seconds is not None and not 0 < seconds <= _LONGEST:
                 raise UsageError(
-                    f"a timeout of {seconds} cannot be meant", mend="give seconds above 0"
+                    f"a timeout of {seconds} cannot be meant",
+                    mend=f"give seconds above 0, up to {_LONGEST}, or none",
                 )
         self.seconds = self._parts.whole
         self._end = None if self.seconds is None else time.monotonic() + self.seconds

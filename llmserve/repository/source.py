@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -80,7 +81,12 @@ def resolve(
         from llmserve.demo import demo_model_path
 
         return ModelSource(asked, demo_model_path())
-    path = Path(asked).expanduser()
+    if not asked:
+        raise ModelSourceError("--model is empty", mend="name a folder, or an id on the hub")
+    path = Path(asked)
+    with suppress(RuntimeError):
+        # Nobody has that name: then there is no such folder either.
+        path = path.expanduser()
     if path.is_dir():
         if kind == "huggingface":
             _check_config(path, asked)

@@ -115,6 +115,12 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
     """
     repository = settings.repository
     problems = _log_problems(settings.log_file)
+    if not 0 <= settings.grace < 2**31:
+        problems.append(
+            UsageError(
+                f"a grace of {settings.grace} cannot be meant", mend="give seconds (--grace)"
+            )
+        )
     if not repository.is_dir():
         return [
             ConfigError(f"no repository at {repository}", mend="llmserve build makes one"),

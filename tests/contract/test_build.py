@@ -189,6 +189,8 @@ def test_a_folder_that_is_no_model_is_refused_and_nothing_is_written(
         ({"plugin": "hff"}, PluginError, "did you mean 'hf'"),
         ({"model": "./nothing/here"}, ModelSourceError, "no folder at"),
         ({"model": "a/b/c"}, ModelSourceError, "no folder at"),
+        ({"model": "~nobody-here/x"}, ModelSourceError, "no folder at ~nobody-here/x"),
+        ({"model": ""}, ModelSourceError, "--model is empty"),
         ({"model": __file__}, ModelSourceError, "is a file"),
         ({"name": "a/b"}, UsageError, "--name"),
         ({"tokenizer": "transformer"}, PluginError, "did you mean 'transformers'"),

@@ -67,7 +67,7 @@ def test_a_model_that_never_says_when_it_ends_is_asked_once() -> None:
     assert exchange.next_round() == []
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 1e300])
 def test_a_timeout_that_cannot_be_meant(seconds: float) -> None:
     with pytest.raises(UsageError, match="seconds above 0"):
         Deadline(seconds)

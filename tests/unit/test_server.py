@@ -187,6 +187,12 @@ def test_a_model_whose_backend_is_missing_is_named(tmp_path: Path, config: str) 
         assert find_problems(settings) == []
 
 
+@pytest.mark.parametrize("grace", [float("nan"), float("inf"), -1.0])
+def test_a_grace_that_cannot_be_counted_is_refused(tmp_path: Path, grace: float) -> None:
+    (problem,) = find_problems(ServerSettings(tmp_path, grace=grace))
+    assert "--grace" in str(problem)
+
+
 def test_a_repository_or_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     (problem,) = find_problems(ServerSettings(tmp_path / "gone"))
     assert problem.exit_code == 3
