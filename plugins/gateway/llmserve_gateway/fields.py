@@ -252,7 +252,7 @@ def read_tools(fields: Fields, messages: Any) -> Tools | None:
     )
 
 
-def read_form(fields: Fields, form: Any) -> dict[str, Any]:
+def read_form(fields: Fields, form: Any, place: str = "response_format") -> dict[str, Any]:
     """Return what an answer is held to: by OpenAI's ``response_format``, or in vLLM's words."""
     told = fields.mapping("structured_outputs")
     for name in _FORMS:
@@ -263,7 +263,7 @@ def read_form(fields: Fields, form: Any) -> dict[str, Any]:
     for name, value in options.items():
         if value in ("", []):
             raise bad_request(f"{name} is empty: an answer cannot be held to it", name)
-    options |= _format(form)
+    options |= _format(form, place)
     if len(options) > 1:
         raise bad_request(f"only one of {', '.join(options)} can be had", "response_format")
     if isinstance(options.get("json_schema"), dict):
@@ -271,7 +271,7 @@ def read_form(fields: Fields, form: Any) -> dict[str, Any]:
     return options
 
 
-def _format(form: Any) -> dict[str, Any]:
+def _format(form: Any, place: str) -> dict[str, Any]:
     kind = form.get("type") if isinstance(form, dict) else form
     if kind is None or kind == "text":
         return {}
@@ -281,8 +281,8 @@ def _format(form: Any) -> dict[str, Any]:
     within = form.get("json_schema", form) if kind == "json_schema" else None
     schema = within.get("schema") if isinstance(within, dict) else None
     if not isinstance(schema, dict):
-        what = "response_format has to be text, json_object, or json_schema with a schema"
-        raise bad_request(what, "response_format")
+        what = f"{place} has to be text, json_object, or json_schema with a schema"
+        raise bad_request(what, place)
     return {"json_schema": schema}
 
 

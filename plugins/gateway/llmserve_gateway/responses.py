@@ -38,7 +38,7 @@ def read_response_request(content: Mapping[str, Any]) -> Asked:
         "previous_response_id", "conversation", "background",
     )  # fmt: skip
     options = read_sampling(fields)
-    options |= read_form(fields, fields.mapping("text").get("format"))
+    options |= read_form(fields, fields.mapping("text").get("format"), "text.format")
     options["max_tokens"] = fields.number("max_output_tokens", int, 1)
     tools = read_tools(fields, messages)
     fields.refuse("this server does not tell them here", "top_logprobs")
@@ -119,7 +119,7 @@ class ResponseAnswers:
             "store": False,
             "temperature": options.get("temperature", 0),
             "text": {"format": {"type": "text"}},
-            "tool_choice": asked.tools.choice if asked.tools else "none",
+            "tool_choice": _choice(asked),
             "tools": [{"type": "function", **f} for f in asked.tools.functions]
             if asked.tools
             else [],
@@ -238,6 +238,13 @@ class ResponseAnswers:
         told = dump({"type": kind, "sequence_number": self._number, **content})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), told)
+
+
+def _choice(asked: Asked) -> Any:
+    if not asked.tools:
+        return "none"
+    named = asked.tools.named
+    return {"type": "function", "name": named} if named else asked.tools.choice
 
 
 def error_event(error: ApiError) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def _protocol(most: int, header_seconds: float, unread_seconds: float) -> type[H
             super().connection_made(transport)
             self._headers_due: Any = None
             self._reading_due: Any = None
-            self._cycles: list[Any] = []
+            self._cycles: deque[Any] = deque()
             self._begin_head()
             if len(self.connections) > most:
                 transport.close()
@@ -122,7 +123,8 @@ def _protocol(most: int, header_seconds: float, unread_seconds: float) -> type[H
             self._headers_came()
             self._in_head = False
             super().on_headers_complete()
-            self._cycles = [one for one in self._cycles if not one.response_complete]
+            while self._cycles and self._cycles[0].response_complete:
+                self._cycles.popleft()
             self._cycles.append(self.cycle)
 
         def on_message_complete(self) -> None:

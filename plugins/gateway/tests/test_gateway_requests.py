@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.client import Piece
+from llmserve.client import Completion, Piece
 from llmserve.client.tools import ToolsError
 from llmserve.errors import (
     LLMServeError,
@@ -99,6 +99,17 @@ def test_what_cannot_be_meant_is_refused_by_name(body: dict[str, Any], param: st
     with pytest.raises(ApiError) as caught:
         read_completion({**TEXT, **body})
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_a_response_says_how_it_was_asked() -> None:
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    named = {"type": "function", "name": "f"}
+    whole = {"model": "m", "input": "Hi"}
+    asked = read_response_request({**whole, "tools": [function], "tool_choice": named})
+    assert json.loads(ResponseAnswers(asked, "x").whole([Completion("")]))["tool_choice"] == named
+    with pytest.raises(ApiError) as caught:
+        read_response_request({**whole, "text": {"format": {"type": "poem"}}})
+    assert caught.value.param == "text.format"
 
 
 VALUES = st.recursive(

@@ -29,8 +29,9 @@ function request() {
 
 function showCode() {
   const { path, body } = request();
-  at("as-curl").textContent = asCurl(location.origin, path, body);
-  at("as-python").textContent = asPython(location.origin, path, body);
+  const keyed = at("key").value !== "";
+  at("as-curl").textContent = asCurl(location.origin, path, body, keyed);
+  at("as-python").textContent = asPython(location.origin, path, body, keyed);
 }
 
 function say(text, is) {

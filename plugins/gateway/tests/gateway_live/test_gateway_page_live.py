@@ -58,6 +58,11 @@ def test_a_request_is_shown_as_code(page: Page) -> None:
     assert "/v1/chat/completions" in page.locator("#as-curl").inner_text()
     python = page.locator("#as-python").inner_text()
     assert '"content":"it\'s"' in python
+    typed = "field => { field.value = 'secret'; field.form.dispatchEvent(new Event('input')) }"
+    page.locator("#key").evaluate(typed)
+    curl = page.locator("#as-curl").inner_text()
+    assert "Authorization: Bearer $OPENAI_API_KEY" in curl
+    assert "secret" not in curl + page.locator("#as-python").inner_text()
     compile(python, "shown", "exec")
 
 
