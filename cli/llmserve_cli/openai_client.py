@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from llmserve.client.results import Completion, Piece, gather
 from llmserve.errors import (
@@ -18,6 +18,7 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
+from llmserve_cli.terminal import printable
 
 KEY = "OPENAI_API_KEY"
 _NAMES = {"stop_words": "stop"}
@@ -27,13 +28,17 @@ class OpenAIClient:
     """Asks one server; each request has a connection of its own, so threads may share it."""
 
     def __init__(self, url: str, timeout: float | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
             raise UsageError(f"{url!r} is no address", mend="write http://host:port/v1")
         self._url = url
-        self._where = parts.hostname, parts.port
+        self._where = host, port
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._path = parts.path.rstrip("/") or "/v1"
+        self._path = quote(parts.path.rstrip("/"), safe="/%") or "/v1"
         self._timeout = timeout
 
     def close(self) -> None:
@@ -56,24 +61,35 @@ class OpenAIClient:
         connection = self._kind(*self._where, timeout=self._timeout)
         try:
             answer = self._ask(connection, path, asked)
+            data = None
             for data in _events(answer):
                 if piece := _piece(data):
                     yield piece
+            if data is None:
+                raise ValueError("no stream")
         except TimeoutError:
             raise RequestTimeoutError(
                 f"no answer within {self._timeout:g} s", mend="allow more time, or ask for less"
             ) from None
         except (OSError, HTTPException) as error:
+            why = printable(str(error)) or type(error).__name__
             raise UnreachableError(
-                f"no server answers at {self._url}: {error or type(error).__name__}",
+                f"no server answers at {self._url}: {why}",
                 mend="start one with `llmserve gateway`, or name another with --openai",
+            ) from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise UnreachableError(
+                f"what answers at {self._url} does not stream as OpenAI's API does",
+                mend="name another with --openai",
             ) from None
         finally:
             connection.close()
 
     def _ask(self, connection: HTTPConnection, path: str, asked: Any) -> HTTPResponse:
         headers = {"content-type": "application/json"}
-        if key := os.environ.get(KEY):
+        if key := os.environ.get(KEY, "").strip():
+            if not (key.isascii() and key.isprintable()):
+                raise UsageError(f"{KEY} has a character that no key has", mend="set it again")
             headers["authorization"] = f"Bearer {key}"
         connection.request("POST", self._path + path, json.dumps(asked).encode(), headers)
         answer = connection.getresponse()
@@ -104,7 +120,8 @@ def _events(answer: HTTPResponse) -> Iterator[Mapping[str, Any]]:
 
 def _piece(chunk: Mapping[str, Any]) -> Piece | None:
     if error := chunk.get("error"):
-        raise RequestRejectedError(str(error.get("message", error)))
+        told = error.get("message", error) if isinstance(error, Mapping) else error
+        raise RequestRejectedError(str(told))
     usage = chunk.get("usage") or {}
     counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not chunk["choices"]:
