@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import LLMServeError, RequestRejectedError, ServerError, UsageError
@@ -320,6 +321,15 @@ class Replica:
             raise ServerError("this Triton cannot load a model anew", mend="stop and start it")
         if not self._triton.alive:
             raise ServerError("Triton is being started anew", mend="wait until it is ready")
+        from llmserve.repository.check import check_repository
+
+        # Triton says nothing of a configuration that it cannot read, and is started anew for
+        # naught: that would end the others too.
+        here = self.settings.runtime == "embedded"
+        check = partial(check_repository, models=[name], quick=True, served_here=here)
+        for problem in await asyncio.to_thread(check, repository):
+            if problem.fatal:
+                raise ServerError(str(problem))
         parts = (*parts_of(repository, name), name)
         for part in parts:
             if part not in self._models:

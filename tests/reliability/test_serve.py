@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -188,9 +189,12 @@ def test_a_model_that_was_changed_is_taken_in_when_it_is_asked_for(
     assert done.returncode == 1
     assert "half a file" in done.stderr
     assert serve.answers("other") == "changed ", "the old one serves on"
-    for nobody in ("nobody", "", "."):
+    (folder / "broken" / "1").mkdir(parents=True)
+    (folder / "broken" / "config.pbtxt").write_text("{{{")
+    for nobody in ("nobody", "", ".", "broken"):
         assert run("reload", nobody, "--url", serve.url).returncode == 1
     assert serve.answers("other") == "changed ", "nothing but a model is loaded"
+    shutil.rmtree(folder / "broken")
     source.write_text(WORDS)
     assert run("reload", "other", "--url", serve.url).returncode == 0
 
