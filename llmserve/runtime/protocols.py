@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of a text, with the model's own beginning where ``special``."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the ids of a conversation up to where the answer begins."""
 
     def decode(self, ids: Sequence[int]) -> str:
