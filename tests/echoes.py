@@ -7,16 +7,11 @@ from threading import Event
 
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.generation import Generation
-from llmserve.runtime.protocols import Tokenizer
+from llmserve.runtime.protocols import Progress, Tokenizer
 
 
 class Panic(BaseException):
     """As pyo3's PanicException, which is no Exception."""
-
-
-class Progress:
-    def __init__(self) -> None:
-        self.failed: list[tuple[Generation, Exception]] = []
 
 
 class Echoes:

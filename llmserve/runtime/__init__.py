@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmserve.runtime.job import Job as Job
     from llmserve.runtime.location import located as located
     from llmserve.runtime.logprobs import Logprob as Logprob
+    from llmserve.runtime.metrics import Metrics as Metrics
     from llmserve.runtime.outputs import format_answers as format_answers
     from llmserve.runtime.params import Params as Params
     from llmserve.runtime.params import read_params as read_params
@@ -62,6 +63,7 @@ _HOMES = {
     "job": ("Job",),
     "location": ("located",),
     "logprobs": ("Logprob",),
+    "metrics": ("Metrics",),
     "outputs": ("format_answers",),
     "params": ("Params", "read_params"),
     "protocols": (

@@ -17,6 +17,7 @@ from typing import Any
 from llmserve.runtime.errors import panics_as_errors
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.job import Job, begin
+from llmserve.runtime.metrics import Metrics
 from llmserve.runtime.protocols import Parts, Stepper
 
 # A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
@@ -33,20 +34,21 @@ class ContinuousDriver:
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder
-        self._arrived: SimpleQueue[Job | None] = SimpleQueue()
+        self._arrived: SimpleQueue[tuple[Job, float] | None] = SimpleQueue()
         self._active: dict[Job, float] = {}
         """The requests under way, each with the time from which its next piece may leave."""
 
     def start(self, parts: Parts) -> None:
         self._parts = parts
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
+        self._metrics = Metrics(parts, self._engine, time.monotonic())
         self._thread = Thread(target=self._run, name=f"{parts.name}-steps", daemon=True)
         self._thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Read requests and hand them to the thread; Triton may bring the next ones at once."""
         for job in begin(requests, self._parts, eager=False):
-            self._arrived.put(job)
+            self._arrived.put((job, time.monotonic()))
 
     def is_ready(self) -> bool:
         return self._thread.is_alive()
@@ -55,6 +57,7 @@ class ContinuousDriver:
         """End the thread; whoever still waits gets an error."""
         self._arrived.put(None)
         self._thread.join()
+        self._metrics.close()
 
     def _run(self) -> None:
         while self._take_arrived():
@@ -66,19 +69,22 @@ class ContinuousDriver:
                 failed = [(g, error) for job in self._active for g in job.generations]
             for generation, why in failed:
                 self._fail(generation, why)
-            self._send(time.monotonic())
+            now = time.monotonic()
+            self._send(now)
+            self._metrics.publish(now, at_once=not self._active)
 
     def _take_arrived(self) -> bool:
         """Begin what has arrived, and wait while there is nothing to do; False is the end."""
         while True:
             try:
-                job = self._arrived.get(block=not self._active)
+                arrived = self._arrived.get(block=not self._active)
             except Empty:
                 return True
-            if job is None:
+            if arrived is None:
                 for active in self._active:
                     self._end(active, RuntimeError("the model is being unloaded"))
                 return False
+            job, at = arrived
             try:
                 with panics_as_errors():
                     for generation in job.generations:
@@ -87,6 +93,7 @@ class ContinuousDriver:
                 self._end(job, error)
             else:
                 self._active[job] = 0.0
+                self._metrics.began(job, at)
 
     def _send(self, now: float) -> None:
         """Send first pieces and whole answers at once, other pieces at a steady pace."""
@@ -94,6 +101,7 @@ class ContinuousDriver:
         recent = max(_CANCEL_SOONEST, min(_CANCEL_INTERVAL * len(self._active), _CANCEL_LATEST))
         for job, next_send in self._active.items():
             job.responder.recent = recent
+            self._metrics.made(job, now)
             try:
                 with panics_as_errors():
                     if job.responder.cancelled():

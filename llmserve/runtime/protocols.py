@@ -48,10 +48,11 @@ class Generator(Protocol):
         """Push tokens into every generation until all are done."""
 
 
-class Progress(Protocol):
-    """What a step brought, beside the tokens that were pushed."""
+@dataclass
+class Progress:
+    """What a step brought, beside the tokens that were pushed: who failed at it, alone."""
 
-    failed: list[tuple[Generation, Exception]]
+    failed: list[tuple[Generation, Exception]] = field(default_factory=list)
 
 
 class Stepper(Protocol):

@@ -70,6 +70,25 @@ def test_a_request_joins_one_that_is_under_way_and_ends_before_it(model: Model) 
     closed(long)
 
 
+def test_the_figures_are_those_of_what_happened(model: Model) -> None:
+    figures = {name: made.metric for name, made in model.driver._metrics.families.items()}
+    assert figures["llmserve_cache_tokens"].value == model.engine.cache_tokens, (
+        "before anybody asks"
+    )
+    closed(model.send("abc", max_tokens=4), model.send("?"), model.send("de", max_tokens=6))
+    model.driver.finalize()
+    assert not model.driver._metrics.families, "they would outlive the server's memory"
+    assert figures["llmserve_input_tokens_total"].value == 5
+    assert figures["llmserve_output_tokens_total"].value == 10
+    assert figures["llmserve_first_token_seconds_count"].value == 2
+    assert figures["llmserve_token_seconds_count"].value == 8
+    assert (
+        figures["llmserve_running_sequences"].value
+        == figures["llmserve_cache_used_tokens"].value
+        == 0
+    )
+
+
 def test_one_that_is_refused_or_fails_does_so_alone(model: Model) -> None:
     good = model.send("ab", max_tokens=30)
     wrong, refused, culprit = model.send("ab", max_tokens=0), model.send("?"), model.send("!")

@@ -14,9 +14,8 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
-from llmserve.runtime import Generation, Job, Parts, RequestError, Responder, Stepper
+from llmserve.runtime import Generation, Job, Metrics, Parts, RequestError, Responder, Stepper
 from llmserve.runtime.errors import panics_as_errors
-from llmserve_iterative.metrics import Metrics
 
 # What Triton takes for a response, and to say whether a client is still there. The time between
 # two of them is long enough that they stay a small part of it.
@@ -55,10 +54,7 @@ class ActiveRequest:
     """
 
     job: Job
-    began: float
     queued: float
-    first_token: float | None = None
-    counted: int = 0
     last_sent: float = 0.0
     suspended: bool = False
 
@@ -90,7 +86,7 @@ class IterativeDriver:
     def start(self, parts: Parts) -> None:
         self._parts = parts
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
-        self._metrics = Metrics(parts.pb_utils, parts.name)
+        self._metrics = Metrics(parts, self._engine, self._clock())
         self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -140,7 +136,7 @@ class IterativeDriver:
                 request.queued = now
             request.job.responder.detach()
         self._turn_ended = now
-        self._metrics.publish(now, self._engine, at_once=not self._active)
+        self._metrics.publish(now, at_once=not self._active)
 
     def _arrive(self, raw: Any, number: int, start: bool, now: float) -> bool:
         """Match a request with what is known of it, or begin it; say whether it goes on."""
@@ -167,9 +163,8 @@ class IterativeDriver:
             return False
         if job.done or not self._admit(job):
             return False
-        self._active[number] = ActiveRequest(job, began=now, queued=self._reached)
-        prompts = sum(len(generation.prompt_ids) for generation in job.generations)
-        self._metrics.count("input_tokens_total", prompts)
+        self._active[number] = ActiveRequest(job, queued=self._reached)
+        self._metrics.began(job, now)
         return True
 
     def _check_number(self, raw: Any, number: int) -> None:
@@ -239,8 +234,8 @@ class IterativeDriver:
     def _send(self, active: Iterable[ActiveRequest], now: float, interval: float) -> None:
         """Send what is new: the first piece and the end at once, the others at a steady pace."""
         for request in active:
-            self._measure(request, now)
             job = request.job
+            self._metrics.made(job, now)
             due = job.done or (job.streams and now - request.last_sent >= interval)
             if request.over or not due:
                 continue
@@ -252,20 +247,6 @@ class IterativeDriver:
             except Exception as error:
                 # What a tokenizer or formatter makes of one answer is no reason for others to fail.
                 self._give_up(job, error)
-
-    def _measure(self, request: ActiveRequest, now: float) -> None:
-        made = sum(len(g.token_ids) for g in request.job.generations) - request.counted
-        if not made:
-            return
-        request.counted += made
-        self._metrics.count("output_tokens_total", made)
-        if request.first_token is None:
-            request.first_token = now
-            self._metrics.count("first_token_seconds_sum", now - request.began)
-            self._metrics.count("first_token_seconds_count", 1)
-        if request.job.done and request.counted > 1:
-            self._metrics.count("token_seconds_sum", now - request.first_token)
-            self._metrics.count("token_seconds_count", request.counted - 1)
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         for request in self._active.values():
@@ -285,7 +266,7 @@ class IterativeDriver:
                 now = self._clock()
                 if self._active and now - self._turn_ended > _SILENCE:
                     self._suspend(self._active.values(), now)
-                    self._metrics.publish(now, self._engine, at_once=True)
+                    self._metrics.publish(now, at_once=True)
 
     def _suspend(self, requests: Iterable[ActiveRequest], now: float) -> None:
         """Free what a request holds that Triton has let go, and forget it long afterwards.

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmserve.runtime import Progress
 from llmserve.testing import ByteTokenizer
-from tests.echoes import Progress
 
 from .scheduler import Clock, Scheduler
 
@@ -86,12 +86,12 @@ def test_the_figures_are_those_of_what_happened() -> None:
     triton.send("de", max_tokens=6, stream=True)
     triton.run_all()
     found = {name: family.metric.value for name, family in triton.driver._metrics.families.items()}
-    assert found["input_tokens_total"] == 5
-    assert found["output_tokens_total"] == 10
-    assert found["first_token_seconds_count"] == 2
-    assert found["token_seconds_count"] == 8
-    assert found["running_sequences"] == found["cache_used_tokens"] == 0
-    assert found["cache_tokens"] == 1000
+    assert found["llmserve_input_tokens_total"] == 5
+    assert found["llmserve_output_tokens_total"] == 10
+    assert found["llmserve_first_token_seconds_count"] == 2
+    assert found["llmserve_token_seconds_count"] == 8
+    assert found["llmserve_running_sequences"] == found["llmserve_cache_used_tokens"] == 0
+    assert found["llmserve_cache_tokens"] == 1000
 
 
 def test_unloading_lets_go_of_everything_that_is_tritons() -> None:
@@ -156,7 +156,7 @@ def test_who_is_not_seen_while_nothing_comes_frees_its_place() -> None:
     while triton.engine.live:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert triton.driver._metrics.families["running_sequences"].metric.value == 0
+    assert triton.driver._metrics.families["llmserve_running_sequences"].metric.value == 0
     triton.driver.finalize()
     assert threading.active_count() <= threads
 

@@ -63,12 +63,13 @@ def tokens_told(triton: LiveTriton, model: str) -> dict[str, float]:
     }
 
 
-def test_figures_outlive_the_process_before(triton: LiveTriton) -> None:
+@pytest.mark.parametrize("options", [TUTORIAL, {"batching": "continuous"}])
+def test_figures_outlive_the_process_before(triton: LiveTriton, options: dict[str, Any]) -> None:
     """Triton forgets a figure as soon as one of two processes that tell it lets go of it.
 
     The other goes on writing to it, into freed memory: for a while that went well.
     """
-    model = triton.build("iterative", **TUTORIAL)
+    model = triton.build("iterative", **options)
     (before,) = tokens_told(triton, model)
     config = triton.repository / model / "config.pbtxt"
     # Without a change it would stay as it is; the new one comes before the old one goes.

@@ -10,14 +10,13 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Generation, RequestError, Tokenizer, contract, run_batch
+from llmserve.runtime import Generation, Progress, RequestError, Tokenizer, contract, run_batch
 from llmserve_openvino.library import openvino, openvino_genai
 
 LOG = logging.getLogger(__name__)
@@ -27,13 +26,6 @@ _UINT32 = (1 << 32) - 1
 # What follows the last time that so many tokens stood in the prompt is what is tried.
 _NGRAM = 3
 _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
-
-
-@dataclass
-class Progress:
-    """What a step brought, beside the tokens that were pushed."""
-
-    failed: list[tuple[Generation, Exception]] = field(default_factory=list)
 
 
 class OpenVinoGenerator:

@@ -6,22 +6,14 @@ books of the cache of keys and values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from llmserve.runtime import Generation, RequestError, Tokenizer
+from llmserve.runtime import Generation, Progress, RequestError, Tokenizer
 from llmserve_iterative.engine.pages import PagePool
 from llmserve_iterative.engine.runner import make_runner
 from llmserve_iterative.engine.scheduler import Scheduler, Sequence
-
-
-@dataclass
-class Progress:
-    """Whose request failed in a step, on its own."""
-
-    failed: list[tuple[Generation, Exception]] = field(default_factory=list)
 
 
 class Engine:
