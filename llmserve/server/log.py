@@ -15,6 +15,7 @@ _EVENT = re.compile(
         loading: \s (?P<loading>.+?) :\d+
       | successfully \s loaded \s '(?P<ready>.+?)'
       | failed \s to \s load \s '(?P<failed>.+?)' \s version \s \d+: \s (?P<reason>.+?)
+      | Poll \s failed \s for \s model \s directory \s '(?P<unread>.+?)': \s (?P<why>.+?)
     ) "? $""",
     re.VERBOSE,
 )
@@ -27,6 +28,7 @@ _CATEGORY = re.compile(
     r"^(?:load failed for model '.+?': version \d+ is at UNAVAILABLE state: )?"
     r"(?:(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): )?"
 )
+_UNREADABLE = re.compile(r"failed to read text proto from \S+")
 # After this, Triton waits for ever for a stub that has ended.
 _STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
 
@@ -100,12 +102,14 @@ class ServerLog:
             self.tail.append(line)
         if event := _EVENT.search(line):
             state, name = next(
-                (kind, event[kind]) for kind in ("loading", "ready", "failed") if event[kind]
+                (kind, event[kind])
+                for kind in ("loading", "ready", "failed", "unread")
+                if event[kind]
             )
             self._models[name] = state
             self.loads[name] += state == "ready"
-            if state == "failed":
-                self.failures[name] = in_plain_words(event["reason"])
+            if state in ("failed", "unread"):
+                self.failures[name] = in_plain_words(event["reason"] or event["why"])
         elif note := _NOTE.search(line):
             self.notes.append(note["note"])
         elif stuck := _STUCK.search(line):
@@ -128,4 +132,5 @@ def in_plain_words(reason: str) -> str:
     if "shared memory key" in message:
         return "too little room in /dev/shm"
     message = message.replace("is not healthy.", "stood still for a second, or ended")
+    message = _UNREADABLE.sub("this Triton cannot read its config.pbtxt", message)
     return " ".join(_CATEGORY.sub("", message).split()).rstrip(" ;")

@@ -189,11 +189,17 @@ class Replica:
             model.died(now, "its process died while it was loading")
             self._lost(now, f"Triton waits for {model.name}", fault=False)
         elif now - model.since > _TAKEN_UP and not self._log.progress(0).loading:
-            self._lost(now, f"Triton does not load {model.name}")
+            if model.loads:
+                self._lost(now, f"Triton does not load {model.name}")
+            else:
+                # A new one is hardly worth what a start would cost the others.
+                model.failed(now, "Triton does not begin to load it")
 
     # What is done about it
 
     def _renew(self, model: _Model) -> None:
+        # What was said of the one before counts no more.
+        self._log.read()
         for part in (*model.parts, model.name):
             self._log.failures.pop(part, None)
             if part in self._models:
@@ -347,5 +353,7 @@ class Replica:
                         f"model {part!r} failed to load: {why}",
                         mend="the old one serves on, if there was one",
                     )
+                if self._models[part].state is State.FAILED:
+                    raise ServerError(f"model {part!r}: {self._models[part].why}")
             if not self._triton.alive or self.ending:
                 raise ServerError("Triton ended meanwhile", mend="see `llmserve status`")

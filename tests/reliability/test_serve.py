@@ -39,6 +39,8 @@ STANDS_STILL = WORDS.replace(
 
     def execute""",
 )
+# With a field that came after the embedded Triton.
+NEWER = 'platform: "ensemble" ensemble_scheduling { max_inflight_requests: 4 }'
 LITTLE = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
@@ -193,8 +195,14 @@ def test_a_model_that_was_changed_is_taken_in_when_it_is_asked_for(
     (folder / "broken" / "config.pbtxt").write_text("{{{")
     for nobody in ("nobody", "", ".", "broken"):
         assert run("reload", nobody, "--url", serve.url).returncode == 1
+    (folder / "newer" / "1").mkdir(parents=True)
+    (folder / "newer" / "config.pbtxt").write_text(NEWER)
+    done = run("reload", "newer", "--url", serve.url)
+    assert "'newer' failed to load: this Triton cannot read its config.pbtxt" in done.stderr
     assert serve.answers("other") == "changed ", "nothing but a model is loaded"
-    shutil.rmtree(folder / "broken")
+    assert "triton: restarting" not in serve.told
+    for name in ("broken", "newer"):
+        shutil.rmtree(folder / name)
     source.write_text(WORDS)
     assert run("reload", "other", "--url", serve.url).returncode == 0
 

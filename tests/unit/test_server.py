@@ -254,6 +254,10 @@ TAKEN = (
     'E1121 10:33:01.593574 4898 main.cc:245] "failed to start GRPC service: Unavailable - '
     "Socket '127.0.0.1:18050' already in use \"\n"
 )
+UNREAD = (
+    'E1123 05:25:52.405163 6376 model_repository_manager.cc:1460] "Poll failed for model directory '
+    "'newer': failed to read text proto from /tmp/x/models/newer/config.pbtxt\"\n"
+)
 STUCK = (
     "I1121 10:45:23.528517 10507 pb_stub.cc:2105]  Failed to preinitialize Python stub: "
     "Python model file not found in '/m/x/1/model.py'\n"
@@ -277,6 +281,7 @@ def test_what_a_log_tells(tmp_path: Path) -> None:
     assert read(LOADING).progress(1.0) == Progress(1.0, loading=("gpt2",), ready=())
     assert read(LOADED).progress(2.0) == Progress(2.0, loading=(), ready=("gpt2",))
     assert read(FAILED).failures == {"bad": "ValueError: two lines: 'x'"}
+    assert read(UNREAD).failures["newer"] == "this Triton cannot read its config.pbtxt"
     assert read(TAKEN).port_lost == "grpc"
     assert read(STUCK).stuck == "Python model file not found in '/m/x/1/model.py'"
     assert read("llmserve: note: expect a tenth\n").notes == ["expect a tenth"]
