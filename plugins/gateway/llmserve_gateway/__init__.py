@@ -17,6 +17,11 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.addresses import refuse_open
 
         refuse_open(place.host)
+    if place.keys:
+        # What is wrong with them is told before models load, and not after.
+        from llmserve_gateway.keys import read_keys
+
+        read_keys(place.keys)
     if place.collector:
         from llmserve_gateway.addresses import check_collector
 

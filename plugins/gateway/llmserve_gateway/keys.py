@@ -57,6 +57,8 @@ def hashed(key: str) -> str:
 
 def new_key(path: Path, name: str, **limits: Any) -> str:
     """Add a key to a file and return it; it is stored nowhere else."""
+    if not name.strip():
+        raise UsageError("a key needs a name", mend="llmserve key new alice")
     keys = read_keys(path) if path.exists() else []
     if any(key.name == name for key in keys):
         raise UsageError(f"{path} has a key called {name!r}", mend="take another name")

@@ -98,8 +98,15 @@ def test_a_file_of_keys_that_is_spoilt_costs_nobody_an_answer(
     file.write_text(spoilt, encoding="utf-8")
     assert gateway.who({"authorization": f"Bearer {key}"}).name == "me"
     assert str(file) in caplog.text
-    with pytest.raises(ConfigError, match="no file of keys"):
-        make_app(Settings(NOBODY, keys=file))
+    (frontend,) = llmserve_register_frontends()
+    for begin in (
+        lambda: make_app(Settings(NOBODY, keys=file)),
+        lambda: frontend.command(Place(NOBODY, "127.0.0.1", 8080, 1.0, keys=file)),
+    ):
+        with pytest.raises(ConfigError, match="no file of keys"):
+            begin()
+    with pytest.raises(UsageError, match="a key needs a name"):
+        new_key(tmp_path / "others", " ")
 
 
 @pytest.mark.parametrize(
