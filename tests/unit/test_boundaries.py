@@ -48,8 +48,8 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "errors", "names", "registry", "repository", "repository.dockerfile",
-    "repository.manifest", "roles", "runtime.contract",
+    "client", "errors", "names", "registry", "repository", "repository.check",
+    "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
 
 
