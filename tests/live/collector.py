@@ -36,7 +36,9 @@ class Collector:
         reply(sent)
 
     def named(self, start: str) -> list[Span]:
-        return [span for span in list(self.spans) if span.name.startswith(start)]
+        # Whoever sends them sends them again where the answer comes late.
+        each = {span.id: span for span in list(self.spans)}
+        return [span for span in each.values() if span.name.startswith(start)]
 
 
 def _from_json(body: bytes) -> list[Span]:
