@@ -152,9 +152,7 @@ class AsyncClient:
         return ready_names(await self._states())
 
     async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
-        if anew:
-            self._infos.pop(name, None)
-        return await self._info(name, self._deadline(None))
+        return await self._info(name, self._deadline(None), anew=anew)
 
     @overload
     async def generate(
@@ -285,8 +283,8 @@ class AsyncClient:
         async with self._explained(getattr(request, "name", None), deadline):
             return await self._channel.result(self._call(method, request, deadline.left()))
 
-    async def _info(self, name: str, deadline: Deadline) -> ModelInfo:
-        if name not in self._infos:
+    async def _info(self, name: str, deadline: Deadline, *, anew: bool = False) -> ModelInfo:
+        if anew or name not in self._infos:
             request = service_pb2.ModelConfigRequest(name=name)
             answer = await self._ask("ModelConfig", request, deadline)
             self._infos[name] = read_config(answer.config)

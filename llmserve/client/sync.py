@@ -52,9 +52,9 @@ class Client:
     def models(self) -> list[str]:
         return _run(self._client.models())
 
-    def model(self, name: str) -> ModelInfo:
-        """Say how a model takes requests; read once, then remembered."""
-        return _run(self._client.model(name))
+    def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+        """Say how a model takes requests; read once, then remembered, unless it is wanted anew."""
+        return _run(self._client.model(name, anew=anew))
 
     @overload
     def generate(

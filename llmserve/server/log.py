@@ -14,8 +14,8 @@ _EVENT = re.compile(
     r"""\] \s "? (?:
         loading: \s (?P<loading>.+?) :\d+
       | successfully \s loaded \s '(?P<ready>.+?)'
-      | failed \s to \s load \s '(?P<failed>.+?)' \s version \s \d+: \s (?P<reason>.+?)
-      | Poll \s failed \s for \s model \s directory \s '(?P<unread>.+?)': \s (?P<why>.+?)
+      | (?: failed \s to \s load | Poll \s failed \s for \s model \s directory )
+        \s '(?P<failed>.+?)' (?: \s version \s \d+ )? : \s (?P<reason>.+?)
     ) "? $""",
     re.VERBOSE,
 )
@@ -102,14 +102,12 @@ class ServerLog:
             self.tail.append(line)
         if event := _EVENT.search(line):
             state, name = next(
-                (kind, event[kind])
-                for kind in ("loading", "ready", "failed", "unread")
-                if event[kind]
+                (kind, event[kind]) for kind in ("loading", "ready", "failed") if event[kind]
             )
             self._models[name] = state
             self.loads[name] += state == "ready"
-            if state in ("failed", "unread"):
-                self.failures[name] = in_plain_words(event["reason"] or event["why"])
+            if state == "failed":
+                self.failures[name] = in_plain_words(event["reason"])
         elif note := _NOTE.search(line):
             self.notes.append(note["note"])
         elif stuck := _STUCK.search(line):

@@ -64,7 +64,7 @@ class Catalog:
         """The models of whose health something is known."""
         return list(self._health)
 
-    async def offered(self) -> list[ModelInfo]:
+    async def offered(self, *, anew: bool = False) -> list[ModelInfo]:
         """Return what is loaded, takes text, gives text, and is no part of something else."""
         client = self._client()
         names = self._named or await client.models()
@@ -73,8 +73,7 @@ class Catalog:
             # One that does not load hides none of the others.
             with suppress(RequestRejectedError):
                 if not self._named or await client.model_ready(name):
-                    # It may have been built anew.
-                    found.append(await client.model(name, anew=True))
+                    found.append(await client.model(name, anew=anew))
         parts = {part for info in found for part in info.parts}
         return [
             info
@@ -170,7 +169,7 @@ class Catalog:
         """
         while True:
             with suppress(LLMServeError):
-                names = [info.name for info in await self.offered()]
+                names = [info.name for info in await self.offered(anew=True)]
                 now = time.monotonic()
                 quiet = [name for name in names if now - self.health(name).answered >= interval]
                 known = [name for name in names if self.health(name).told is not None]
