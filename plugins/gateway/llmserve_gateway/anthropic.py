@@ -185,6 +185,9 @@ class MessageAnswers:
             + _event("message_stop")
         )
 
+    def failure(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + error_body(error) + b"\n\n"
+
     def _told(self, answer: Completion | Piece) -> str:
         """Return a text without the stop word at its end, and take note of why it ended."""
         if answer.finish_reason:
@@ -205,10 +208,6 @@ def _use(call: ToolCall) -> dict[str, Any]:
 def error_body(error: ApiError) -> bytes:
     kind = _TYPES.get(error.status, error.type)
     return dump({"type": "error", "error": {"type": kind, "message": error.message}})
-
-
-def error_event(error: ApiError) -> bytes:
-    return b"event: error\ndata: " + error_body(error) + b"\n\n"
 
 
 def _event(kind: str, **content: Any) -> bytes:

@@ -34,15 +34,8 @@ _METRICS = "text/plain; version=0.0.4"
 
 CHAT = Dialect(read_chat, ChatAnswers)
 COMPLETION = Dialect(read_completion, CompletionAnswers, operation="text_completion")
-RESPONSE = Dialect(
-    responses.read_response_request, responses.ResponseAnswers, error_event=responses.error_event
-)
-MESSAGE = Dialect(
-    anthropic.read_messages_request,
-    anthropic.MessageAnswers,
-    anthropic.error_body,
-    anthropic.error_event,
-)
+RESPONSE = Dialect(responses.read_response_request, responses.ResponseAnswers)
+MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessageAnswers, anthropic.error_body)
 
 Handle = Callable[[Request, "Key | None"], Awaitable[Response]]
 

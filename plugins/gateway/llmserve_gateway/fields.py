@@ -34,7 +34,7 @@ class Asked:
 
     ``options`` are those of the tensor contract. A prompt is a text, or token ids.
     ``silent`` wants nothing but its prompt back; ``tells_stop`` wants to know at which stop
-    word the answer ended.
+    word the answer ended; ``repeated`` is what the answer tells of the request.
     """
 
     model: str
@@ -49,6 +49,7 @@ class Asked:
     logprobs: bool = False
     tells_stop: bool = False
     tools: Tools | None = None
+    repeated: Mapping[str, Any] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
     @property

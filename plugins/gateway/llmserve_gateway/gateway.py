@@ -81,6 +81,7 @@ class Answers(Protocol):
     def opening(self, piece: Piece) -> bytes: ...
     def chunk(self, piece: Piece) -> bytes: ...
     def closing(self) -> bytes: ...
+    def failure(self, error: ApiError) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,6 @@ class Dialect:
     read: Callable[[Mapping[str, Any]], Asked]
     answers: Callable[[Asked, str], Answers]
     error_body: Callable[[ApiError], bytes] = ApiError.json
-    error_event: Callable[[ApiError], bytes] = ApiError.event
     operation: str = "chat"
     """What OpenTelemetry calls it."""
 
@@ -170,7 +170,7 @@ class Gateway:
         }
         visit = Visit(request_id(headers))
         trace = self.tracer.begin(headers, dialect.operation) if self.tracer else None
-        reply = Reply(send, visit, dialect.error_body, dialect.error_event)
+        reply = Reply(send, visit, dialect.error_body)
         try:
             await self._answer(headers, receive, reply, dialect, trace)
         except (Gone, asyncio.CancelledError, RequestCancelledError):
@@ -222,6 +222,7 @@ class Gateway:
             if asked.tells_stop and INCLUDE_STOP in info.inputs:
                 asked.options[INCLUDE_STOP] = True
             answers = dialect.answers(asked, visit.id)
+            reply.error_event = answers.failure
             reader = await self.readers.of(info, asked.tools) if asked.tools else None
             request = _Request(asked, answers, reply, timeout, reader)
             with self.metrics.under_way(info.name, answers.usage):

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall
 from llmserve.client.results import Logprob
+from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import Asked
 from llmserve_gateway.usage import Usage
 
@@ -70,6 +71,9 @@ class ChatAnswers:
             return DONE
         usage = dump(self.usage.as_json())
         return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._chunk_head, usage, DONE)
+
+    def failure(self, error: ApiError) -> bytes:
+        return error.event()
 
     def _note(self, index: int, answer: Completion | Piece) -> None:
         written = 0 if self._asked.silent else answer.output_tokens

@@ -80,12 +80,11 @@ class Reply:
         send: Send,
         visit: Visit,
         error_body: Callable[[ApiError], bytes] = ApiError.json,
-        error_event: Callable[[ApiError], bytes] = ApiError.event,
     ) -> None:
         self._send = send
         self.visit = visit
         self._error_body = error_body
-        self._error_event = error_event
+        self.error_event: Callable[[ApiError], bytes] = ApiError.event
         self._streams = False
 
     async def whole(self, body: bytes, status: int = 200, headers: Any = ()) -> None:
@@ -110,7 +109,7 @@ class Reply:
         with suppress(OSError):
             if self._streams:
                 self.visit.status = error.status
-                await self.end(self._error_event(error))
+                await self.end(self.error_event(error))
                 return
             headers = [(k.encode(), v.encode("latin-1")) for k, v in error.headers.items()]
             await self.whole(self._error_body(error), error.status, headers)

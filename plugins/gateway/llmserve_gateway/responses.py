@@ -38,7 +38,9 @@ def read_response_request(content: Mapping[str, Any]) -> Asked:
         "previous_response_id", "conversation", "background",
     )  # fmt: skip
     options = read_sampling(fields)
-    options |= read_form(fields, fields.mapping("text").get("format"), "text.format")
+    form = fields.mapping("text").get("format") or {"type": "text"}
+    options |= read_form(fields, form, "text.format")
+    metadata = fields.mapping("metadata")
     options["max_tokens"] = fields.number("max_output_tokens", int, 1)
     tools = read_tools(fields, messages)
     fields.refuse("this server does not tell them here", "top_logprobs")
@@ -50,6 +52,7 @@ def read_response_request(content: Mapping[str, Any]) -> Asked:
         options=tools.options(options) if tools else options,
         stream=fields.boolean("stream"),
         tools=tools,
+        repeated={"instructions": instructions, "metadata": metadata, "text": {"format": form}},
         unknown=fields.rest(),
     )
 
@@ -111,20 +114,18 @@ class ResponseAnswers:
             "output": [],
             "error": None,
             "incomplete_details": None,
-            "instructions": None,
             "max_output_tokens": options.get("max_tokens"),
-            "metadata": {},
             "parallel_tool_calls": asked.parallel,
             "previous_response_id": None,
             "store": False,
             "temperature": options.get("temperature", 0),
-            "text": {"format": {"type": "text"}},
             "tool_choice": _choice(asked),
             "tools": [{"type": "function", **f} for f in asked.tools.functions]
             if asked.tools
             else [],
             "top_p": options.get("top_p", 1),
             "usage": None,
+            **asked.repeated,
         }
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
@@ -161,6 +162,9 @@ class ResponseAnswers:
     def closing(self) -> bytes:
         ended, response = self._end(), self._ended()
         return ended + self._event(f"response.{response['status']}", response=response)
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._event("error", code=error.code, message=error.message, param=error.param)
 
     def _begin(self, item: dict[str, Any]) -> bytes:
         """Begin the next item of the output; what was open ends."""
@@ -245,11 +249,6 @@ def _choice(asked: Asked) -> Any:
         return "none"
     named = asked.tools.named
     return {"type": "function", "name": named} if named else asked.tools.choice
-
-
-def error_event(error: ApiError) -> bytes:
-    told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-    return b"event: error\ndata: " + dump(told) + b"\n\n"
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.responses import ResponseErrorEvent
 
 from llmserve.client import Completion, Piece
 from llmserve.client.tools import ToolsError
@@ -105,11 +106,25 @@ def test_a_response_says_how_it_was_asked() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     named = {"type": "function", "name": "f"}
     whole = {"model": "m", "input": "Hi"}
-    asked = read_response_request({**whole, "tools": [function], "tool_choice": named})
-    assert json.loads(ResponseAnswers(asked, "x").whole([Completion("")]))["tool_choice"] == named
+    told = {"instructions": "Be short", "metadata": {"for": "a test"}, "tool_choice": named}
+    asked = read_response_request({**whole, **told, "tools": [function]})
+    answer = json.loads(ResponseAnswers(asked, "x").whole([Completion("")]))
+    assert {name: answer[name] for name in told} == told
+    assert answer["text"] == {"format": {"type": "text"}}
+    form = {"format": {"type": "json_schema", "name": "f", "schema": {"type": "object"}}}
+    asked = read_response_request({**whole, "text": form})
+    assert json.loads(ResponseAnswers(asked, "x").whole([Completion("")]))["text"] == form
     with pytest.raises(ApiError) as caught:
         read_response_request({**whole, "text": {"format": {"type": "poem"}}})
     assert caught.value.param == "text.format"
+
+
+def test_an_error_in_a_response_has_its_place_among_the_events() -> None:
+    answers = ResponseAnswers(read_response_request({"model": "m", "input": "Hi"}), "x")
+    events = answers.opening(Piece("")) + answers.failure(ApiError(503, "gone"))
+    told = [json.loads(line[6:]) for line in events.decode().splitlines() if line[:6] == "data: "]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert ResponseErrorEvent.model_validate(told[-1]).message == "gone"
 
 
 VALUES = st.recursive(
