@@ -43,15 +43,17 @@ def assemble(assembly: Assembly, form: str, backend: str) -> None:
     session = assembly.add("session")
     last = assembly.add("postprocess", max_batch_size=0 if tutorial else None)
 
+    # The first stage refuses what is far over the context before it makes tokens of it.
     assembly.stage(
         first,
         "llmserve_gpt2.stages.preprocess:Preprocess",
-        roles=("tokenizer",),
+        roles=("tokenizer", "generator"),
         settings={"text": text},
     )
     batching = assembly.prepare("batching", session)
     settings = build_graph(generator, form, slots=batching["settings"]["slots"])
-    (session.folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    for part in (first, session):
+        (part.folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
     assembly.stage(
         session,
         batching["runtime"],
@@ -142,7 +144,7 @@ def _settings(context: BuildContext, slots: int) -> Mapping[str, Any]:
 
 
 SETTINGS = "graph.json"
-"""Beside the session's files: what it must know of the generator."""
+"""Beside the files of who reads prompts and asks for steps: what is known of the generator."""
 
 _LATER = 10.0
 _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")

@@ -189,6 +189,14 @@ def test_the_emitted_client_and_the_command_line(triton: LiveTriton, small: Path
         assert (run.stdout, run.returncode) == (f"{whole}\n", 0), run.stderr
 
 
+def test_a_prompt_far_over_the_context_is_not_made_into_tokens(
+    triton: LiveTriton, model: str
+) -> None:
+    # That would take a second a megabyte, and every other request of the model would wait.
+    with pytest.raises(RequestRejectedError, match="300000 characters, which are over"):
+        triton.client.generate(model, "x" * 300_000)
+
+
 def test_the_repository_passes_the_check(triton: LiveTriton, model: str) -> None:
     ours = {model, *(f"{model}_{part}" for part in ("preprocess", "session", "generator"))}
     assert [p for p in check_repository(triton.repository) if p.model in ours] == []
