@@ -201,16 +201,23 @@ def _written(
     )
 
 
-# Whoever could load a model could run code. No request can carry a line break in a header.
-_NOBODYS_KEY = "llmserve-key=no\nkey"
-
-
 def _command(models: Sequence[str], script: str = "") -> list[str]:
     start = ["sh", script, MODELS] if script else ["tritonserver", f"--model-repository={MODELS}"]
     only = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
-    closed = f"shared-memory,trace,logging{',model-repository' if models else ''}:{_NOBODYS_KEY}"
-    keys = [f"--http-restricted-api={closed}", f"--grpc-restricted-protocol={closed}"]
-    return [*start, *(only if models else ()), *keys]
+    return [*start, *(only if models else ()), *closed(explicit=bool(models))]
+
+
+# No request can carry a line break in a header.
+_NOBODYS_KEY = "llmserve-key=no\nkey"
+
+
+def closed(*, explicit: bool) -> list[str]:
+    """Return the words that close to everybody what would change the server.
+
+    Where models are loaded on request (``explicit``), whoever could load one could run code.
+    """
+    what = f"shared-memory,trace,logging{',model-repository' if explicit else ''}:{_NOBODYS_KEY}"
+    return [f"--http-restricted-api={what}", f"--grpc-restricted-protocol={what}"]
 
 
 def _loaded(models: Mapping[str, Manifest | None]) -> list[str]:

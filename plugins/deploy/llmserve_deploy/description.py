@@ -15,6 +15,7 @@ from llmserve.repository.dockerfile import (
     LAUNCH_SCRIPT,
     MODELS,
     PLAIN,
+    closed,
     docker_build,
     groups,
     image_of,
@@ -135,7 +136,8 @@ class Deployment:
         for what, port in ports:
             words += [f"--{what}-address={host}"] if host else []
             words += [f"--{what}-port={port}"]
-        return [*words, f"--exit-timeout-secs={self.grace}"]
+        words += [f"--exit-timeout-secs={self.grace}"]
+        return [*words, *closed(explicit=bool(self.chosen))]
 
     def gateway_command(self, triton: str) -> list[str]:
         """Return the words that start the gateway before a Triton at this address."""

@@ -179,8 +179,11 @@ def test_a_pod_has_time_to_drain_and_triton_leaves_last(repository: Path) -> Non
 
 
 def test_triton_is_started_as_the_models_want_it(repository: Path) -> None:
-    assert "--model-control-mode=explicit" not in describe(repository, baked=True).triton_command()
+    everything = describe(repository, baked=True).triton_command()
+    assert "--model-control-mode=explicit" not in everything
+    assert "--http-restricted-api=shared-memory,trace,logging:llmserve-key=no\nkey" in everything
     loaded = describe(repository, baked=True, models=("b",)).triton_command()
+    assert sum("trace,logging,model-repository:" in word for word in loaded) == 2
     assert [word for word in loaded if "load-model" in word] == [
         "--load-model=b_generator", "--load-model=b",
     ]  # fmt: skip
