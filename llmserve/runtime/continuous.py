@@ -7,11 +7,12 @@ own senders. It drives any generator of the mode ``"step"``.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from llmserve.runtime.errors import panics_as_errors
@@ -23,10 +24,8 @@ from llmserve.runtime.protocols import Parts, Stepper
 # A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
 # of a stream, for each stream that there is, sending stays a small part of the work.
 _STREAM_INTERVAL = 0.005
-# The same for asking Triton whether a client is still there, which takes 0.06 ms, and 0.4 while
-# all cores compute; but whoever has left is found within a quarter of a second.
-_CANCEL_INTERVAL = 0.006
-_CANCEL_SOONEST, _CANCEL_LATEST = 0.05, 0.25
+# How often Triton is asked whether clients are still there.
+_CANCEL_INTERVAL = 0.2
 
 
 class ContinuousDriver:
@@ -42,21 +41,29 @@ class ContinuousDriver:
         self._parts = parts
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
         self._metrics = Metrics(parts, self._engine, time.monotonic())
-        self._thread = Thread(target=self._run, name=f"{parts.name}-steps", daemon=True)
-        self._thread.start()
+        self._unloaded = Event()
+        self._threads = [
+            Thread(target=self._run, name=f"{parts.name}-steps", daemon=True),
+            Thread(target=self._watch, name=f"{parts.name}-leavers", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Read requests and hand them to the thread; Triton may bring the next ones at once."""
         for job in begin(requests, self._parts, eager=False):
+            job.responder.recent = math.inf
             self._arrived.put((job, time.monotonic()))
 
     def is_ready(self) -> bool:
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
 
     def finalize(self) -> None:
-        """End the thread; whoever still waits gets an error."""
+        """End the threads; whoever still waits gets an error."""
+        self._unloaded.set()
         self._arrived.put(None)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._metrics.close()
 
     def _run(self) -> None:
@@ -72,6 +79,12 @@ class ContinuousDriver:
             now = time.monotonic()
             self._send(now)
             self._metrics.publish(now, at_once=not self._active)
+
+    def _watch(self) -> None:
+        """Ask Triton who has left; while all cores compute, its answer takes half a millisecond."""
+        while not self._unloaded.wait(_CANCEL_INTERVAL):
+            for job in list(self._active):
+                job.responder.cancelled(now=True)
 
     def _take_arrived(self) -> bool:
         """Begin what has arrived, and wait while there is nothing to do; False is the end."""
@@ -98,13 +111,11 @@ class ContinuousDriver:
     def _send(self, now: float) -> None:
         """Send first pieces and whole answers at once, other pieces at a steady pace."""
         interval = _STREAM_INTERVAL * sum(job.streams for job in self._active)
-        recent = max(_CANCEL_SOONEST, min(_CANCEL_INTERVAL * len(self._active), _CANCEL_LATEST))
         for job, next_send in self._active.items():
-            job.responder.recent = recent
             self._metrics.made(job, now)
             try:
                 with panics_as_errors():
-                    if job.responder.cancelled():
+                    if job.responder.gone:
                         self._drop(job)
                         for generation in job.generations:
                             generation.cancel()

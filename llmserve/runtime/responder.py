@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy.typing as npt
@@ -83,6 +84,8 @@ class Responder:
         self.recent = _CANCELLED_HOLDS
         """For how many seconds Triton's answer that the client is there is taken to hold."""
         self._checked = 0.0
+        # Asking after a request that has just been answered would be fatal.
+        self._asking = Lock()
         self.attach(raw)
 
     def attach(self, raw: Any) -> None:
@@ -101,9 +104,11 @@ class Responder:
     def cancelled(self, *, now: bool = False) -> bool:
         """Whether the client is gone or asked to stop: lately, or ``now``."""
         moment = time.monotonic()
-        if self._raw is not None and (now or moment - self._checked >= self.recent):
-            self._checked = moment
-            self.gone = bool(self._raw.is_cancelled())
+        if now or moment - self._checked >= self.recent:
+            with self._asking:
+                if self._raw is not None:
+                    self._checked = moment
+                    self.gone = bool(self._raw.is_cancelled())
         return self.gone
 
     def send(self, generations: Sequence[Generation], *, whole: bool) -> None:
@@ -133,9 +138,10 @@ class Responder:
         if final:
             # The flag goes with the last response: clients of /generate count one for one.
             flag = self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            self._sender.send(response, flags=flag)
-            # A request that outlives its model, in a cycle say, brings the process down with it.
-            self.detach()
+            with self._asking:
+                self._sender.send(response, flags=flag)
+                # A request that outlives its model, in a cycle say, brings the process down too.
+                self.detach()
         else:
             self._sender.send(response)
 

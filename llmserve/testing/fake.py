@@ -252,6 +252,8 @@ class FakeRequest:
 
     def is_cancelled(self) -> bool:
         """Say whether the client has gone; set ``cancelled`` to let it go."""
+        if self.closed:
+            raise RuntimeError("a question after the final response")
         return self.cancelled
 
     def correlation_id(self) -> int | str:

@@ -70,6 +70,18 @@ def test_a_request_joins_one_that_is_under_way_and_ends_before_it(model: Model) 
     closed(long)
 
 
+def test_triton_is_not_asked_after_a_request_that_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("llmserve.runtime.continuous._CANCEL_INTERVAL", 0)
+    model = Model()
+    for _ in range(25):
+        closed(*(model.send("ab", max_tokens=count) for count in range(1, 9)))
+    # Whom the fake answers with an error has ended.
+    assert model.driver.is_ready()
+    model.driver.finalize()
+
+
 def test_the_figures_are_those_of_what_happened(model: Model) -> None:
     figures = {name: made.metric for name, made in model.driver._metrics.families.items()}
     assert figures["llmserve_cache_tokens"].value == model.engine.cache_tokens, (
@@ -144,6 +156,6 @@ def test_a_thread_that_has_ended_is_told_to_who_asks(
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     monkeypatch.setattr(model.driver, "_send", lambda now: (_ for _ in ()).throw(GeneratorExit))
     model.send("a", max_tokens=2)
-    model.driver._thread.join(10)
+    model.driver._threads[0].join(10)
     assert not model.driver.is_ready()
     model.engine.under_way.clear()
