@@ -75,10 +75,16 @@ def _deploy(
     dashboard: bool = False,
     **settings: Any,
 ) -> None:
+    from llmserve.errors import UsageError
     from llmserve_deploy.description import describe
     from llmserve_deploy.files import rendered, write
     from llmserve_deploy.targets import files_of, next_steps
 
+    if repository.resolve() in out.resolve().parents:
+        raise UsageError(
+            f"{out} lies in the repository, where Triton takes every folder for a model",
+            mend="name another folder with --out",
+        )
     deployment = describe(repository, baked=target != "compose", **settings)
     files = rendered(files_of(target, deployment, out, dashboard=dashboard))
     write(files, out, force=force)

@@ -45,7 +45,8 @@ def _service(image: str, command: list[str], port: int, path: str, stop: int) ->
         # Whoever starts it, so that what is mounted can be read.
         "user": f"${{LLMSERVE_USER:-{USER}}}",
         "read_only": True,
-        "tmpfs": ["/tmp"],  # noqa: S108
+        # Kernels that are compiled there are loaded from there, which Docker would forbid.
+        "tmpfs": ["/tmp:exec"],  # noqa: S108
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "restart": "unless-stopped",
@@ -76,8 +77,9 @@ def _gateway(d: Deployment) -> Data:
 def _triton(d: Deployment, out: Path) -> Data:
     service = _service(d.image, d.triton_command(), HTTP_PORT, "/v2/health/ready", d.grace + 5)
     repository = os.path.relpath(d.repository.resolve(), out.resolve())
-    mounts = [(repository, MODELS, True)]
-    mounts += [(path, path, True) for path in d.references]
+    # Compose reads a dollar as the beginning of a variable.
+    found = [(repository, MODELS), *((path, path) for path in d.references)]
+    mounts = [(a.replace("$", "$$"), b.replace("$", "$$"), True) for a, b in found]
     mounts += [("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE, False)]
     service |= {
         "shm_size": "1gb",

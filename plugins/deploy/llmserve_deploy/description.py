@@ -10,6 +10,7 @@ from typing import Any
 
 from llmserve.errors import ConfigError, UsageError
 from llmserve.names import near
+from llmserve.repository import config
 from llmserve.repository.dockerfile import (
     IMAGE,
     LAUNCH_SCRIPT,
@@ -41,7 +42,10 @@ SPARE_SECONDS = 15
 """For Triton to end, once the gateway has."""
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-_QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(m|[kKMGTP]i?)?")
+_CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_CPUS = re.compile(r"[1-9][0-9]*m?|[0-9]+\.[0-9]+")
+# Without a unit it would be bytes.
+_MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?[MGT]i?")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")
 
 
@@ -85,9 +89,9 @@ class Deployment:
             ("--name", self.name, _NAME, "at most 40 of a-z, 0-9 and -, a letter first"),
             ("--image", self.image, _IMAGE, "such as registry.example/llm/models:1"),
             ("--gateway-image", self.gateway_image, _IMAGE, "such as registry.example/gateway:1"),
-            ("--cpus", self.cpus, _QUANTITY, "such as 2 or 500m"),
-            ("--memory", self.memory, _QUANTITY, "such as 8Gi"),
-            ("--volume", self.volume or "none", _NAME, "the name of a PersistentVolumeClaim"),
+            ("--cpus", self.cpus, _CPUS, "such as 2 or 500m"),
+            ("--memory", self.memory, _MEMORY, "such as 8Gi"),
+            ("--volume", self.volume or "none", _CLAIM, "the name of a PersistentVolumeClaim"),
         ):
             if not pattern.fullmatch(value):
                 raise UsageError(f"{option} cannot be {value!r}", mend=mend)
@@ -186,6 +190,13 @@ def describe(
             f"{' and '.join(scripts)} each start a server of several processes",
             mend=f"deploy one of them: --model {scripts[0]}",
         )
+    gpus = settings.get("gpus", 0)
+    for name in loaded:
+        if (needed := _gpus(repository / name)) > gpus:
+            raise UsageError(
+                f"{name} was built for a GPU, and --gpus is {gpus}",
+                mend=f"say --gpus {needed}, or build it with --device cpu",
+            )
     outside = _references(repository, loaded)
     if baked and outside:
         raise ConfigError(
@@ -204,6 +215,12 @@ def describe(
         references=outside,
         **settings,
     )
+
+
+def _gpus(folder: Path) -> int:
+    """Return how many GPUs there have to be for Triton to load a model."""
+    groups = config.read(folder).instance_group
+    return max((max(g.gpus, default=0) + 1 for g in groups if g.kind == g.KIND_GPU), default=0)
 
 
 def _references(repository: Path, models: Sequence[str]) -> tuple[str, ...]:

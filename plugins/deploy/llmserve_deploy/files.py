@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import yaml
 
 from llmserve.errors import OutputError
 from llmserve_deploy.description import KEYS_FILE
+
+
+_TOOLS = re.compile(r"(^|/)(\.|__pycache__/)")
+"""What git, Python and file managers leave beside what one runs or keeps."""
 
 
 def rendered(files: Mapping[str, Any]) -> dict[str, bytes]:
@@ -64,7 +69,7 @@ def _refuse_others(files: Mapping[str, bytes], out: Path) -> None:
     mend = "name an empty folder with --out, or say --force to write beside and over it"
     for path in out.rglob("*"):
         name = path.relative_to(out).as_posix()
-        if path.is_dir() or name == KEYS_FILE:
+        if path.is_dir() or name == KEYS_FILE or _TOOLS.search(name):
             continue
         if name not in files:
             raise OutputError(f"{out} holds {name}, which is not of this deployment", mend=mend)

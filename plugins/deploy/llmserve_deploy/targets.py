@@ -47,6 +47,8 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
     steps += [f"docker build -t {d.gateway_image} -f {folder}/{dockerfile} {folder}"]
     steps += [] if d.no_auth else [new_key.format("me")]
     if not cluster:
+        # Docker would make it root's, and Triton could not write to it.
+        steps += ['mkdir -p "${HF_HOME:-$HOME/.cache/huggingface}"']
         start = f"docker compose -f {folder}/compose.yaml up --wait"
         return [*steps, f"LLMSERVE_USER=$(id -u) {start}"]
     if target == "ray":

@@ -192,13 +192,18 @@ def test_triton_is_started_as_the_models_want_it(repository: Path) -> None:
     assert scripted[:3] == ["sh", "/mnt/models/a/launch.sh", "/mnt/models"]
 
 
+def test_quantities_and_claims_are_what_kubernetes_takes(repository: Path) -> None:
+    for more in ({"cpus": "0.5"}, {"cpus": "500m"}, {"memory": "1.5Gi"}, {"volume": "2024.models"}):
+        describe(repository, baked=True, **more)
+
+
 def test_weights_outside_of_the_repository_are_mounted_where_that_can_be(tmp_path: Path) -> None:
-    part = {"name": "g", "runtime": "m:C", "settings": {"path": "/weights/x"}}
+    part = {"name": "g", "runtime": "m:C", "settings": {"path": "/weights/$x"}}
     add(tmp_path, "far", components={"generator": part})
     d = describe(tmp_path, baked=False)
     volumes = files_of("compose", d, tmp_path, dashboard=False)["compose.yaml"]
     mounted = [volume["target"] for volume in volumes["services"]["triton"]["volumes"]]
-    assert "/weights/x" in mounted
+    assert "/weights/$$x" in mounted
     with pytest.raises(LLMServeError, match="--set weights=copy"):
         describe(tmp_path, baked=True)
 
@@ -210,6 +215,10 @@ def test_weights_outside_of_the_repository_are_mounted_where_that_can_be(tmp_pat
         (["R", "--model", "xyz"], "R has no model 'xyz': choose one of a, b"),
         (["R", "--name", "No"], "--name cannot be 'No': at most 40 of a-z, 0-9 and -, a letter"),
         (["R", "--memory", "lots"], "--memory cannot be 'lots': such as 8Gi"),
+        (["R", "--memory", "8"], "--memory cannot be '8': such as 8Gi"),
+        (["R", "--cpus", "4Gi"], "--cpus cannot be '4Gi': such as 2 or 500m"),
+        (["GPU"], "e was built for a GPU, and --gpus is 0: say --gpus 2, or build it with"),
+        (["R", "--out", "R/k8s"], "R/k8s lies in the repository, where Triton takes every folder"),
         (["R", "--image", "a b"], "--image cannot be 'a b': such as registry"),
         (["R", "--max-replicas", "1"], "--max-replicas 1 is less than --replicas 2: give more"),
         (["MIXED"], "c needs another image than the other models: deploy those of one image: "
@@ -217,7 +226,7 @@ def test_weights_outside_of_the_repository_are_mounted_where_that_can_be(tmp_pat
         (["MIXED", "--model", "a", "--model", "c"], "a and c need different images: serve one: "),
         (["BROKEN"], "BROKEN/d/llmserve.json is damaged: build the model again"),
         (["R", "--out", "R"], "which is not of this deployment: name an empty folder with --out"),
-        (["R", "--out", "R/Dockerfile/out"], "cannot write R/Dockerfile/out"),
+        (["R", "--out", "plain/out"], "cannot write plain/out"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_one_line_with_its_mend(
@@ -228,6 +237,9 @@ def test_what_cannot_be_meant_is_one_line_with_its_mend(
     shutil.copytree("R", "MIXED")
     add(Path("MIXED"), "c", image="nvcr.io/other:1")
     (add(Path("BROKEN"), "d") / "llmserve.json").write_text("{")
+    group = "instance_group { kind: KIND_GPU gpus: 1 }"
+    (add(Path("GPU"), "e") / "config.pbtxt").write_text(group)
+    Path("plain").touch()
     Path("R/Dockerfile").touch()
     if "--out" not in words:
         words = [*words, "--out", "out"]
@@ -250,6 +262,9 @@ def test_what_was_edited_is_not_overwritten_and_nothing_is_deleted(
     assert first.exit_code == 0, first.exception
     assert str(out / "compose.yaml") in first.stdout
     (out / "keys.json").touch()
+    for left in (".git/config", "__pycache__/llmserve_ray.cpython-312.pyc"):
+        (out / left).parent.mkdir()
+        (out / left).touch()
     assert ask().exit_code == 0
     path = out / "compose.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
