@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from llmserve_deploy.description import Deployment
@@ -76,11 +77,32 @@ ALERTS = (
 )  # fmt: skip
 
 
+_SERIES = re.compile(r"\b((?:vllm:|llmserve_|nv_)\w+)({?)")
+
+
 def dashboard_files(d: Deployment, *, operator: bool) -> dict[str, Any]:
-    """Return both; with Prometheus' ``operator`` the alerts are an object of Kubernetes."""
-    groups = {"groups": [{"name": d.name, "rules": [_rule(*alert) for alert in ALERTS]}]}
-    rules = named("monitoring.coreos.com/v1", "PrometheusRule", d, groups) if operator else groups
-    return {"dashboard.json": _dashboard(d), "alerts.yaml": rules}
+    """Return both; with Prometheus' ``operator`` the alerts are an object of Kubernetes.
+
+    There they look at this deployment's pods alone, by the job that the PodMonitor gives them.
+    """
+    of = f'job="{d.name}"' if operator else ""
+    rules = [_rule(name, _only(of, query), *more) for name, query, *more in ALERTS]
+    groups = {"groups": [{"name": d.name, "rules": rules}]}
+    return {
+        "dashboard.json": _dashboard(d, of),
+        "alerts.yaml": named("monitoring.coreos.com/v1", "PrometheusRule", d, groups)
+        if operator
+        else groups,
+    }
+
+
+def _only(of: str, query: str) -> str:
+    """Narrow every series of a query to what has a label."""
+
+    def narrow(series: re.Match[str]) -> str:
+        return f"{series[1]}{{{of}{',' if series[2] else '}'}"
+
+    return _SERIES.sub(narrow, query) if of else query
 
 
 def _rule(name: str, query: str, lasting: str, severity: str, summary: str) -> Data:
@@ -96,7 +118,7 @@ def _rule(name: str, query: str, lasting: str, severity: str, summary: str) -> D
 _WIDTH, _HEIGHT = 12, 8
 
 
-def _dashboard(d: Deployment) -> Data:
+def _dashboard(d: Deployment, of: str) -> Data:
     source = {"type": "prometheus", "uid": "${source}"}
     panels = []
     for at, (title, unit, queries) in enumerate(PANELS):
@@ -110,7 +132,7 @@ def _dashboard(d: Deployment) -> Data:
             "gridPos": place,
             "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
             "targets": [
-                {"refId": chr(ord("A") + number), "expr": query, "legendFormat": legend,
+                {"refId": chr(ord("A") + number), "expr": _only(of, query), "legendFormat": legend,
                  "datasource": source}
                 for number, (legend, query) in enumerate(queries.items())
             ],

@@ -13,7 +13,6 @@ import yaml
 from llmserve.errors import OutputError
 from llmserve_deploy.description import KEYS_FILE
 
-
 _TOOLS = re.compile(r"(^|/)(\.|__pycache__/)")
 """What git, Python and file managers leave beside what one runs or keeps."""
 

@@ -138,6 +138,8 @@ def _pod_monitor(d: Deployment, labels: Data) -> Data:
     credentials = {"name": d.metrics_secret, "key": "key"}
     authorization = {"authorization": {"credentials": credentials}} if d.scrapes_by_key else {}
     return named("monitoring.coreos.com/v1", "PodMonitor", d, {
+        # The pods' label that names the deployment: so dashboards and alerts tell several apart.
+        "jobLabel": next(iter(labels)),
         "selector": {"matchLabels": labels},
         "podMetricsEndpoints": [
             {"port": "http", "path": path, "interval": "15s", **authorization}

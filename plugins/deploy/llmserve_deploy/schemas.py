@@ -122,7 +122,7 @@ KINDS: dict[str, Schema] = {
         endpointPickerRef=closed("name port", name=TEXT, port=closed("number", number=PORT)),
     )),
     "PodMonitor": resource("monitoring.coreos.com/v1", "PodMonitor", closed(
-        "selector", selector=SELECTOR, podMetricsEndpoints=listed(_SCRAPE),
+        "selector", jobLabel=TEXT, selector=SELECTOR, podMetricsEndpoints=listed(_SCRAPE),
     )),
     "PrometheusRule": resource("monitoring.coreos.com/v1", "PrometheusRule", RULES),
     "Kustomization": closed(

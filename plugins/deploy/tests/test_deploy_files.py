@@ -165,6 +165,32 @@ def test_the_next_steps_make_every_secret_that_has_to_be_there(
     assert ("--open-metrics" in steps) is (target == "kserve" and not open_metrics)
 
 
+@pytest.mark.parametrize("target", ["compose", "kubernetes", "kserve"])
+def test_dashboards_and_alerts_look_at_their_own_deployment(
+    target: str, repository: Path, tmp_path: Path
+) -> None:
+    d = describe(repository, baked=True, name="mine")
+    files = files_of(target, d, tmp_path, dashboard=True)
+    queries = [
+        str(value)
+        for file in ("dashboard.json", "alerts.yaml")
+        for name, value in everything(files[file])
+        if name == "expr"
+    ]
+    told = {
+        of
+        for query in queries
+        for of in re.findall(r'(?:vllm:|llmserve_|nv_)\w+(?:\{(job="\w+")?)?', query)
+    }
+    if target == "compose":  # It has no operator: the job is called as its Prometheus calls it.
+        assert told == {""}
+        return
+    assert told == {'job="mine"'}
+    name = "base/podmonitor.yaml" if target == "kubernetes" else "podmonitor.yaml"
+    monitor = files[name]["spec"]
+    assert monitor["selector"]["matchLabels"] == {monitor["jobLabel"]: "mine"}
+
+
 def test_a_pod_has_time_to_drain_and_triton_leaves_last(repository: Path) -> None:
     d = describe(repository, baked=True, grace=77)
     pod = files_of("kubernetes", d, Path(), dashboard=False)["base/deployment.yaml"]
