@@ -129,7 +129,7 @@ class Routes:
         status = 200 if state["ready"] else 503
         if name := request.path_params.get("name"):
             models = state["models"]
-            told = models.get(name, {"ready": False, "why": "it is not loaded"})
+            told = models.get(name, {"ready": False, "why": state.get("why", "it is not loaded")})
             state = {**told, "ready": state["ready"] and told["ready"]}
             # Only who knows of others can say that there is no such model.
             status = 200 if state["ready"] else 404 if models and name not in models else 503

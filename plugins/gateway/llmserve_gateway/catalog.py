@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.client.model import ModelInfo
-from llmserve.errors import LLMServeError, RequestRejectedError, ServerError
+from llmserve.errors import (
+    LLMServeError,
+    ModelNotReadyError,
+    RequestRejectedError,
+    ServerError,
+)
 from llmserve.server.control import ask
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.replicas import Replicas, is_of_the_replica
@@ -74,6 +79,10 @@ class Catalog:
             with suppress(RequestRejectedError):
                 if not self._named or await client.model_ready(name):
                     found.append(await client.model(name, anew=anew))
+        if self._named and not found:
+            with suppress(RequestRejectedError, ModelNotReadyError):
+                # Whether a model is ready does not tell whether there is a Triton at all.
+                await client.model(self._named[0], anew=True)
         parts = {part for info in found for part in info.parts}
         return [
             info

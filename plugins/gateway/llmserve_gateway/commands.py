@@ -10,6 +10,7 @@ import click
 FILE = click.Path(path_type=Path, dir_okay=False)
 READABLE = click.Path(path_type=Path, dir_okay=False, exists=True, readable=True)
 PORT = click.IntRange(0, 65535)
+COUNT = click.IntRange(1)
 KEYS = Path("llmserve-keys.json")
 
 
@@ -26,16 +27,36 @@ KEYS = Path("llmserve-keys.json")
 @click.option("--model", "models", multiple=True, help="Offer only this; repeat for several.")
 @click.option("--keys", type=FILE, help="File of API keys; without it, only this machine.")
 @click.option("--no-auth", is_flag=True, help="Let everybody in, on any address.")
-@click.option("--max-requests", default=256, show_default=True, help="Requests under way.")
-@click.option("--max-queue", default=256, show_default=True, help="Requests that may wait.")
 @click.option(
-    "--max-queued-tokens", default=1_000_000, show_default=True, help="Tokens of all their prompts."
+    "--max-requests", type=COUNT, default=256, show_default=True, help="Requests under way."
 )
 @click.option(
-    "--request-timeout", type=float, default=600.0, show_default=True, help="Seconds for a request."
+    "--max-queue",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help="Requests that may wait.",
 )
 @click.option(
-    "--grace", default=30.0, show_default=True, help="Seconds for what is under way at the end."
+    "--max-queued-tokens",
+    type=COUNT,
+    default=1_000_000,
+    show_default=True,
+    help="Tokens of all their prompts.",
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds for a request.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds for what is under way at the end.",
 )
 @click.option(
     "--triton-metrics",
@@ -72,11 +93,14 @@ def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **given: Any
     llmserve gateway --url triton.example:8001 --host 0.0.0.0 --keys keys.json
     llmserve gateway --url one.example:8001 --url another.example:8001
     """
+    from llmserve.client.url import parse_url
     from llmserve.errors import UsageError
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.serving import Listening, run
 
+    for each in urls:
+        parse_url(each)
     if not triton_metrics and not urls:
         triton_metrics = ("http://127.0.0.1:8002/metrics",)
     url, *others = dict.fromkeys(urls) or ("127.0.0.1:8001",)

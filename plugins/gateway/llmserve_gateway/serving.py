@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from llmserve.errors import PortInUseError, ServerError
+from llmserve.errors import PortInUseError, ServerError, UsageError
 from llmserve_gateway.addresses import refuse_open
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Gateway, Settings
@@ -51,7 +52,23 @@ def run(settings: Settings, listening: Listening, say: Callable[[str], None]) ->
     """Serve until SIGTERM or Ctrl-C; what is under way may end within the grace."""
     if not listening.no_auth and not settings.keys:
         refuse_open(listening.host)
+    _check_tls(listening)
     uvloop.run(_serve(settings, listening, _listener(listening), say))
+
+
+def _check_tls(listening: Listening) -> None:
+    if not listening.tls_cert:
+        if listening.tls_key:
+            raise UsageError("--tls-key alone makes no https", mend="give --tls-cert as well")
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(listening.tls_cert, listening.tls_key)
+    except OSError as error:
+        raise UsageError(
+            f"--tls-cert {listening.tls_cert} cannot be used ({error})",
+            mend="it holds a certificate in PEM, and --tls-key the key to that",
+        ) from None
 
 
 def _listener(listening: Listening) -> socket.socket:

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx2 as httpx
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -29,6 +30,7 @@ from llmserve.errors import ConfigError, RequestRejectedError, UsageError
 from llmserve.plugin import Place
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.app import make_app
+from llmserve_gateway.commands import gateway
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
 from llmserve_gateway.metrics import Metrics
@@ -130,6 +132,10 @@ def test_no_backend_and_shutting_down_are_503() -> None:
     assert gone.headers["retry-after"]
     drained = ask(Settings(NOBODY), "POST", "/v1/completions", drain=True, json=TEXT)
     assert (drained.status_code, drained.json()["error"]["code"]) == (503, "draining")
+    for path in ("/readyz", "/readyz/m"):
+        waiting = ask(Settings(NOBODY, models=("m",)), "GET", path)
+        assert waiting.status_code == 503
+        assert "no Triton answers" in waiting.json()["why"]
     ready = ask(Settings(NOBODY), "GET", "/readyz", drain=True)
     assert (ready.status_code, ready.json()["why"]) == (503, "shutting down")
 
@@ -330,6 +336,17 @@ def test_tls(tmp_path: Path) -> None:
     with listening("--tls-cert", str(cert), "--tls-key", str(key)) as port:
         trusting = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/livez", verify=trusting).status_code == 200
+    for words in (("--tls-key", str(key)), ("--tls-cert", str(cert)), ("--tls-cert", __file__)):
+        with pytest.raises(UsageError, match="--tls-cert"):
+            gateway.main(["--port", "0", *words], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    "words", [["--url", "here:port"], ["--url", "http://a:1"], ["--max-requests", "0"]]
+)
+def test_what_cannot_be_meant_is_refused_before_it_listens(words: list[str]) -> None:
+    with pytest.raises((UsageError, click.UsageError), match=r"port|HTTP address|range"):
+        gateway.main(["--port", "0", *words], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
@@ -438,6 +455,7 @@ except UsageError:
     print("refused")
 print(sorted({{"starlette", "uvicorn", "grpc", "prometheus_client"}} & sys.modules.keys()))
 from llmserve_gateway.app import make_app
+from llmserve_gateway.commands import gateway
 from llmserve_gateway.gateway import Settings
 make_app(Settings("127.0.0.1:1"))
 print("opentelemetry" in sys.modules)
