@@ -16,7 +16,7 @@ from llmserve.server import stub_site
 from llmserve.server.launch import (
     Instance,
     Launch,
-    inherited_environment,
+    environment_of_triton,
     link_models,
     triton_args,
 )
@@ -129,7 +129,7 @@ _KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(
 
 def environment(libraries: Path, programs: Path) -> dict[str, str]:
     """Return the environment in which the server finds its libraries and the stub its Python."""
-    env = inherited_environment()
+    env = environment_of_triton()
     found = [str(libraries), str(libraries / BUNDLED), env.get("LD_LIBRARY_PATH", "")]
     env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, found))
     # Threads that sleep at once are woken a hundred times in a step of a small model, which costs

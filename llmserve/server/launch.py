@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from llmserve.errors import ServerError
 from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, image_of
@@ -19,6 +20,7 @@ from llmserve.repository.manifest import model_folders
 from llmserve.server.settings import Ports, ServerSettings
 
 KEY_HEADER = "llmserve-key"
+_TRACE_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 POLL = 1
 """Seconds between two looks of Triton's for models to load anew."""
 
@@ -180,6 +182,18 @@ def inherited_environment() -> dict[str, str]:
     return env
 
 
+def environment_of_triton() -> dict[str, str]:
+    """Return the inherited environment, with the headers of traces as Triton reads them.
+
+    OpenTelemetry encodes them as in a URL, which its library in C++ does not know.
+    """
+    env = inherited_environment()
+    headers = env.get(_TRACE_HEADERS)
+    if headers and "%2c" not in headers.lower():
+        env[_TRACE_HEADERS] = unquote(headers)
+    return env
+
+
 # An installed tritonserver, as in NVIDIA's containers.
 
 _USUAL = Path("/opt/tritonserver/bin/tritonserver")
@@ -198,7 +212,7 @@ def find_binary() -> Path:
 
 def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
     server = find_binary()
-    env = {**inherited_environment(), **settings.env}
+    env = {**environment_of_triton(), **settings.env}
     # A script calls the server by its name.
     env["PATH"] = os.pathsep.join([str(server.parent), env.get("PATH", os.defpath)])
     repository = str(link_models(settings, instance.scratch))
@@ -213,7 +227,7 @@ def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
 _INSIDE = Ports("0.0.0.0", http=8000, grpc=8001, metrics=8002)  # noqa: S104
 # Passed by name: Docker reads the values from its own environment, so that
 # a token never stands on a command line, where every user of the machine can read it.
-_PASSED_ON = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
+_PASSED_ON = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", _TRACE_HEADERS)
 
 
 def find_docker() -> Path:
@@ -244,7 +258,7 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
         gpus = "nvidia" in _ask_docker(command, "info", "--format", "{{json .Runtimes}}")
     return Launch(
         argv=(command, *docker_arguments(settings, instance, gpus=gpus)),
-        env=inherited_environment(),
+        env=environment_of_triton(),
         kind="container",
         # Killing the command leaves the container running.
         last_resort=(command, "rm", "--force", instance.name),

@@ -26,10 +26,12 @@ class Span:
 class Collector:
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.keys: set[str | None] = set()
 
     def take(self, sent: BaseHTTPRequestHandler) -> None:
         body = sent.rfile.read(int(sent.headers["content-length"]))
         if sent.path == "/v1/traces":
+            self.keys.add(sent.headers["authorization"])
             # Triton 2.51 sends JSON, and most others protobuf.
             is_json = sent.headers["content-type"] == "application/json"
             self.spans.extend(_from_json(body) if is_json else _from_protobuf(body))

@@ -47,6 +47,7 @@ def serving(home: Path, repository: Path, collector: Collector) -> Iterator[Serv
     """A server that was told which models to load; one is of the hub, which is out of reach."""
     hub_cache(home / "hf", "acme/tiny", COMMIT)
     env = {**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"}
+    env["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=Bearer%20sesame"
     words = ["build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repository)]
     built = run(*words, env=env)
     assert built.returncode == 0, built.stderr
@@ -87,6 +88,8 @@ def test_a_trace_leads_from_the_client_through_the_gateway_into_triton(
         assert {asked.service, model.service} == {"triton"}
         assert "QUEUE_START" in model.events
         assert "COMPUTE_START" in compute.events
+    # Both read the headers of OpenTelemetry's variable as it writes them.
+    assert collector.keys == {"Bearer sesame"}
     # Nothing else is traced: no canary, and no client that does not say that it is part of one.
     assert serving.answers("unary", PROMPT)
     assert {span.trace for span in collector.spans} == {trace, other.trace}
