@@ -50,7 +50,7 @@ def entry_point_problem(group: str, entry_point: str, distribution: str) -> str 
     """Say why an entry point cannot be loaded, if it cannot."""
     number = number_in(group)
     if number is not None and number != API:
-        mend = f"install an {distribution} for API {API}"
+        mend = f"install a version of {distribution} for API {API}"
         mend = f"upgrade llmserve, or {mend}" if number > API else mend
         has = f"of llmserve, and llmserve {__version__} has {API}"
         return f"it is made for API {number} {has}: {mend}"

@@ -33,6 +33,11 @@ class Option:
     renamed: tuple[tuple[str, str], ...] = ()
     """Choices that had another name: the old one is still taken, and means the new one."""
 
+    def __post_init__(self) -> None:
+        if type(self.default) not in _WORDS:
+            problem = f"option {self.name} has the default {self.default!r}"
+            raise OptionError(problem, mend="give text, a number, or true or false")
+
     def parse(self, text: str) -> Value:
         """Read a value from the command line; refuse what is not of the option's type."""
         kind = type(self.default)

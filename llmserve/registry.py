@@ -20,11 +20,22 @@ from llmserve import hookspecs
 from llmserve.api import API, CURRENT, GROUP, entry_point_problem, number_in
 from llmserve.errors import PluginError, reason
 from llmserve.names import near, normal
-from llmserve.roles import ROLES, Backend, Component, Frontend, Recipe, ToolParser
+from llmserve.options import Option
+from llmserve.roles import ROLES, Backend, Component, Frontend, Pair, Recipe, ToolParser
+from llmserve.runtime.contract import Tensor
 from llmserve.version import __version__
 
 ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
 """Which plugins to load or to leave out: names, or ``distribution:name``, with commas between."""
+_PARTS: Mapping[str, type] = {
+    "options": Option,
+    "inputs": Tensor,
+    "outputs": Tensor,
+    "requires": str,
+    "weights": str,
+    "pairs": Pair,
+}
+"""What a component has several of, and of which type they are."""
 Registered: TypeAlias = "Component | Recipe | Backend | Frontend | ToolParser"
 C = TypeVar("C", bound=Registered)
 
@@ -87,6 +98,7 @@ def _installed() -> Iterator[Plugin]:
         try:
             points = [p for p in found.entry_points if p.group.split(".")[0] == GROUP]
             key = normal(found.name) if points else ""
+            version = found.version or ""
         except Exception:  # noqa: S112 - a stranger's damaged metadata must hide nobody else
             continue
         # The first distribution of a name on the path counts, as it does for imports; of what it
@@ -96,10 +108,10 @@ def _installed() -> Iterator[Plugin]:
             points.sort(key=lambda point: (point.group == CURRENT, point.group == GROUP))
             for name, point in {point.name: point for point in points}.items():
                 problem = entry_point_problem(point.group, point.value, found.name)
+                if not version:
+                    problem = "its metadata has no version: install it again"
                 api, folder = number_in(point.group), str(found.locate_file(""))
-                yield Plugin(
-                    name, found.name, found.version, problem, None, point.value, api, folder
-                )
+                yield Plugin(name, found.name, version, problem, None, point.value, api, folder)
 
 
 class Registry:
@@ -184,11 +196,26 @@ class Registry:
 def _entries(plugin: Plugin) -> Iterator[Entry]:
     for role, kind in ROLES.items():
         hook = f"llmserve_register_{role}s"
-        for component in getattr(plugin.module, hook, list)():
+        try:
+            components = list(getattr(plugin.module, hook, list)())
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"{hook} failed: {reason(error)}") from None
+        for component in components:
             if type(component) is not kind:
-                kinds = f"a {type(component).__name__}, not a {kind.__name__}"
-                raise PluginError(f"{hook} returned {kinds}")
+                given = f"{type(component).__name__}, not {kind.__name__}"
+                raise PluginError(f"{hook} returned a list of {given}")
+            _check_parts(component)
             yield Entry(component, role, plugin)
+
+
+def _check_parts(component: Registered) -> None:
+    """Refuse what is not a tuple: of one element, the comma is easily left out."""
+    for name, kind in _PARTS.items():
+        given = getattr(component, name, None)
+        alike = isinstance(given, (tuple, list)) and all(isinstance(one, kind) for one in given)
+        if given is not None and not alike:
+            problem = f"{name} of {component.name!r} is {given!r}"
+            raise PluginError(problem, mend=f"give a tuple of {kind.__name__}, as in (one,)")
 
 
 def _clash(same: list[Entry]) -> str:

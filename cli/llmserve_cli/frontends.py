@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from llmserve.errors import LLMServeError, ServerError, UsageError
+from llmserve.errors import LLMServeError, PluginError, ServerError, UsageError, reason
 
 if TYPE_CHECKING:
     from llmserve.roles import Frontend, Place
@@ -38,7 +38,15 @@ class Wanted:
                 port = free_port(self.place.host, asked, "frontend")
                 place = replace(self.place, port=port)
                 # It refuses what it does not want before anything is started.
-                frontend.command(place)
+                try:
+                    frontend.command(place)
+                except LLMServeError:
+                    raise
+                except Exception as error:
+                    raise PluginError(
+                        f"frontend {frontend.name!r} cannot be started: {reason(error)}",
+                        mend="leave it out with --frontend, and tell its plugin's author",
+                    ) from None
                 self._places.append((frontend, place))
         except LLMServeError as error:
             found.append(error)

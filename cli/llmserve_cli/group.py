@@ -28,6 +28,7 @@ class Commands(Group):
     def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)
         self._plugin_of: dict[str, str] = {}
+        self._asked_for = ""
         self._has_plugins = False
         self.add_from(commands.llmserve_register_commands)
 
@@ -52,6 +53,10 @@ class Commands(Group):
         with _end_of_output():
             return super().invoke(ctx)
 
+    def whose(self) -> str | None:
+        """Name the plugin of the command that was asked for; None where it is ours."""
+        return self._plugin_of.get(self._asked_for)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
         self._add_plugins()
@@ -73,6 +78,7 @@ class Commands(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a command line, or say what to install for it."""
+        self._asked_for = args[0]
         if args[0] in NOT_INSTALLED and self.get_command(ctx, args[0]) is None:
             package = NOT_INSTALLED[args[0]]
             raise click.UsageError(f"{args[0]} comes with {package}: pip install {package}")

@@ -64,6 +64,7 @@ def _explain(error: BaseException) -> int:
 
 def _explain_unforeseen(error: BaseException) -> int:
     from llmserve.errors import TRACEBACK, reason
+    from llmserve_cli.group import cli
 
     if os.environ.get(TRACEBACK):
         import traceback
@@ -73,7 +74,9 @@ def _explain_unforeseen(error: BaseException) -> int:
         what, mend = "the system refused", "shows where"
         _forget_output()
     else:
-        what, mend = "this is a bug", "shows where, which belongs in a report"
+        plugin = cli.whose()
+        what = f"this is a bug of plugin {plugin!r}" if plugin else "this is a bug"
+        mend = "shows where, which belongs in a report"
     again = f"running it again with {TRACEBACK}=1 {mend}"
     return _print(f"llmserve: {what}: {reason(error)}: {again}", 1)
 

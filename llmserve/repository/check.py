@@ -81,7 +81,10 @@ def check_repository(
 def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
     for plugin, check in registry.implementations("llmserve_check_model"):
         try:
-            yield from check(model=model)
+            for problem in check(model=model):
+                if not isinstance(problem, Problem):
+                    raise TypeError(f"it returned {problem!r} and not a Problem")
+                yield problem
         except (Exception, SystemExit) as error:
             # A stranger's check must not keep the others' from being read.
             what = f"the check of plugin {plugin} failed: {reason(error)}"

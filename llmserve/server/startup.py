@@ -15,7 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
+from llmserve.errors import (
+    ConfigError,
+    LLMServeError,
+    PluginError,
+    PortInUseError,
+    ServerError,
+    UsageError,
+)
 from llmserve.names import near
 from llmserve.repository.dockerfile import LAUNCH_SCRIPT
 from llmserve.repository.manifest import model_folders
@@ -142,8 +149,8 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
 def _missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
     from llmserve.repository import config
 
-    backends = settings.backends
-    there = {backend.name for backend in (_registered_backends() if backends is None else backends)}
+    backends = _registered_backends() if settings.backends is None else settings.backends
+    there = {backend.name: Path(backend.folder, "model.py") for backend in backends}
     problems: list[LLMServeError] = []
     for name in models:
         try:
@@ -160,6 +167,9 @@ def _missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[L
                     "--runtime docker",
                 )
             )
+        elif needed in there and not there[needed].is_file():
+            problem = f"backend {needed!r}, which model {name!r} needs, has no {there[needed]}"
+            problems.append(PluginError(problem, mend="tell its plugin's author"))
     return problems
 
 
@@ -167,7 +177,9 @@ def _registered_backends() -> tuple[Backend, ...]:
     from llmserve.registry import Registry
     from llmserve.roles import Backend
 
-    return tuple(Registry.load().all(Backend))
+    registry = Registry.load()
+    # By name, which refuses one that two plugins have.
+    return tuple(registry.get(Backend, backend.name) for backend in registry.all(Backend))
 
 
 def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.plugin import CheckedModel, Problem, hookimpl
+from llmserve.plugin import CheckedModel, hookimpl
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
@@ -93,18 +93,22 @@ def test_a_quick_check_takes_less_than_a_second_and_loads_nothing_heavy(repo: Pa
     subprocess.run([sys.executable, "-c", QUICK, str(repo)], check=True)
 
 
-def test_a_check_of_a_plugin_that_fails_hides_no_other(repo: Path) -> None:
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_check_of_a_plugin_that_fails_hides_no_other(repo: Path, raises: bool) -> None:
     made = ModuleType("acme")
 
     @hookimpl
-    def llmserve_check_model(model: CheckedModel) -> list[Problem]:
-        raise ZeroDivisionError(model.name)
+    def llmserve_check_model(model: CheckedModel) -> list[Any]:
+        if raises:
+            raise ZeroDivisionError(model.name)
+        return ["not a problem"]
 
     made.llmserve_check_model = llmserve_check_model  # type: ignore[attr-defined]
     registry = Registry([*find_plugins(), Plugin("acme", "llmserve-acme", "1.0", module=made)])
     (repo / "demo" / "1" / "model.py").unlink()
     told = "\n".join(str(problem) for problem in check_repository(repo, registry))
-    assert "check of plugin 'acme' (llmserve-acme 1.0) failed: ZeroDivisionError" in told
+    why = "ZeroDivisionError" if raises else "TypeError: it returned 'not a problem'"
+    assert f"check of plugin 'acme' (llmserve-acme 1.0) failed: {why}" in told
     assert "1/model.py is missing" in told
 
 

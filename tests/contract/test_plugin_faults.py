@@ -224,6 +224,34 @@ def test_the_command_line_says_it_in_one_line_and_shows_where_to_who_asks(
     assert any("in prepare" in line for line in above) == bool(traceback)
 
 
+LISTENS = """
+from pathlib import Path
+from llmserve.plugin import Backend, Frontend, hookimpl
+
+@hookimpl
+def llmserve_register_frontends():
+    return [Frontend(name="door", summary="", command=lambda place: 1 / 0)]
+
+@hookimpl
+def llmserve_register_backends():
+    return [Backend(name="echo", summary="", folder=Path(__file__).parent)]
+"""
+
+
+def test_what_keeps_a_server_from_starting_names_whose_it_is(tmp_path: Path) -> None:
+    for name in ("acme", "bolt"):
+        entries = f"[llmserve]\n{name} = {name}_module\n"
+        install(tmp_path, name, entries, **{f"{name}_module": LISTENS})
+    (tmp_path / "r").mkdir()
+    env = {"PYTHONPATH": str(tmp_path), "PATH": "", "LLMSERVE_PLUGINS": "acme"}
+    serve = ["serve", str(tmp_path / "r"), "--runtime", "embedded", "--frontend"]
+    told = run(*serve, "door", "--frontend-port", "0", env=env).stderr
+    assert "frontend 'door' cannot be started: ZeroDivisionError: division by zero: leave" in told
+    env["LLMSERVE_PLUGINS"] = "acme,bolt"
+    told = run(*serve, "none", env=env).stderr
+    assert "backend 'echo' is registered by 'acme' (acme 1.2) and by 'bolt' (bolt 1.2): " in told
+
+
 @pytest.mark.parametrize("runtime", ["nor.x:Y", "llmserve.nowhere:Y", "json.decoder.x:Y", "json"])
 def test_a_runtime_that_cannot_be_found_is_told_at_build_time(tmp_path: Path, runtime: str) -> None:
     with pytest.raises(PluginError, match=f"formatter 'other' {ACME} cannot be run"):

@@ -22,6 +22,7 @@ from tests.support import install, with_path
 PLUGIN = """
 import click
 from llmserve import hookimpl
+from llmserve.plugin import lazy_command
 
 class Panic(BaseException):
     pass
@@ -42,6 +43,8 @@ def llmserve_register_commands(cli):
     def fails(kind):
         '''Fail.'''
         raise {"type": TypeError, "panic": Panic, "system": OSError}[kind]("first\\nsecond")
+
+    cli.add_command(lazy_command("absent", "no_such_module:absent", "Fail to be imported."))
 """
 TAKEN = "llmserve: build of plugin acme is taken already\n"
 LEAVES = """
@@ -70,8 +73,8 @@ def run(
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("type", "this is a bug: TypeError: first second"),
-        ("panic", "this is a bug: Panic: first second"),
+        ("type", "this is a bug of plugin 'acme': TypeError: first second"),
+        ("panic", "this is a bug of plugin 'acme': Panic: first second"),
         ("system", "the system refused: OSError: first second"),
     ],
 )
@@ -88,6 +91,11 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_on_request(
     assert long.returncode == 1
     assert "Traceback" in long.stderr
     assert "acme.py" in long.stderr
+
+
+def test_a_command_that_cannot_be_imported_names_its_plugin(site: Path) -> None:
+    told = "llmserve: this is a bug of plugin 'acme': ModuleNotFoundError: No module named 'no_such"
+    assert told in run(site, "absent", "--help").stderr
 
 
 def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) -> None:

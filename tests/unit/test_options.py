@@ -57,6 +57,12 @@ def test_a_wrong_value_is_refused_with_what_would_do(name: str, value: Any, mess
     assert name in str(caught.value)
 
 
+@pytest.mark.parametrize("default", [None, [1], b"a"])
+def test_an_option_has_a_default_of_a_type_that_it_can_take(default: Any) -> None:
+    with pytest.raises(OptionError, match=r"option size has the default .*: give text"):
+        Option("size", default, "A size.")
+
+
 def test_whole_numbers_fit_into_where_they_are_written() -> None:
     """Those of Triton's configuration have 32 bits, an engine's parameters have 64."""
     registry = Registry.load()

@@ -17,6 +17,7 @@ from llmserve import hookimpl
 from llmserve.api import API
 from llmserve.builder.plan import BuildSpec, make_plan, suited_recipe
 from llmserve.errors import PluginError
+from llmserve.options import Option
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
 from llmserve.runtime.contract import Tensor
@@ -100,6 +101,10 @@ def of_no_type() -> list[Tokenizer]:
     return [replace(WORDS, inputs=(Tensor("pace", "INT32"),))]
 
 
+def of_wrong_default() -> list[Tokenizer]:
+    return [replace(WORDS, options=(Option("pace", [5], ""),))]  # type: ignore[arg-type]
+
+
 def unmarked() -> ModuleType:
     made = ModuleType("acme_plugin")
     made.llmserve_register_tokenizers = lambda: []  # type: ignore[attr-defined]
@@ -115,13 +120,26 @@ RECIPE = Recipe(name="r", summary="", generator="")
         (module(llmserve_register_tokeniser=lambda: []), "llmserve_register_tokenizers"),
         (unmarked(), "hookimpl"),
         (module(llmserve_register_tokenizers=lambda wanted: []), "wanted"),
-        (module(llmserve_register_tokenizers=fails), "RuntimeError: no licence"),
+        (
+            module(llmserve_register_tokenizers=fails),
+            "llmserve_register_tokenizers failed: RuntimeError: no licence",
+        ),
         (module(llmserve_register_tokenizers=leaves), "SystemExit: 3"),
         (tokenizers(RECIPE), "Recipe"),
+        (
+            module(llmserve_register_tokenizers=lambda: WORDS),
+            "llmserve_register_tokenizers failed: TypeError: 'Tokenizer' object is not iterable",
+        ),
         (module(llmserve_register_tokenizers=of_no_type), "INT32: choose one of TYPE_BOOL"),
+        (module(llmserve_register_tokenizers=of_wrong_default), "option pace has the default [5]"),
+        (tokenizers(replace(WORDS, requires="numpy")), "requires of 'words' is 'numpy': give a"),  # type: ignore[arg-type]
+        (tokenizers(replace(WORDS, inputs=("pace",))), "a tuple of Tensor"),  # type: ignore[arg-type]
     ],
-    ids=["misspelt", "unmarked", "arguments", "raises", "ends the process", "recipe", "type"],
-)
+    ids=[
+        "misspelt", "unmarked", "arguments", "raises", "ends the process", "recipe", "no list",
+        "type", "default", "no tuple", "no tensor",
+    ],
+)  # fmt: skip
 def test_a_hook_that_is_wrong_breaks_its_plugin_alone(broken: ModuleType, told: str) -> None:
     found = registry(bad=broken, good=tokenizers(WORDS))
     bad, good = found.plugins
@@ -205,8 +223,8 @@ def found(**environment: str) -> dict[str, Plugin]:
 @pytest.mark.parametrize(
     ("number", "mend"),
     [
-        (API + 1, f"upgrade llmserve, or install an acme for API {API}"),
-        (API - 1, f"install an acme for API {API}"),
+        (API + 1, f"upgrade llmserve, or install a version of acme for API {API}"),
+        (API - 1, f"install a version of acme for API {API}"),
     ],
 )
 def test_a_plugin_for_another_api_is_refused_in_one_line_and_never_imported(
@@ -305,11 +323,14 @@ def test_damaged_metadata_hides_nobody_else_and_the_first_of_a_name_counts(
     install(site, "c-llmserve", "[llmserve]\nc = ast\n")
     (site / "d-1.2.dist-info").mkdir()
     (site / "d-1.2.dist-info" / "entry_points.txt").write_text("[llmserve]\nd = json\n")
+    install(site, "e", "[llmserve]\ne = token\n")
+    (site / "e-1.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: e\n")
     install(site / "later", "C.LLMserve", "[llmserve]\nshadowed = ast\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(site / "later")])
     plugins = found()
     assert {"a:a", "c-llmserve:c"} <= plugins.keys()
     assert "shadowed" not in {plugin.name for plugin in plugins.values()}
+    assert plugins["e:e"].problem == "its metadata has no version: install it again"
 
 
 def test_the_list_says_where_each_plugin_comes_from(tmp_path: Path) -> None:

@@ -179,6 +179,9 @@ def test_a_model_whose_backend_is_missing_is_named(tmp_path: Path, config: str) 
     assert "model 'needy' needs Triton's backend 'acme'" in problem.problem
     assert "llmserve-standins" in str(problem.mend)
     acme = Backend(name="acme", summary="", folder=tmp_path)
+    (problem,) = find_problems(ServerSettings(tmp_path, "embedded", backends=(acme,)))
+    assert f"backend 'acme', which model 'needy' needs, has no {tmp_path}/model.py" in str(problem)
+    (tmp_path / "model.py").touch()
     for settings in (
         ServerSettings(tmp_path, "embedded", models=("plain",), backends=()),
         ServerSettings(tmp_path, "embedded", backends=(acme,)),
