@@ -64,4 +64,8 @@ def _print_table(table: Table) -> None:
         made.add_column(column, justify=side, overflow="fold")
     for row in table.rows:
         made.add_row(*row)
-    Console(width=width, highlight=False, markup=False, emoji=False).print(made)
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    # Not printed by rich, which ends the process where nobody reads it.
+    with console.capture() as text:
+        console.print(made)
+    click.echo(text.get(), nl=False)

@@ -53,6 +53,16 @@ def test_bench_prints_a_table_and_writes_files(server: Running, tmp_path: Path) 
     assert pages[0] == pages[1]
 
 
+def test_a_reader_of_the_table_that_is_gone_costs_no_file(server: Running, tmp_path: Path) -> None:
+    words = ["bench", "whole", "--url", server.url, "--requests", "2", "--report", str(tmp_path)]
+    process = subprocess.Popen([*LLMSERVE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, b"Traceback" in err) == (141, False)
+    assert "P50 latency" in (tmp_path / "report.html").read_text()
+
+
 def test_a_dash_prints_data_and_nothing_else(server: Running) -> None:
     as_csv = run("bench", "whole", "--url", server.url, "--requests", "3", "--csv", "-")
     assert [row["index"] for row in csv.DictReader(io.StringIO(as_csv.stdout))] == ["0", "1", "2"]
