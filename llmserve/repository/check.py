@@ -19,9 +19,13 @@ from llmserve.repository.manifest import Manifest, model_folders, parts_of
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.runtimes import check_models, problem_with
 from llmserve.roles import ROLES
+from llmserve.runtime.contract import MANIFEST
 
 __all__ = ["Problem", "check_repository"]
 
+_BUILT = "llmserve.recipe"
+"""A parameter that every model has which llmserve built."""
+_MISSING = " is missing"
 _PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
 
 
@@ -67,6 +71,9 @@ def check_repository(
         except ConfigError as error:
             problems.append(Problem(folder.name, error.problem, error.mend or "build it again"))
             continue
+        # A plugin's check that asks for a parameter of Protobuf adds it, empty.
+        if not manifest and config and config.parameters[_BUILT].string_value:
+            problems.append(Problem(folder.name, f"{MANIFEST} is missing", "build it again"))
         if manifest is not None:
             manifests[folder.name] = manifest
             problems += check_files(folder, manifest, quick=quick)
@@ -75,7 +82,8 @@ def check_repository(
                 problems += check_needs(folder.name, manifest)
     if served_here and not quick:
         problems += check_runtime_classes(manifests, registry)
-    return problems
+    # What Triton looks for and what was built are often one file.
+    return list({(one.model, one.what): one for one in reversed(problems)}.values())[::-1]
 
 
 def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
@@ -96,7 +104,7 @@ def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
     if not path.is_file():
         what, mend = "it is no model", "move the folder out: Triton stops over it"
         if modelconfig.versions(folder):
-            what, mend = f"it has no {modelconfig.FILE}", "build it again"
+            what, mend = f"{modelconfig.FILE} is missing", "build it again"
         return None, [Problem(folder.name, what, mend)]
     text = path.read_text(encoding="utf-8", errors="replace")
     if unfilled := ", ".join(dict.fromkeys(_unfilled(text, quoted=False))):
@@ -233,8 +241,23 @@ def check_ensemble(
         read.update(step.input_map.values())
         if part is not None:
             yield from _check_step(problem, step, part)
+            if (size := part.max_batch_size) < config.max_batch_size:
+                yield problem(
+                    f"its max_batch_size is {config.max_batch_size} and {part.name}'s {size}",
+                    "give the ensemble no more than its steps take",
+                )
         outputs = {tensor.name: tensor.data_type for tensor in part.output} if part else {}
         types.update({ours: outputs.get(theirs) for theirs, ours in step.output_map.items()})
+    for step in config.ensemble_scheduling.step:
+        part = configs.get(step.model_name)
+        inputs = {tensor.name: tensor.data_type for tensor in part.input} if part else {}
+        for theirs, ours in sorted(step.input_map.items()):
+            made, wanted = types.get(ours), inputs.get(theirs)
+            if made and wanted and made != wanted:
+                yield problem(
+                    f"its {ours} is {_kind(made)} and {step.model_name}'s {theirs} {_kind(wanted)}",
+                    "give both the same data_type",
+                )
     for name in sorted(read - types.keys()):
         yield problem(f"nothing makes the tensor {name}", "map an output to it")
     for tensor in config.input:
@@ -248,6 +271,10 @@ def check_ensemble(
                 f"its output {tensor.name} has another data_type than the step's",
                 "give both the same",
             )
+
+
+def _kind(data_type: int) -> str:
+    return str(pb.DataType.Name(data_type)).removeprefix("TYPE_")
 
 
 def _check_step(problem: Report, step: ModelConfig, part: ModelConfig) -> Iterator[Problem]:
@@ -269,15 +296,16 @@ _ROLES = ROLES.keys() - {"recipe", "backend", "frontend", "tool_parser"}
 def check_files(folder: Path, manifest: Manifest, *, quick: bool) -> Iterator[Problem]:
     """Compare a model's files with what was built; ``quick`` sees only which are missing."""
     if quick:
-        differences = [
-            f"{name} is missing" for name in manifest.files if not (folder / name).exists()
-        ]
+        missing, others = [name for name in manifest.files if not (folder / name).exists()], []
     else:
-        differences = manifest.differences(folder)
-    for difference in differences:
-        missing = difference.endswith("is missing")
-        mend = "build it again" if missing else "build it again, if that was not meant"
-        yield Problem(folder.name, difference, mend, fatal=missing)
+        told = manifest.differences(folder)
+        missing = [one.removesuffix(_MISSING) for one in told if one.endswith(_MISSING)]
+        others = [one for one in told if not one.endswith(_MISSING)]
+    if missing:
+        more = f" and {len(missing) - 1} more are missing" if missing[1:] else _MISSING
+        yield Problem(folder.name, f"{missing[0]}{more}", "build it again")
+    for difference in others:
+        yield Problem(folder.name, difference, "build it again, if that was not meant", fatal=False)
 
 
 def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:

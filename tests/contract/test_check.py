@@ -26,7 +26,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 CONFIG, MANIFEST = "config.pbtxt", "llmserve.json"
-SIZE = "max_batch_size: 8"
+SIZE, SIZE_9 = "max_batch_size: 8", "max_batch_size: 9"
 INSTALLED = "where it is installed"
 WHOLE = "in a whole check"
 
@@ -39,12 +39,13 @@ WHOLE = "in a whole check"
         (CONFIG, SIZE, "max_batch_size: 0", "needs a batch dimension", ()),
         (CONFIG, 'name: "demo"', 'name: "other"', "called 'other'", ()),
         (CONFIG, 'name: "top_k"', 'name: "top_p"', "top_p is declared twice", ()),
-        (CONFIG, "", None, r"no config\.pbtxt", ()),
+        (CONFIG, "", None, r"config\.pbtxt is missing", ()),
         ("1/model.py", "", None, r"1/model\.py is missing", ()),
         ("1/model.py", "", "def (", "is no Python", ()),
         ("1/model/model.safetensors", "", None, r"model\.safetensors is missing", ()),
         ("1", "", "one", "no version folder", ()),
         ("../notes/x", "", "", "notes: it is no model", (WHOLE,)),
+        (MANIFEST, "", None, r"llmserve\.json is missing", ()),
         (MANIFEST, "", "{}", "is damaged", ()),
         (MANIFEST, '"settings": {}', '"setting": {}', "is damaged", ()),
         (MANIFEST, '"formatter": {', '"farmatter": {', "names no formatter", ()),
@@ -76,6 +77,20 @@ def test_what_would_not_load_is_found(
     assert found()
     assert found(quick=True, models=["demo"]) == (WHOLE not in only)
     assert found(served_here=False) == (INSTALLED not in only)
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("config.pbtxt", "config.pbtxt is missing"),
+        ("1/model.py", "1/model.py is missing"),
+        ("1/model/model.safetensors", "1/model/model.safetensors is missing"),
+        ("1/model", "1/model/config.json and 2 more are missing"),
+    ],
+)
+def test_what_is_missing_is_told_once(repo: Path, file: str, told: str) -> None:
+    (repo / "demo" / file).rename(repo.parent / "moved")
+    assert [problem.what for problem in check_repository(repo)] == [told]
 
 
 QUICK = """
@@ -154,13 +169,15 @@ def test_an_ensemble_is_followed_tensor_by_tensor(repo: Path) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / modelconfig.FILE).write_text(ENSEMBLE % ("", "", "", ""))
     assert check_repository(repo) == []
-    text = (ENSEMBLE % ODD).replace('"answer" data_type: TYPE_STRING', '"answer" data_type: 8')
+    text = (ENSEMBLE % ODD).replace("_STRING", "_INT32").replace("max_batch_size: 8", SIZE_9)
     (folder / modelconfig.FILE).write_text(text)
     told = "\n".join(str(problem) for problem in check_repository(repo))
     for part in (
         "step absent is no model", "demo has no input no_such_input",
         "nothing makes the tensor nowhere", "input extra goes nowhere",
         "output lost comes from nowhere", "output answer has another data_type",
+        "its text_input is INT32 and demo's text_input STRING",
+        "its max_batch_size is 9 and demo's 8",
     ):  # fmt: skip
         assert part in told
 

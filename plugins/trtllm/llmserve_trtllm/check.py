@@ -58,7 +58,6 @@ def check_model(model: CheckedModel) -> Iterator[Problem]:
         steps = [(step, configs.get(step.model_name)) for step in config.ensemble_scheduling.step]
         engines = [part for _, part in steps if part is not None and part.backend == BACKEND]
         if engines:
-            yield from _check_types(name, config, steps)
             yield from _check_stream(name, config, steps, engines[0])
     if "tensorrt_llm_model_name" in config.parameters:
         yield from _check_front(name, config, configs)
@@ -127,19 +126,6 @@ def _check_version(name: str, config: ModelConfig, engine: Version | None) -> It
         what = f"its template is of {template} and its engine of {engine or 'one before 0.8'}"
         mend = "take the templates of the engine's version, or build the engine again"
         yield Problem(name, what, mend)
-
-
-def _check_types(name: str, config: ModelConfig, steps: list[Any]) -> Iterator[Problem]:
-    """An ensemble's inputs have the types of those they are led to."""
-    types = {tensor.name: tensor.data_type for tensor in config.input}
-    for step, part in steps:
-        theirs = {tensor.name: tensor.data_type for tensor in part.input} if part else {}
-        for inside, ours in step.input_map.items():
-            if ours in types and inside in theirs and types[ours] != theirs[inside]:
-                there = f"{step.model_name}'s {inside} {_kind(theirs[inside])}"
-                what = f"its input {ours} is {_kind(types[ours])} and {there}"
-                mend = "give both the same; TensorRT-LLM made UINT32 to INT32 in 0.7"
-                yield Problem(name, what, mend)
 
 
 def _check_stream(

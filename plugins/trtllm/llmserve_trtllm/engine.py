@@ -129,7 +129,7 @@ def _engine_of(folder: Path, content: Mapping[str, Any]) -> Engine:
 
 def _check_sizes(path: Path, engine: Engine) -> None:
     sizes = {name: getattr(engine, name) for name in _SIZES}
-    what = "".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
+    what = ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
     if not what and engine.max_input_len > engine.max_seq_len:
         what = f"max_input_len {engine.max_input_len} over max_seq_len {engine.max_seq_len}"
     if what:
