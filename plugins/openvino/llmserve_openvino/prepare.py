@@ -44,6 +44,9 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         raise OptionError(
             "draft_model and prompt_lookup are given both", mend="leave one of them out"
         )
+    if options["int4_group"] == 0:
+        raise OptionError("int4_group cannot be 0", mend="give 1 or more, or -1 for whole rows")
+    draft = _draft_of(context) if options["draft_model"] else None
     config = source.config()
     inner = config.get("text_config") or config
     length = next((inner[name] for name in _LENGTHS if isinstance(inner.get(name), int)), None)
@@ -56,7 +59,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     return {
         **place,
         **{name: options[name] for name in _AT_LOAD},
-        "draft": _draft(context) if options["draft_model"] else None,
+        "draft": _place_draft(context, draft) if draft else None,
         "context_length": length,
         "eos_ids": _eos_ids(source.path, config),
         "vocab_size": inner["vocab_size"] if isinstance(inner.get("vocab_size"), int) else 0,
@@ -65,8 +68,8 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     }
 
 
-def _draft(context: BuildContext) -> str:
-    """Put the draft model beside the model, and say where."""
+def _draft_of(context: BuildContext) -> BuildContext:
+    """Return the draft model's own context; one that does not fit is refused."""
     options = {**context.options, "revision": ""}
     draft = replace(context, model=str(options["draft_model"]), options=options)
     check_causal(draft.source, trust_remote_code=bool(options["trust_remote_code"]))
@@ -75,6 +78,11 @@ def _draft(context: BuildContext) -> str:
             f"{draft.source.asked} has other tokens than {context.source.asked}",
             mend="name a draft model with the same tokenizer",
         )
+    return draft
+
+
+def _place_draft(context: BuildContext, draft: BuildContext) -> str:
+    """Put the draft model beside the model, and say where."""
     place, _ = _place_or_convert(draft, _DRAFT)
     # OpenVINO wants a tokenizer of its own beside each, to see that they are the same.
     for one, folder in ((context, _FOLDER), (draft, _DRAFT)):

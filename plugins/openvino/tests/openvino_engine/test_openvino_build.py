@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import llmserve
+from llmserve.builder.build import build_spec
+from llmserve.builder.plan import BuildSpec
 from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError, OptionError, PluginError
 
@@ -53,8 +55,14 @@ def test_a_draft_model_has_to_have_the_same_tokens(converted: Path, tmp_path: Pa
     tokenizer["model"]["vocab"].popitem()
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     asked: dict[str, Any] = {"output": tmp_path / "repository", "draft_model": str(other)}
+    said: list[str] = []
+    spec = BuildSpec(
+        "openvino", "demo", output=tmp_path / "new", options={"draft_model": str(other)}
+    )
     with pytest.raises(OptionError, match="has other tokens than"):
-        llmserve.build("openvino", str(converted), **asked)
+        build_spec(spec, report=said.append)
+    # To convert the model takes minutes.
+    assert not said
     with pytest.raises(OptionError, match="leave one of them out"):
         llmserve.build("openvino", str(converted), prompt_lookup=3, **asked)
 
@@ -71,6 +79,8 @@ def test_options_of_a_conversion_are_refused_for_a_converted_model(
 ) -> None:
     with pytest.raises(OptionError, match="is converted already"):
         llmserve.build("openvino", str(converted), output=tmp_path, weight_format="int8")
+    with pytest.raises(OptionError, match="int4_group cannot be 0"):
+        llmserve.build("openvino", "demo", output=tmp_path, int4_group=0)
 
 
 def small_model(folder: Path, family: str, **settings: Any) -> Path:
