@@ -86,7 +86,11 @@ def _served(url: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
     from llmserve.server.control import everybody
 
     wanted = str(parse_url(url)) if url else None
-    found = [one for one in everybody() if wanted in (None, one[1]["url"])]
+    found = [
+        (path, told)
+        for path, told in everybody()
+        if wanted in (None, told["url"], *(one["url"] for one in told.get("replicas", ())))
+    ]
     if not found:
         raise UnreachableError("no `llmserve serve` runs here", mend="start one, or look at --url")
     yield from found
