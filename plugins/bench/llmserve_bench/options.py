@@ -189,19 +189,25 @@ def _write(result: Result, report: Path | None, json: Path | None, csv: Path | N
     from llmserve_bench.tables import notes_of
     from llmserve_bench.terminal import print_tables
 
-    if json == STDOUT:
-        click.echo(to_json(result))
-    elif json is not None:
-        save(result, json)
-    if csv == STDOUT:
-        click.echo(to_csv(result), nl=False)
-    elif csv is not None:
-        csv.write_text(to_csv(result), encoding="utf-8")
-    if STDOUT not in (json, csv):
-        print_tables(result)
-    for note in notes_of(result):
-        click.echo(f"llmserve: {note}", err=True)
-    if report is not None:
-        from llmserve_bench.report import write_report
+    page = None
+    try:
+        # Files first: who reads standard output may be gone before its end.
+        if json is not None and json != STDOUT:
+            save(result, json)
+        if csv is not None and csv != STDOUT:
+            csv.write_text(to_csv(result), encoding="utf-8")
+        if report is not None:
+            from llmserve_bench.report import write_report
 
-        click.echo(f"llmserve: wrote {write_report(result, report)}", err=True)
+            page = write_report(result, report)
+    finally:
+        if json == STDOUT:
+            click.echo(to_json(result))
+        elif csv == STDOUT:
+            click.echo(to_csv(result), nl=False)
+        else:
+            print_tables(result)
+        for note in notes_of(result):
+            click.echo(f"llmserve: {note}", err=True)
+    if page is not None:
+        click.echo(f"llmserve: wrote {page}", err=True)
