@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve.errors import ModelSourceError, OptionError
 from llmserve.options import Option
 from llmserve.repository.source import ModelSource
-from llmserve.repository.source_files import weight_files
+from llmserve.repository.source_files import check_intact, weight_files
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -80,7 +80,9 @@ def place_causal_model(context: BuildContext) -> dict[str, Any]:
 
 
 def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
-    """Refuse what is no causal language model, and code nobody asked to run."""
+    """Refuse what is no causal language model or damaged, and code nobody asked to run."""
+    # Who loads a model to convert it would tell of the library that could not read it.
+    check_intact(weight_files(source, pickle=False))
     config = source.config()
     names = config.get("architectures") or []
     own_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})

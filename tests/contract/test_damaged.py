@@ -90,6 +90,13 @@ def test_a_model_that_is_damaged_or_lies_is_refused(
     assert not (tmp_path / "repo").exists()
 
 
+@pytest.mark.parametrize("recipe", ["gpt2-torchscript", "openvino"])
+def test_what_converts_a_model_says_so_too(folder: Path, tmp_path: Path, recipe: str) -> None:
+    half(folder / "model.safetensors")
+    with pytest.raises(ModelSourceError, match=r"model\.safetensors cannot be read: "):
+        llmserve.build(recipe, str(folder), output=tmp_path / "repo")
+
+
 def test_a_tokenizer_configuration_that_is_a_list_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text('["chat_template"]')
     with pytest.raises(ModelSourceError, match="holds no JSON object"):

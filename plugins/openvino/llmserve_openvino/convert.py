@@ -234,6 +234,7 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
         source,
         dtype=torch.float32,
         attn_implementation="sdpa",
+        use_safetensors=None if settings["pickle"] else True,
         trust_remote_code=settings["trust_remote_code"],
         local_files_only=True,
     ).eval()

@@ -32,7 +32,7 @@ _AT_LOAD = (
     "kv_cache", "cache_gb", "max_sequences", "prefix_cache", "dynamic_quantization",
     "prompt_lookup", "draft_tokens", "threads",
 )  # fmt: skip
-_CONVERTING = ("weight_format", "int4_group", "int4_ratio", "trust_remote_code")
+_CONVERTING = ("weight_format", "int4_group", "int4_ratio", "pickle", "trust_remote_code")
 
 
 def prepare(context: BuildContext) -> Mapping[str, Any]:

@@ -122,6 +122,18 @@ def test_a_model_that_openvino_reads_wrongly_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "repository").exists()
 
 
+def test_pickled_weights_are_not_read_unasked(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    model = Path(shutil.copytree(demo_model_path(), tmp_path / "model"))
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").rename(model / "adapter.safetensors")
+    with pytest.raises(ModelSourceError, match=r"no file named model\.safetensors"):
+        llmserve.build("openvino", str(model), output=tmp_path / "refused")
+    llmserve.build("openvino", str(model), output=tmp_path / "asked", pickle=True)
+
+
 def test_a_model_that_cannot_be_converted_is_told_in_one_line(tmp_path: Path) -> None:
     model = Path(shutil.copytree(demo_model_path(), tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
