@@ -123,7 +123,8 @@ def _distribution(cases: Sequence[Case], label: str, of: Callable[[Record], floa
         axes.set_ylabel("share of requests done within")
         axes.legend(loc="lower right")
 
-    caption = "Of all rounds together, counted from when each request was due."
+    loads = dict.fromkeys(case.load.label for case in cases)
+    caption = f"Of all rounds at {' and '.join(loads)}, counted from when each request was due."
     return draw(f"Distribution of {label}", caption, paint)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationError
 
-from llmserve.errors import UsageError
+from llmserve.errors import UsageError, reason
 from llmserve.repository.manifest import Manifest, parts_of
 
 _LIST = re.compile(r"\s*\[\s*[\"{]")
@@ -76,7 +76,7 @@ def _load_counter(runtime: str, settings: object, folder: Path, source: str) -> 
         tokenizer = getattr(import_module(module), name)(settings, folder)
     except Exception as error:
         raise UsageError(
-            f"the tokenizer in {folder} cannot be read: {error}",
+            f"the tokenizer in {folder} cannot be read: {reason(error)}",
             mend="install what the model needs, or name another folder with --tokenizer",
         ) from None
     return TokenCounter(lambda text: len(tokenizer.encode(text)), source)

@@ -28,6 +28,8 @@ Api = Literal["triton", "completions", "chat"]
 Parts = list[tuple[float, "Piece | Completion"]]
 """The parts of an answer, each with the moment at which it came."""
 _LONGEST_LINE = 1 << 20
+_TEXTS = ("content", "reasoning_content", "reasoning")
+"""Where a part of a chat's answer has text; servers name what a model thinks in either way."""
 
 
 class Sender(Protocol):
@@ -135,7 +137,11 @@ def read_answer(content: Any, choices: Any, parts: Parts) -> None:
     now = time.monotonic()
     for choice in choices:
         message = choice.get("message") or choice.get("delta")
-        text = choice["text"] if message is None else message.get("content")
+        if message is None:
+            text = choice["text"]
+        else:
+            # What a model thinks is written, and counted in usage, as its answer is.
+            text = next(filter(None, map(message.get, _TEXTS)), None)
         if text:
             parts.append((now, Piece(text)))
         if reason := choice.get("finish_reason"):

@@ -13,7 +13,7 @@ from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load, Run
-from llmserve_bench.senders import Api
+from llmserve_bench.senders import Api, Parts, read_event
 from llmserve_bench.targets import Target
 from tests.support import http_server, reply
 
@@ -96,3 +96,11 @@ def test_a_stream_that_breaks_off_is_a_failure(endpoint: Endpoint) -> None:
     run = measured(endpoint, "chat", stream=True)
     assert not run.good
     assert "the stream broke off before its end" in {record.message for record in run.records}
+
+
+def test_what_a_model_thinks_comes_before_its_answer_and_is_a_part_of_it() -> None:
+    parts: Parts = []
+    for name, text in (("content", None), ("reasoning_content", "hm"), ("reasoning", "so")):
+        read_event(json.dumps({"choices": [{"delta": {name: text}}]}).encode(), parts)
+    read_event(b'{"choices": [{"delta": {"content": "a", "reasoning": null}}]}', parts)
+    assert [piece.text for _, piece in parts] == ["hm", "so", "a"]

@@ -50,6 +50,12 @@ def test_what_was_saved_is_read_back_and_makes_the_same_page_which_needs_no_othe
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
 
 
+def test_a_distribution_says_of_which_load_it_is() -> None:
+    captions = [plot.caption for plot in plots_of(RESULTS["compare"]) if "Distr" in plot.title]
+    assert len(captions) == 2
+    assert all(caption.startswith("Of all rounds at concurrency 16,") for caption in captions)
+
+
 def test_the_file_has_the_figures_for_readers_that_are_not_python(result: Result) -> None:
     content = json.loads(to_json(result), parse_constant=pytest.fail)
     (first, *_), kind = content["summary"]["cases"], content["kind"]

@@ -56,8 +56,9 @@ def test_they_are_exact_by_the_models_own_tokenizer(tokens: int) -> None:
 def test_without_a_tokenizer_lengths_are_an_estimate_that_says_so(tmp_path: Path) -> None:
     assert find_counter(tmp_path, "none", None) is ESTIMATE
     assert "estimated" in Prompts().describe(ESTIMATE)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read") as caught:
         find_counter(None, "", tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @given(st.integers(0, 5), st.integers(1, 40))
