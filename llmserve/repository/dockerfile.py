@@ -156,7 +156,12 @@ def of_repository(models: Mapping[str, Manifest | None], newest: str) -> str:
     image = next((manifest.image for manifest in known.values()), PLAIN)
     brought = {package for manifest in known.values() for package in manifest.brought}
     packages = {name: version for name, version in pins.items() if name not in brought}
-    command = _command(_loaded(served) if others else ())
+    # An engine of several processes is started by a script, which takes the same words.
+    scripts = [name for name, manifest in known.items() if LAUNCH_SCRIPT in manifest.files]
+    if scripts[1:]:
+        notes.append(f"# {' and '.join(scripts)} need an image each: build with -f NAME/{FILE}.")
+    script = f"{MODELS}/{scripts[0]}/{LAUNCH_SCRIPT}" if scripts else ""
+    command = _command(_loaded(served) if others else (), script)
     return _written([_MARK], docker_build(Path(), "", image), image, packages, notes, command)
 
 
@@ -166,7 +171,6 @@ def of_model(name: str, manifest: Manifest, folder: Path) -> str:
         f"# {name} in an image that has what it needs: nothing that this brings is replaced, and",
         "# no other model of the repository is loaded.",
     ]
-    # An engine of several processes is started by a script, which takes the same words.
     script = f"{MODELS}/{name}/{LAUNCH_SCRIPT}" if (folder / LAUNCH_SCRIPT).is_file() else ""
     command = _command(_loaded({name: manifest}), script)
     build = docker_build(Path(), name, manifest.image)

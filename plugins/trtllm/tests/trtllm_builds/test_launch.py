@@ -36,8 +36,9 @@ def started(folder: Path, *words: str) -> list[str]:
 
 def test_leader_mode_starts_a_server_for_each_rank(tmp_path: Path) -> None:
     build(tmp_path, "1.2.1", engine=of_two_ranks(tmp_path))
-    dockerfile = (tmp_path / "1.2.1" / "ensemble" / "Dockerfile").read_text()
-    assert 'CMD ["sh", \\\n     "/models/ensemble/launch.sh"' in dockerfile
+    for folder in ("ensemble", "."):
+        dockerfile = (tmp_path / "1.2.1" / folder / "Dockerfile").read_text()
+        assert 'CMD ["sh", \\\n     "/models/ensemble/launch.sh"' in dockerfile
     asked = ("--model-control-mode=explicit", "--load-model=ensemble", "--http-port=9")
     _, first, second = started(tmp_path, "/my models", *asked)
     for rank, line in enumerate((first, second)):
