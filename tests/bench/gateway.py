@@ -29,6 +29,7 @@ from llmserve_bench.measure import Plan, bench
 from llmserve_bench.prompts import Prompts
 from llmserve_bench.results import Load, Run
 from llmserve_bench.targets import Target
+from llmserve_gateway.commands import GRPC
 
 from .shapes import SHAPES, save
 
@@ -67,7 +68,9 @@ def cpu_seconds(process: int) -> float:
 def reading_alone(target: Target) -> float:
     """Return the milliseconds of processor time that reading a message takes `grpc.aio` alone."""
     command = [sys.executable, "-m", "tests.bench.grpc_reader", target.url, target.model]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    env = {**os.environ, **GRPC}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    return float(done.stdout)
 
 
 def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[list[str]]:

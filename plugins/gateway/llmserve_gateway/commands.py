@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ READABLE = click.Path(path_type=Path, dir_okay=False, exists=True, readable=True
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1)
 KEYS = Path("llmserve-keys.json")
+# Through the event engine, which newer versions of grpcio have, each message of a stream goes
+# through more threads and takes more of the processor. gRPC reads this when it is imported.
+GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
 
 
 @click.command()
@@ -93,6 +97,7 @@ def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **given: Any
     llmserve gateway --url triton.example:8001 --host 0.0.0.0 --keys keys.json
     llmserve gateway --url one.example:8001 --url another.example:8001
     """
+    os.environ.update({**GRPC, **os.environ})
     from llmserve.client.url import parse_url
     from llmserve.errors import UsageError
     from llmserve_gateway.admission import Limits
