@@ -208,8 +208,15 @@ class IterativeDriver:
             # Only who is given back and comes again shows how long the others have been waiting.
             turn = 0.0
         while self._engine.busy:
-            for generation, error in self._engine.step().failed:
-                self._fail(generation, error)
+            try:
+                with panics_as_errors():
+                    failed = self._engine.step().failed
+            except Exception as error:
+                # Nobody knows whose fault it was, so all of them fail, and the next can come.
+                steps = [one for one in self._active.values() if not one.suspended]
+                failed = [(g, error) for one in steps for g in one.job.generations]
+            for generation, why in failed:
+                self._fail(generation, why)
             now = self._clock()
             self._send(active, now, interval)
             going = [request for request in active if not request.over]

@@ -55,6 +55,24 @@ def test_a_request_that_fails_does_so_alone() -> None:
     assert triton.nothing_is_left()
 
 
+@pytest.mark.parametrize(("word", "kind"), [("#", "MemoryError: no"), ("~", "RuntimeError: ")])
+def test_a_step_that_fails_answers_who_is_under_way_and_the_next_can_come(
+    word: str, kind: str
+) -> None:
+    triton = Scheduler()
+    beside = triton.send("ab", max_tokens=9)
+    triton.run([beside])
+    breaks = triton.send(word)
+    triton.run_all()
+    assert all(
+        (one.error or "").startswith(f"the model failed: {kind}") for one in (beside, breaks)
+    )
+    assert triton.nothing_is_left()
+    after = triton.send("ab")
+    triton.run_all()
+    assert after.text == "abababab"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_that_cannot_be_told_fails_alone(stream: bool) -> None:
     triton = Scheduler()
