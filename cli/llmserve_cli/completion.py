@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
+
+_SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice([*_SHELLS]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
@@ -18,11 +20,8 @@ def completion(ctx: click.Context, shell: str) -> None:
     \b
     eval "$(llmserve completion bash)"
     """
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"no completion for {shell}")
     root = ctx.find_root().command
-    click.echo(kind(root, {}, "llmserve", "_LLMSERVE_COMPLETE").source())
+    click.echo(_SHELLS[shell](root, {}, "llmserve", "_LLMSERVE_COMPLETE").source())
 
 
 def component_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

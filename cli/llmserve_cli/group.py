@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from llmserve import __version__
 from llmserve_cli import commands, interrupts
 from llmserve_cli.usage import Group
 
@@ -127,27 +128,11 @@ def _end_of_output() -> Iterator[None]:
         raise click.Abort from error
 
 
-def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
-    del param
-    if wanted and not ctx.resilient_parsing:
-        from llmserve import __version__
-
-        click.echo(f"llmserve {__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(__version__, message="llmserve %(version)s")
 def cli() -> None:
     """Serve language models with NVIDIA Triton.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
+from llmserve.scaffold import KINDS, new_package
 from llmserve_cli.usage import Group
 
 
@@ -25,7 +27,7 @@ def plugin() -> None:
 @click.option(
     "--role",
     required=True,
-    type=click.Choice(["tokenizer", "generator", "batching", "formatter", "recipe", "command"]),
+    type=click.Choice(KINDS),
     help="What it provides; a recipe that uses it is written too.",
 )
 @click.option(
@@ -43,10 +45,6 @@ def new(name: str, role: str, output: Path) -> None:
     llmserve plugin new acme-words --role tokenizer
     llmserve plugin new acme-queue --role batching --output ~/src
     """
-    from shlex import quote
-
-    from llmserve.scaffold import new_package
-
     folder = new_package(name, role, output)
     click.echo(folder)
     here = quote(str(folder))

@@ -43,11 +43,6 @@ class Status:
         else:
             click.echo(f"llmserve: {message}", err=True)
 
-    def stop(self) -> None:
-        """Take the line away, so that other output can follow."""
+    def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
-            self._live = None
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()

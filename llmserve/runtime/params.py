@@ -31,16 +31,16 @@ Read = Callable[[str, Any], Any]
 def _whole(low: int, high: int) -> Read:
     def read(name: str, value: Any) -> int:
         # A bool is an int to Python, and a float with a fraction is nobody's count.
-        if not isinstance(value, bool):
-            try:
-                number = int(value) if not isinstance(value, float) or value.is_integer() else None
-            except (TypeError, ValueError):
-                number = None
-            if number is not None:
-                if low <= number <= high:
-                    return number
-                raise RequestError(f"{name} must be from {low} to {high}, not {_short(number)}")
-        raise RequestError(f"{name} takes a whole number, not {_short(value)}")
+        strange = isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())
+        try:
+            number = None if strange else int(value)
+        except (TypeError, ValueError):
+            number = None
+        if number is None:
+            raise RequestError(f"{name} takes a whole number, not {_short(value)}")
+        if not low <= number <= high:
+            raise RequestError(f"{name} must be from {low} to {high}, not {_short(number)}")
+        return number
 
     return read
 
@@ -78,12 +78,9 @@ def _form(name: str, value: Any) -> str:
 def _words(name: str, value: Any, most: int = _MOST_WORDS) -> tuple[str, ...]:
     """A list of words; as a request parameter, which has no lists, a JSON array or one word."""
     if isinstance(value, str):
-        if value.startswith("["):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
-                value = [value]
-        else:
+        try:
+            value = json.loads(value) if value.startswith("[") else [value]
+        except (ValueError, RecursionError):
             value = [value]
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
         raise RequestError(f"{name} takes a list of words, not {_short(value)}")

@@ -132,11 +132,9 @@ class LiveTriton:
         return found
 
     def _counts(self, model: str) -> Any:
-        import grpc
-        from tritonclient.grpc import service_pb2, service_pb2_grpc
+        from tritonclient.grpc import service_pb2
 
-        with grpc.insecure_channel(self.server.grpc_url) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with self._stub() as stub:
             answer = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name=model))
         return answer.model_stats[0]
 
@@ -146,15 +144,13 @@ class LiveTriton:
         Returns the server's error message, or None if there was none.
         """
         import grpc
-        from tritonclient.grpc import service_pb2_grpc
 
         from llmserve.client.exchange import open_exchange
 
         exchange = open_exchange(self.client.model(model), ["x"], options, pieces=False)
         (request,) = exchange.next_round()
         request.raw_input_contents[0] = len(prompt).to_bytes(4, "little") + prompt
-        with grpc.insecure_channel(self.server.grpc_url) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with self._stub() as stub:
             try:
                 if exchange.info.exchange != "stream":
                     stub.ModelInfer(request)
@@ -163,3 +159,11 @@ class LiveTriton:
             except grpc.RpcError as error:
                 return error.details()
         return next((message for message in messages if message), None)
+
+    @contextmanager
+    def _stub(self) -> Iterator[Any]:
+        import grpc
+        from tritonclient.grpc import service_pb2_grpc
+
+        with grpc.insecure_channel(self.server.grpc_url) as channel:
+            yield service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -16,7 +16,7 @@ from soak import Soak, figure
 from tritonclient import grpc as triton_grpc
 
 from llmserve.testing import LiveTriton
-from llmserve.testing.logprobs import check_logprobs
+from tests.logprobs import check_logprobs
 from tests.support import order_of_ends
 
 PROMPT = "Programming in C++ is like"

@@ -11,7 +11,7 @@ import pytest
 
 from llmserve.client import Completion
 from llmserve.demo import demo_model_path
-from llmserve.testing.live import LiveTriton
+from llmserve.testing import LiveTriton
 
 PROMPT = "Programming in C++ is like"
 OPTIONS: tuple[dict[str, Any], ...] = (
