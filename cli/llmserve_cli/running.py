@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
 from llmserve_cli.completion import built_models
 from llmserve_cli.terminal import print_json, print_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _URL = click.option("--url", envvar="LLMSERVE_URL", help="Triton's gRPC address, to choose one.")
 
@@ -62,7 +59,7 @@ def reload(model: str, url: str | None) -> None:
     from llmserve.server.control import ask
     from llmserve_cli.status import Status
 
-    served = list(_served(url))
+    served = _served(url)
     if len(served) > 1:
         urls = ", ".join(found["url"] for _, found in served)
         raise UsageError("more than one `llmserve serve` runs", mend=f"choose with --url: {urls}")
@@ -81,7 +78,7 @@ def _things(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [*(models or found["models"]), *found["frontends"]]
 
 
-def _served(url: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _served(url: str | None) -> list[tuple[Path, dict[str, Any]]]:
     from llmserve.client.url import parse_url
     from llmserve.server.control import everybody
 
@@ -93,4 +90,4 @@ def _served(url: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
     ]
     if not found:
         raise UnreachableError("no `llmserve serve` runs here", mend="start one, or look at --url")
-    yield from found
+    return found

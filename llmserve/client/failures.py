@@ -165,12 +165,7 @@ def unknown_model(name: str, states: Sequence[ModelState]) -> ModelNotReadyError
                 f"{name!r} is {state.state.lower()}{reason}", mend="the server's log says more"
             )
     ready = ready_names(states)
-    if not ready:
-        return ModelNotReadyError(
-            f"the server does not have {name!r}", mend="it has no model that is ready"
-        )
     near = difflib.get_close_matches(name, ready, n=3, cutoff=0.5)
-    names = [*near, *(other for other in ready if other not in near)]
-    return ModelNotReadyError(
-        f"the server does not have {name!r}", mend=f"choose one of {', '.join(names)}"
-    )
+    names = ", ".join([*near, *(other for other in ready if other not in near)])
+    mend = f"choose one of {names}" if names else "it has no model that is ready"
+    return ModelNotReadyError(f"the server does not have {name!r}", mend=mend)

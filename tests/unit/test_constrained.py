@@ -57,20 +57,24 @@ GRAMMAR = 'start: "yes" | "no" " " /[0-9]{1,3}/'
 EBNF = 'root ::= "yes" | "no " [0-9]'
 
 
-def held(
-    values: Mapping[str, Any], *, seed: int = 0, max_tokens: int = 200, hurry: float = 0
-) -> Generation:
-    """Return a generation that random scores have filled; in a hurry, they come to like ends."""
-    params = read_params({"temperature": 1.0, "seed": seed, **values})
+def begun(values: Mapping[str, Any], seed: int, max_tokens: int) -> tuple[Generation, Sampler]:
+    """Return a generation that is held to a form, and what chooses its tokens."""
     generation = Generation(
         TOKENIZER.encode("Tell me"),
-        params,
+        read_params({"temperature": 1.0, "seed": seed, **values}),
         max_tokens=max_tokens,
         eos_ids=TOKENIZER.eos_ids,
         decode=TOKENIZER.decode,
     )
     generation.constraint = FORMATTER.constrain(generation, TOKENIZER)
-    sampler = Sampler(generation, TOKENIZER)
+    return generation, Sampler(generation, TOKENIZER)
+
+
+def held(
+    values: Mapping[str, Any], *, seed: int = 0, max_tokens: int = 200, hurry: float = 0
+) -> Generation:
+    """Return a generation that random scores have filled; in a hurry, they come to like ends."""
+    generation, sampler = begun(values, seed, max_tokens)
     liked = np.random.default_rng(seed)
     while not generation.done:
         wish = liked.normal(scale=3, size=VOCABULARY)
@@ -207,14 +211,10 @@ def test_every_answer_fits_its_schema_or_the_schema_was_refused() -> None:
 def test_what_leaves_no_choice_is_told_before_it_is_chosen() -> None:
     schema = {"type": "object", "properties": {"description": {"const": "nothing"}},
               "required": ["description"], "additionalProperties": False}  # fmt: skip
-    chosen = held({"json_schema": json.dumps(schema)}, seed=1)
-    generation = Generation(
-        chosen.prompt_ids, chosen.params, max_tokens=200, eos_ids=TOKENIZER.eos_ids,
-        decode=TOKENIZER.decode,
-    )  # fmt: skip
-    generation.constraint = FORMATTER.constrain(generation, TOKENIZER)
-    sampler, runs = Sampler(generation, TOKENIZER), 0
-    liked = np.random.default_rng(1)
+    asked = {"json_schema": json.dumps(schema)}
+    chosen = held(asked, seed=1)
+    generation, sampler = begun(asked, 1, 200)
+    liked, runs = np.random.default_rng(1), 0
     while not generation.done:
         generation.push(sampler.choose(liked.normal(scale=3, size=VOCABULARY)))
         for token in sampler.forced():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from llmserve.client.messages import pack_texts, read_response
 from llmserve.client.results import Completion, Logprob, Piece, gather
 from llmserve.repository import config as modelconfig
 from llmserve.runtime import contract, logprobs
-from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
-from llmserve.testing import FakeRequest, make_parts
+from llmserve.testing import FakeRequest
+from tests.support import drive
 
 INPUTS = tuple(tensor.name for tensor in (*contract.SAMPLING, *contract.LOGPROBS))
 LOGITS = np.log(np.arange(1.0, 129.0)).astype(np.float32)
@@ -39,9 +38,7 @@ class Alphabet:
 
 def answered(prompts: list[str], **asked: Any) -> FakeRequest:
     request = FakeRequest({"text_input": prompts}, **asked)
-    driver = BatchDriver({}, Path())
-    driver.start(make_parts(Alphabet(), inputs=INPUTS))
-    driver.execute([request])
+    drive(Alphabet(), request, inputs=INPUTS)
     return request
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from llmserve.errors import LLMServeError
 from llmserve_cli.openai_client import KEY, OpenAIClient
+from tests.support import http_server, reply
 
 ANSWERS = {
     "whole": b'{"choices": [{"text": "hi"}]}',
@@ -21,26 +21,15 @@ ANSWERS = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(ANSWERS[self.path.split("/")[1]])
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+def answer(asked: BaseHTTPRequestHandler) -> None:
+    asked.rfile.read(int(asked.headers["content-length"]))
+    reply(asked, ANSWERS[asked.path.split("/")[1]])
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(answer) as url:
+        yield url
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The kit's fakes: what a runtime class can do with them, and what they keep of it."""
+"""The kit's suite: what it finds out of a recipe before it tests it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from llmserve.errors import RequestRejectedError, RequestTimeoutError
-from llmserve.testing import (
-    RecipeConformance,
-)
+from llmserve.testing import RecipeConformance
 
 
 @pytest.mark.parametrize(
