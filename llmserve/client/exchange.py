@@ -142,32 +142,26 @@ class Stepwise:
         self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value], *, pieces: bool
     ) -> None:
         self.info = info
-        self._options = dict(options)
         self._each: dict[str, Value] = {}
         if STEP_TOKENS in info.inputs:
-            tokens = self._options.pop(STEP_TOKENS, _PIECE if pieces else _WHOLE)
-            self._each[STEP_TOKENS] = tokens
-        self._prompts = list(prompts)
+            self._each[STEP_TOKENS] = options.get(STEP_TOKENS, _PIECE if pieces else _WHOLE)
         self._steps = [Steps(info, index=index) for index in range(len(prompts))]
-        self._open = set(range(len(prompts)))
-        self._is_first = True
+        self._round = [
+            steps.step(prompt, {**options, **self._each})
+            for steps, prompt in zip(self._steps, prompts, strict=True)
+        ]
 
     def next_round(self) -> list[Any]:
-        if self._is_first:
-            self._is_first = False
-            return [
-                steps.step(prompt, {**self._options, **self._each})
-                for steps, prompt in zip(self._steps, self._prompts, strict=True)
-            ]
-        return [self._steps[index].step("", self._each) for index in sorted(self._open)]
+        waiting, self._round = self._round, []
+        return waiting
 
     def take(self, response: Any) -> list[Piece]:
         index = int(response.id)
         pieces = _moved(read_response(response, 1), index)
         # Without a reason to stop, the loop would never end.
-        says_no_end = "finish_reason" not in self.info.outputs
-        if says_no_end or any(piece.finish_reason for piece in pieces):
-            self._open.discard(index)
+        says_its_end = "finish_reason" in self.info.outputs
+        if says_its_end and not any(piece.finish_reason for piece in pieces):
+            self._round.append(self._steps[index].step("", self._each))
         return pieces
 
     def end_requests(self) -> list[Any]:
