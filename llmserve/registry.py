@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module, metadata
 from types import ModuleType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -20,24 +20,12 @@ from llmserve import hookspecs
 from llmserve.api import API, CURRENT, GROUP, entry_point_problem, number_in
 from llmserve.errors import PluginError, reason
 from llmserve.names import near, normal
-from llmserve.options import Option
-from llmserve.roles import ROLES, Backend, Component, Frontend, Pair, Recipe, ToolParser
-from llmserve.runtime.contract import Tensor
+from llmserve.roles import ROLES, Recipe, Role
 from llmserve.version import __version__
 
 ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
 """Which plugins to load or to leave out: names, or ``distribution:name``, with commas between."""
-_PARTS: Mapping[str, type] = {
-    "options": Option,
-    "inputs": Tensor,
-    "outputs": Tensor,
-    "requires": str,
-    "weights": str,
-    "pairs": Pair,
-}
-"""What a component has several of, and of which type they are."""
-Registered: TypeAlias = "Component | Recipe | Backend | Frontend | ToolParser"
-C = TypeVar("C", bound=Registered)
+R = TypeVar("R", bound=Role)
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Entry:
-    component: Registered
+    component: Role
     role: str
     plugin: Plugin
 
@@ -131,14 +119,14 @@ class Registry:
     def recipe(self, name: str) -> Recipe:
         return self.get(Recipe, name)
 
-    def all(self, kind: type[C]) -> list[C]:
+    def all(self, kind: type[R]) -> list[R]:
         """Return every component of a role, in the order of discovery."""
         return [e.component for e in self.entries if isinstance(e.component, kind)]
 
-    def plugin_of(self, component: Registered) -> Plugin:
+    def plugin_of(self, component: Role) -> Plugin:
         return next(entry.plugin for entry in self.entries if entry.component is component)
 
-    def get(self, kind: type[C], name: str) -> C:
+    def get(self, kind: type[R], name: str) -> R:
         """Return a component, or say which name was probably meant and what is broken."""
         same = [e for e in self.entries if type(e.component) is kind and e.component.name == name]
         if len(same) > 1:
@@ -204,18 +192,7 @@ def _entries(plugin: Plugin) -> Iterator[Entry]:
             if type(component) is not kind:
                 given = f"{type(component).__name__}, not {kind.__name__}"
                 raise PluginError(f"{hook} returned a list of {given}")
-            _check_parts(component)
             yield Entry(component, role, plugin)
-
-
-def _check_parts(component: Registered) -> None:
-    """Refuse what is not a tuple: of one element, the comma is easily left out."""
-    for name, kind in _PARTS.items():
-        given = getattr(component, name, None)
-        alike = isinstance(given, (tuple, list)) and all(isinstance(one, kind) for one in given)
-        if given is not None and not alike:
-            problem = f"{name} of {component.name!r} is {given!r}"
-            raise PluginError(problem, mend=f"give a tuple of {kind.__name__}, as in (one,)")
 
 
 def _clash(same: list[Entry]) -> str:

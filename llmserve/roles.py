@@ -11,6 +11,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmserve.errors import PluginError
 from llmserve.options import Option, Value
 from llmserve.runtime import contract
 from llmserve.runtime.contract import Tensor
@@ -26,7 +27,24 @@ Assemble = Callable[["Assembly"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Component:
+class Role:
+    """What is registered: ``name`` selects it, ``summary`` says in one line what it does."""
+
+    name: str
+    summary: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a tuple: of one element, the comma is easily left out."""
+        for field_name, kind in _ELEMENTS.items():
+            given = getattr(self, field_name, None)
+            alike = isinstance(given, (tuple, list)) and all(isinstance(one, kind) for one in given)
+            if given is not None and not alike:
+                problem = f"{field_name} of {self.name!r} is {given!r}"
+                raise PluginError(problem, mend=f"give a tuple of {kind.__name__}, as in (one,)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component(Role):
     """What the roles share that run in Triton.
 
     ``runtime`` is ``"package.module:Class"``, made in Triton as ``Class(settings, folder)``
@@ -35,8 +53,6 @@ class Component:
     the plugin's own depends on.
     """
 
-    name: str
-    summary: str
     runtime: str
     prepare: Prepare | None = None
     options: tuple[Option, ...] = ()
@@ -108,6 +124,7 @@ class Formatter(Component):
     def __post_init__(self, extra_inputs: Any, extra_outputs: Any) -> None:
         object.__setattr__(self, "inputs", (*self.inputs, *extra_inputs))
         object.__setattr__(self, "outputs", (*self.outputs, *extra_outputs))
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -129,7 +146,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Role):
     """One choice per role under a name: what ``--plugin`` selects.
 
     ``defaults`` replaces defaults of the components' options; ``client`` is the module whose
@@ -137,8 +154,6 @@ class Recipe:
     ``suits`` ranks it for who names no recipe: for ``"cpu"`` and ``"cuda"``, the highest is taken.
     """
 
-    name: str
-    summary: str
     generator: str
     tokenizer: str = "transformers"
     batching: str = "dynamic"
@@ -150,15 +165,13 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backend:
+class Backend(Role):
     """A Triton backend written in Python, which the embedded server is to have.
 
     ``folder`` holds its ``model.py`` and what that needs. ``stand_in_for`` names the backend of
     NVIDIA's that it imitates where that is not installed, so that servers and benchmarks say so.
     """
 
-    name: str
-    summary: str
     folder: Path
     stand_in_for: str = ""
 
@@ -189,7 +202,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frontend:
+class Frontend(Role):
     """What listens before Triton and speaks another protocol: a process that ``serve`` starts.
 
     ``command`` returns the words that start it, after Python's own, or refuses the place. The
@@ -197,28 +210,24 @@ class Frontend:
     grace. ``path`` is what the address ends with that is shown to people.
     """
 
-    name: str
-    summary: str
     command: Callable[[Place], Sequence[str]]
     port: int = 8080
     path: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolParser:
+class ToolParser(Role):
     """How a family of models writes that it calls tools; a frontend reads their answers with it.
 
     ``reader`` makes what reads one answer, of the names of the tools that may be called. ``suits``
     says of the text of a chat template how well it fits: not at all is 0, the highest is taken.
     """
 
-    name: str
-    summary: str
     reader: Callable[[frozenset[str]], ToolReader]
     suits: Callable[[str], int]
 
 
-ROLES: dict[str, type[Any]] = {
+ROLES: dict[str, type[Role]] = {
     "tokenizer": Tokenizer,
     "generator": Generator,
     "batching": Batching,
@@ -229,3 +238,13 @@ ROLES: dict[str, type[Any]] = {
     "tool_parser": ToolParser,
 }
 """Every role by its name, in the order in which a request meets them."""
+
+_ELEMENTS: Mapping[str, type] = {
+    "options": Option,
+    "inputs": Tensor,
+    "outputs": Tensor,
+    "requires": str,
+    "weights": str,
+    "pairs": Pair,
+}
+"""The fields that hold several things, and of which type these are."""

@@ -170,7 +170,7 @@ def _members(group: int) -> list[int]:
 def _remove_leftovers(watch: Watch) -> None:
     if watch.last_resort:
         subprocess.run(watch.last_resort, capture_output=True, timeout=30, check=False)
-    for segment in Path("/dev/shm").glob(f"{watch.shm_prefix}*"):  # noqa: S108
+    for segment in Path("/dev/shm").glob(f"{watch.shm_prefix}*"):
         segment.unlink(missing_ok=True)
     shutil.rmtree(watch.scratch, ignore_errors=True)
 

@@ -48,7 +48,7 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[LLMServe
         wants(
             count * _SHARED_OF_PROCESS / _MB,
             shutil.disk_usage(root / "dev/shm").free / _MB,
-            "/dev/shm has {there} MB left, and the models' processes need {needed}",  # noqa: S108
+            "/dev/shm has {there} MB left, and the models' processes need {needed}",
             "mount -o remount,size=1g /dev/shm, or in Docker --shm-size 1g",
         )
     if (scratch := scratch_folder()).is_dir():

@@ -18,7 +18,7 @@ from llmserve.errors import ServerError
 def scratch_folder() -> Path:
     """Return where TMPDIR says, unless Triton's shell would trip over it."""
     folder = tempfile.gettempdir()
-    return Path(folder if re.fullmatch(r"[\w./+-]+", folder, re.ASCII) else "/tmp")  # noqa: S108
+    return Path(folder if re.fullmatch(r"[\w./+-]+", folder, re.ASCII) else "/tmp")
 
 
 def make_scratch(name: str) -> Path:
@@ -50,6 +50,6 @@ def sweep() -> None:
                 if time.time() - os.fstat(file.fileno()).st_mtime < _LAID_OUT:
                     continue
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for segment in Path("/dev/shm").glob(f"{named[1]}*"):  # noqa: S108
+                for segment in Path("/dev/shm").glob(f"{named[1]}*"):
                     segment.unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)

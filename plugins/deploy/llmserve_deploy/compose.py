@@ -46,7 +46,7 @@ def _service(image: str, command: list[str], port: int, path: str, stop: int) ->
         "user": f"${{LLMSERVE_USER:-{USER}}}",
         "read_only": True,
         # Kernels that are compiled there are loaded from there, which Docker would forbid.
-        "tmpfs": ["/tmp:exec"],  # noqa: S108
+        "tmpfs": ["/tmp:exec"],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "restart": "unless-stopped",
@@ -84,7 +84,7 @@ def _triton(d: Deployment, out: Path) -> Data:
     service |= {
         "shm_size": "1gb",
         # Without a value: it is that of who starts the project, and stands in no file.
-        "environment": {"HF_HOME": HUB_CACHE, "HOME": "/tmp", "HF_TOKEN": None},  # noqa: S108
+        "environment": {"HF_HOME": HUB_CACHE, "HOME": "/tmp", "HF_TOKEN": None},
         "volumes": [
             {"type": "bind", "source": source, "target": target, "read_only": read_only}
             for source, target, read_only in mounts

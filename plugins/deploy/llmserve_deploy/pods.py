@@ -40,7 +40,7 @@ def _probe(path: str, *, every: int, misses: int) -> Data:
 
 
 def gateway_container(d: Deployment, name: str = "gateway") -> Data:
-    mounts: list[Data] = [{"name": "gateway-tmp", "mountPath": "/tmp"}]  # noqa: S108
+    mounts: list[Data] = [{"name": "gateway-tmp", "mountPath": "/tmp"}]
     mounts += (
         [{"name": "keys", "mountPath": KEYS_FOLDER, "readOnly": True}] if not d.no_auth else []
     )
@@ -68,8 +68,8 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
     """
     token = {"secretKeyRef": {"name": d.hub_secret, "key": "token", "optional": True}}
     mounts: list[Data] = [
-        {"name": "triton-tmp", "mountPath": "/tmp"},  # noqa: S108
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+        {"name": "triton-tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "hub", "mountPath": HUB_CACHE},
     ]
     if d.volume and models == MODELS:
@@ -83,7 +83,7 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
         "env": [
             {"name": "HF_HOME", "value": HUB_CACHE},
             {"name": "HF_TOKEN", "valueFrom": token},
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108
+            {"name": "HOME", "value": "/tmp"},
         ],
         "startupProbe": _probe("/readyz?all", every=10, misses=LOAD_SECONDS // 10),
         "livenessProbe": _probe("/readyz?all", every=10, misses=9),
