@@ -20,12 +20,13 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
+from llmserve.names import near
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.terminal import echo_answer, print_json
 
 if TYPE_CHECKING:
-    from llmserve.client import Client, Completion, Piece
+    from llmserve.client import Client, Completion, ModelInfo, Piece
     from llmserve.client.results import Logprob
     from llmserve_cli.prompts import Line
 
@@ -127,7 +128,8 @@ def query(
     if openai and (options["logprobs"] is not None or options["queue_timeout"] is not None):
         raise UsageError("--openai knows no --logprobs and no --queue-timeout", mend="use --url")
     options = {"stop_words": list(stop) or None, "json_schema": schema, **options}
-    options |= _assigned(assignments, {k for k, value in options.items() if value is not None})
+    assigned = _assigned(assignments, {k for k, value in options.items() if value is not None})
+    options |= assigned
     with while_importing():
         from llmserve.client import connect
         from llmserve_cli.openai_client import OpenAIClient
@@ -151,6 +153,8 @@ def query(
 
     # What speaks OpenAI's API has time-outs of its own.
     with closing(client), nullcontext() if openai else _watched(client):
+        if assigned and not openai:
+            _refuse_unread(client.model(model), assigned)
         if prompts:
             return answer_lines(client, read_lines(prompts), ask, concurrency, show)
         text = read_prompt(prompt, model)
@@ -207,6 +211,16 @@ def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
         if key in ("self", "model", "prompt", "messages", "stream", "timeout"):
             raise OptionError(f"--set cannot give {key}", mend="see `llmserve query --help`")
     return {key: _value(text) for key, text in options.items()}
+
+
+def _refuse_unread(info: ModelInfo, options: Iterable[str]) -> None:
+    """Refuse what a model of llmserve's has no input for, and nobody would read."""
+    from llmserve.client.messages import input_of
+
+    for name in options:
+        known = input_of(info, name) or name in ("priority", "queue_timeout")
+        if info.made_by_llmserve and not known:
+            raise OptionError(f"{info.name} takes no {name}", mend=near(name, info.inputs))
 
 
 def _value(text: str) -> bool | int | float | str:

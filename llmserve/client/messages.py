@@ -164,7 +164,7 @@ def build_request(
     request.raw_input_contents.append(pack_texts(prompts))
     parameters = dict(controls or {})
     for name, value in options.items():
-        tensor = info.inputs.get(name) or info.inputs.get(_SECOND_NAMES.get(name, name))
+        tensor = input_of(info, name)
         if name == QUEUE_TIMEOUT:
             parameters["timeout"] = _queue_microseconds(info, value)
         elif info.made_by_llmserve or tensor is None:
@@ -175,6 +175,11 @@ def build_request(
             request.raw_input_contents.append(raw)
     _set_parameters(request.parameters, parameters)
     return request
+
+
+def input_of(info: ModelInfo, option: str) -> Tensor | None:
+    """Return the input that takes an option, whichever of its names the model has for it."""
+    return info.inputs.get(option) or info.inputs.get(_SECOND_NAMES.get(option, option))
 
 
 def _text_shape(info: ModelInfo, rows: int) -> list[int]:

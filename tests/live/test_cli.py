@@ -145,7 +145,7 @@ def test_json_has_counts_and_log_probabilities_for_who_asks(
 
 
 def test_any_option_of_the_model_can_be_set(serving: Serving) -> None:
-    common = ["unary", PROMPT, "--json"]
+    common = ["unary", PROMPT, "--json", "--set", "min_length=3"]
     done = query(serving, *common, "--set", "temperature=2.5", "--set", "seed=7")
     assert done == query(serving, *common, "--temperature", "2.5", "--seed", "7")
     refused = run("query", *common, "--url", serving.url, "--set", "temperature=hot")
@@ -158,6 +158,8 @@ def test_any_option_of_the_model_can_be_set(serving: Serving) -> None:
         # A server that was told which models to load keeps its index, and yet this is told.
         (["gone", "Hi"], 5, "choose one of"),
         (["unary", "Hi", "--stream"], 2, "decoupled=true"),
+        (["unary", "Hi", "--set", "tempreature=1"], 2, "did you mean 'temperature'?"),
+        (["unary", "Hi", "--set", "beams=4"], 2, "unary takes no beams: choose one of "),
         (["unary", "Hi", "--max-tokens", "0"], 7, "max_tokens"),
         (["unary", ""], 7, "empty"),
         (["tiny", "Hi", "--timeout", "0.000001"], 6, "time"),
