@@ -37,14 +37,18 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
     """Return commands; a key goes from the one that makes it to the one that keeps it."""
     folder, cluster = quote(str(out)), target != "compose"
     new_key = f"llmserve key new {{}} --file {folder}/{KEYS_FILE}"
-    steps = [d.build]
-    if cluster and not d.volume:
-        models = f"{folder}/{MODELS_DOCKERFILE} {quote(str(d.repository))}"
-        steps += [f"docker build -t {d.image} -f {models}"]
-    elif d.image != d.built_image:
-        steps += [f"docker tag {d.built_image} {d.image}"]
-    dockerfile = RAY_DOCKERFILE if target == "ray" else GATEWAY_DOCKERFILE
-    steps += [f"docker build -t {d.gateway_image} -f {folder}/{dockerfile} {folder}"]
+    steps = []
+    # What is named by its digest has been built and pushed.
+    if "@" not in d.image:
+        steps += [d.build]
+        if cluster and not d.volume:
+            models = f"{folder}/{MODELS_DOCKERFILE} {quote(str(d.repository))}"
+            steps += [f"docker build -t {d.image} -f {models}"]
+        elif d.image != d.built_image:
+            steps += [f"docker tag {d.built_image} {d.image}"]
+    if "@" not in d.gateway_image:
+        dockerfile = RAY_DOCKERFILE if target == "ray" else GATEWAY_DOCKERFILE
+        steps += [f"docker build -t {d.gateway_image} -f {folder}/{dockerfile} {folder}"]
     steps += [] if d.no_auth else [new_key.format("me")]
     if not cluster:
         # Docker would make it root's, and Triton could not write to it.

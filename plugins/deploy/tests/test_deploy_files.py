@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -163,6 +164,18 @@ def test_the_next_steps_make_every_secret_that_has_to_be_there(
     steps = "\n".join(next_steps(target, d, tmp_path, True))
     assert wanted == set(re.findall(r"create secret generic (\S+)", steps))
     assert ("--open-metrics" in steps) is (target == "kserve" and not open_metrics)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_next_steps_build_no_image_that_is_named_by_its_digest(
+    target: str, repository: Path, tmp_path: Path
+) -> None:
+    pushed = f"registry.example/pushed@sha256:{'0' * 64}"
+    for gateway, builds in (("gateway:1", 1), (pushed, 0)):
+        d = replace(describe_for(target, repository), image=pushed, gateway_image=gateway)
+        steps = next_steps(target, d, tmp_path, True)
+        assert sum("docker build" in step for step in steps) == builds
+        assert not any(step.startswith("docker tag") for step in steps)
 
 
 @pytest.mark.parametrize("target", ["compose", "kubernetes", "kserve"])
