@@ -102,7 +102,14 @@ class Catalog:
                 param="model",
                 code="model_not_found",
             )
-        return await self._client().model(name)
+        try:
+            return await self._client().model(name)
+        except ModelNotReadyError as error:
+            # Triton counts the parts of ensembles among what it has.
+            if not (names := [info.name for info in await self.offered()]):
+                raise
+            mend = f"choose one of {', '.join(names)}"
+            raise ModelNotReadyError(error.problem, mend=mend) from None
 
     async def about(self, name: str, prompt: str = "", **options: Any) -> dict[str, Any]:
         """Ask what a prompt is to a model: its ``ids``, their ``text``, ``context_length``."""

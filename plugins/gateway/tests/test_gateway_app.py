@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import httpx2 as httpx
@@ -26,10 +26,11 @@ from starlette.routing import Route
 from llmserve.client import Completion, Piece
 from llmserve.client.aio import CALL_HEADERS
 from llmserve.client.model import ModelInfo
-from llmserve.errors import ConfigError, RequestRejectedError, UsageError
+from llmserve.errors import ConfigError, ModelNotReadyError, RequestRejectedError, UsageError
 from llmserve.plugin import Place
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.app import make_app
+from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.commands import gateway
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
@@ -520,6 +521,25 @@ def test_one_that_answers_is_enough_unless_all_are_asked_for() -> None:
     assert asyncio.run(go("x")) == [200, 200, 200, 200, 404]
     assert asyncio.run(go("b")) == [200, 503, 200, 503, 404]
     assert asyncio.run(go("x", "a", "c")) == [200, 503, 200, 404, 503]
+
+
+def test_parts_of_ensembles_are_not_among_what_a_404_offers() -> None:
+    class Ensemble(Triton):
+        async def models(self) -> list[str]:
+            return ["whole", "whole-part"]
+
+        async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+            if name not in await self.models():
+                raise ModelNotReadyError(f"the server does not have {name!r}", mend="all of it")
+            parts = ("whole-part",) if name == "whole" else ()
+            tensors: Any = {"text_input": None, "text_output": None}
+            return ModelInfo(name, "unary", False, 1, tensors, tensors, "0.1", parts=parts)
+
+    catalog = Catalog(lambda: cast(Any, Ensemble()))
+    assert asyncio.run(catalog.info("whole")).name == "whole"
+    with pytest.raises(ModelNotReadyError) as caught:
+        asyncio.run(catalog.info("hole"))
+    assert str(caught.value) == "the server does not have 'hole': choose one of whole"
 
 
 def test_what_a_model_tells_of_itself_is_asked_again_for_it_may_have_been_built_anew() -> None:
