@@ -211,16 +211,20 @@ def _command(models: Sequence[str], script: str = "") -> list[str]:
     return [*start, *(only if models else ()), *closed(explicit=bool(models))]
 
 
+KEY_HEADER = "llmserve-key"
 # No request can carry a line break in a header.
-_NOBODYS_KEY = "llmserve-key=no\nkey"
+_NOBODYS_KEY = "no\nkey"
 
 
-def closed(*, explicit: bool) -> list[str]:
-    """Return the words that close to everybody what would change the server.
+def closed(*, explicit: bool, key: str = _NOBODYS_KEY) -> list[str]:
+    """Return the words that close what would change the server to whoever has not the key.
 
-    Where models are loaded on request (``explicit``), whoever could load one could run code.
+    Tracing and logging can be made to write files; through shared memory, versions before 25.07
+    could be made to run code, and by loading a model every version can. So models are loaded on
+    request only where that was asked for (``explicit``).
     """
-    what = f"shared-memory,trace,logging{',model-repository' if explicit else ''}:{_NOBODYS_KEY}"
+    what = "shared-memory,trace,logging" + (",model-repository" if explicit else "")
+    what += f":{KEY_HEADER}={key}"
     return [f"--http-restricted-api={what}", f"--grpc-restricted-protocol={what}"]
 
 

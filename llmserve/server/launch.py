@@ -15,11 +15,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from llmserve.errors import ServerError
-from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, image_of
+from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, closed, image_of
 from llmserve.repository.manifest import model_folders
 from llmserve.server.settings import Ports, ServerSettings
 
-KEY_HEADER = "llmserve-key"
 _TRACE_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 POLL = 1
 """Seconds between two looks of Triton's for models to load anew."""
@@ -65,14 +64,7 @@ class Launch:
 
 
 def triton_args(settings: ServerSettings, instance: Instance) -> tuple[str, ...]:
-    """Return the arguments that are the same for every runtime.
-
-    What reads or writes beyond inference is behind the key. Tracing and logging can be made to
-    write files; through shared memory, versions before 25.07 could be made to run code, and
-    by loading a model every version can. So models are loaded on request only where that was
-    asked for.
-    """
-    restricted = "shared-memory,trace,logging"
+    """Return the arguments that are the same for every runtime."""
     ports = instance.ports
     args = [
         f"--id={instance.name}",
@@ -86,17 +78,13 @@ def triton_args(settings: ServerSettings, instance: Instance) -> tuple[str, ...]
         f"--backend-config=python,shm-region-prefix-name={instance.name}",
     ]
     if settings.explicit:
-        restricted += ",model-repository"
         args += ["--model-control-mode=explicit"]
         args += [f"--load-model={name}" for name in settings.models]
     elif settings.renewable:
         # Triton looks through a folder that only this user can write to.
         args += ["--model-control-mode=poll", f"--repository-poll-secs={POLL}"]
-    args += [
-        f"--http-restricted-api={restricted}:{KEY_HEADER}={instance.key}",
-        f"--grpc-restricted-protocol={restricted}:{KEY_HEADER}={instance.key}",
-    ]
-    return (*args, *settings.extra_args)
+    closed_words = closed(explicit=settings.explicit, key=instance.key)
+    return (*args, *closed_words, *settings.extra_args)
 
 
 def link_models(settings: ServerSettings, scratch: Path) -> Path:

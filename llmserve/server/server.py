@@ -19,8 +19,9 @@ from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from llmserve.errors import ServerError, UsageError
+from llmserve.repository.dockerfile import KEY_HEADER
 from llmserve.runtime.contract import STAND_IN_METRIC
-from llmserve.server.launch import KEY_HEADER, Instance, Launch, link_model
+from llmserve.server.launch import Instance, Launch, link_model
 from llmserve.server.log import in_plain_words
 from llmserve.server.settings import ServerSettings
 
