@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import socket
 import sys
@@ -55,8 +54,7 @@ def log_beside(log_file: Path, frontend: Frontend) -> Path:
 
 def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningFrontend:
     """Start a frontend and return when it listens."""
-    name = f"llmserve-{secrets.token_hex(6)}"
-    scratch = make_scratch(name)
+    name, scratch = make_scratch()
     words = [str(word) for word in frontend.command(place)]
     launch = Launch((sys.executable, *words), inherited_environment(), frontend.name)
     process = None

@@ -28,6 +28,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+LOCK = "lock"
+"""A file in the scratch folder that is locked for as long as the guard, or what it has started,
+lives."""
 PR_SET_PDEATHSIG = 1
 _ABANDONED = 1.0
 """Seconds to end in order once the process that started the server is gone."""
@@ -55,7 +58,7 @@ def main() -> int:
     alarm = _signals_as_bytes()
     libc = ctypes.CDLL(None, use_errno=True)
     # Held by all that is started here: who finds it free may remove what is left of them.
-    lock = os.open(Path(watch.scratch, "lock"), os.O_CREAT | os.O_RDWR)
+    lock = os.open(Path(watch.scratch, LOCK), os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
 
     def end_with_the_guard() -> None:
@@ -78,7 +81,9 @@ def main() -> int:
             os.killpg(server.pid, signal.SIGKILL)
         code = server.wait()
     finally:
-        _remove_leftovers(watch)
+        if watch.last_resort:
+            subprocess.run(watch.last_resort, capture_output=True, timeout=30, check=False)
+        remove_leftovers(watch.shm_prefix, watch.scratch)
     return code if code >= 0 else 128 - code
 
 
@@ -133,9 +138,9 @@ def _end_loading(server: subprocess.Popen[bytes], patience: float, orders: set[i
     """
     deadline = time.monotonic() + patience
     while server.poll() is None and time.monotonic() < deadline and not _heeds(server.pid):
-        for process in _members(server.pid):
+        for process in members(server.pid) - {server.pid}:
             # Before that it completes the configuration, and Triton would wait for it for ever.
-            with suppress(OSError):
+            with suppress(OSError, IndexError):
                 if _age(process) > _REPORTED:
                     os.kill(process, signal.SIGKILL)
         if select.select(orders, [], [], 0.05)[0]:
@@ -143,9 +148,7 @@ def _end_loading(server: subprocess.Popen[bytes], patience: float, orders: set[i
 
 
 def _age(process: int) -> float:
-    # Counted behind the program's name, which may hold spaces itself.
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    started = int(state_of(process)[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
@@ -157,22 +160,31 @@ def _heeds(process: int) -> bool:
     return True
 
 
-def _members(group: int) -> list[int]:
-    """Return the processes of a group but for its leader."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.getpgid(int(entry.name)) == group != int(entry.name):
-                found.append(int(entry.name))
+def members(group: int) -> set[int]:
+    """Return the processes of a group."""
+    found = set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208
+        with suppress(OSError, ValueError):
+            if os.getpgid(int(name)) == group:
+                found.add(int(name))
     return found
 
 
-def _remove_leftovers(watch: Watch) -> None:
-    if watch.last_resort:
-        subprocess.run(watch.last_resort, capture_output=True, timeout=30, check=False)
-    for segment in Path("/dev/shm").glob(f"{watch.shm_prefix}*"):
+def state_of(process: int) -> list[str]:
+    """Return the fields of a process's line of state; none where it is gone."""
+    try:
+        line = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    # Counted behind the program's name, which may hold spaces itself.
+    return line.rpartition(")")[2].split()
+
+
+def remove_leftovers(name: str, scratch: str | Path) -> None:
+    """Remove a server's shared memory and its scratch folder."""
+    for segment in Path("/dev/shm").glob(f"{name}*"):
         segment.unlink(missing_ok=True)
-    shutil.rmtree(watch.scratch, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
+import secrets
 import stat
 import tempfile
 import time
@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmserve.errors import ServerError
+from llmserve.server.guard import LOCK, remove_leftovers
 
 
 def scratch_folder() -> Path:
@@ -21,10 +22,12 @@ def scratch_folder() -> Path:
     return Path(folder if re.fullmatch(r"[\w./+-]+", folder, re.ASCII) else "/tmp")
 
 
-def make_scratch(name: str) -> Path:
+def make_scratch() -> tuple[str, Path]:
+    """Return a name that nothing else has, and a folder that is called after it."""
+    name = f"llmserve-{secrets.token_hex(6)}"
     folder = scratch_folder()
     try:
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
+        return name, Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     except OSError as error:
         raise ServerError(
             f"cannot write to {folder} ({error.strerror})",
@@ -32,8 +35,6 @@ def make_scratch(name: str) -> Path:
         ) from None
 
 
-LOCK = "lock"
-"""A file in it that is locked for as long as its guard, or what the guard has started, lives."""
 _LAID_OUT = 60.0
 """Seconds after which a folder has its guard, if it will ever have one."""
 
@@ -50,6 +51,4 @@ def sweep() -> None:
                 if time.time() - os.fstat(file.fileno()).st_mtime < _LAID_OUT:
                     continue
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for segment in Path("/dev/shm").glob(f"{named[1]}*"):
-                    segment.unlink(missing_ok=True)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_leftovers(named[1], folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 import threading
@@ -183,9 +182,8 @@ def _registered_backends() -> tuple[Backend, ...]:
 
 
 def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
-    name = f"llmserve-{secrets.token_hex(6)}"
     ports = choose_ports(settings)
-    scratch = make_scratch(name)
+    name, scratch = make_scratch()
     server = None
     log_file = None
     try:

@@ -14,6 +14,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from llmserve.server.guard import members, state_of
+
 _PROGRAM = "triton_python_backend_stub"
 _INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+$")
 _ZOMBIE = "Z"
@@ -38,15 +40,15 @@ class Stubs:
     def look(self) -> set[str]:
         """Return the models of which a process has died since the last look."""
         died = set()
-        members = set(self._members())
-        for process in members - self._models.keys():
+        alive = members(self._group)
+        for process in alive - self._models.keys():
             if model := _model_of(process):
                 self._models[process] = model
         for process, model in list(self._models.items()):
-            if process not in members:
+            if process not in alive:
                 del self._models[process]
                 del self._zombie[process]
-            elif _state(process)[:1] == [_ZOMBIE]:
+            elif state_of(process)[:1] == [_ZOMBIE]:
                 self._zombie[process] += 1
                 if self._zombie[process] == _CONFIRMED:
                     died.add(model)
@@ -79,17 +81,9 @@ class Stubs:
 
     def seconds(self, model: str) -> float:
         """Return the processor time that a model's processes have used."""
-        fields = [_state(process) for process in self.of(model)]
+        fields = [state_of(process) for process in self.of(model)]
         ticks = sum(int(found[11]) + int(found[12]) for found in fields if found)
         return ticks / os.sysconf("SC_CLK_TCK")
-
-    def _members(self) -> list[int]:
-        found = []
-        for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208
-            with suppress(OSError, ValueError):
-                if os.getpgid(int(name)) == self._group:
-                    found.append(int(name))
-        return found
 
 
 def _waited_for(waiting: int) -> set[int]:
@@ -102,15 +96,6 @@ def _waited_for(waiting: int) -> set[int]:
             if call in _WAIT4:
                 found.add(int(first, 16))
     return found
-
-
-def _state(process: int) -> list[str]:
-    """Return the fields of the process's line of state, behind the program's name."""
-    try:
-        line = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return line.rpartition(")")[2].split()
 
 
 def _model_of(process: int) -> str | None:
