@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.errors import ServerError
 from llmserve.server.launch import Launch, inherited_environment
-from llmserve.server.scratch import make_scratch
-from llmserve.server.server import GuardedProcess
+from llmserve.server.process import GuardedProcess, make_scratch
 
 if TYPE_CHECKING:
     from llmserve.roles import Frontend, Place

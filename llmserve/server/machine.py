@@ -16,7 +16,7 @@ from typing import Any
 
 from llmserve.errors import ConfigError, LLMServeError, ServerError
 from llmserve.repository.manifest import Manifest, model_folders
-from llmserve.server.scratch import scratch_folder
+from llmserve.server.process import scratch_folder
 from llmserve.server.settings import ServerSettings
 
 # Measured with Triton 2.51: what it takes of the shared memory, of memory, of files and threads.

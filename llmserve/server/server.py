@@ -1,16 +1,11 @@
-"""A server that runs: its process, its HTTP interface, and what a caller has of both."""
+"""A server that runs: its HTTP interface, and what a caller has of it and its process."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -23,99 +18,14 @@ from llmserve.repository.dockerfile import KEY_HEADER
 from llmserve.runtime.contract import STAND_IN_METRIC
 from llmserve.server.launch import Instance, Launch, link_model
 from llmserve.server.log import in_plain_words
+from llmserve.server.process import GuardedProcess
 from llmserve.server.settings import ServerSettings
 
 _ESTABLISHED = "01"
-_LOOK = 0.2
-_IDLE = 4.0
 _PATIENT = 20.0
 """Seconds after which a server that does not answer is taken for one that hangs."""
 _QUICK = 5.0
 """Seconds for what a server answers at once; to load a model may take any time."""
-
-
-class GuardedProcess:
-    """A process under a guard (:mod:`llmserve.server.guard`) that ends it and cleans up."""
-
-    def __init__(
-        self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float
-    ) -> None:
-        watch = {
-            "argv": launch.argv,
-            "parent": os.getpid(),
-            "scratch": str(scratch),
-            "shm_prefix": name,
-            "grace": grace,
-            "last_resort": launch.last_resort,
-        }
-        guard = Path(__file__).with_name("guard.py")
-        with log_file.open("ab") as log:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(guard), name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=dict(launch.env),
-                # So that Ctrl-C in the terminal reaches this process alone.
-                start_new_session=True,
-            )
-        if self._guard.stdout is None or self._guard.stdin is None:
-            raise AssertionError("both were asked for as pipes")
-        self._orders = self._guard.stdin
-        self._send(json.dumps(watch).encode() + b"\n")
-        with self._guard.stdout as answer:
-            self.pid = int(answer.readline() or 0)
-
-    def alive(self) -> bool:
-        return self._guard.poll() is None
-
-    def wait(self, timeout: float | None) -> int | None:
-        """Wait for the server to end by itself; return None where it did not in time."""
-        try:
-            return self._guard.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def stop(self, grace: float, *, idle: Callable[[], bool] = lambda: False) -> None:
-        """End the process and wait until it and all that belongs to it is gone.
-
-        Once it is ``idle`` it has no more than four seconds.
-        """
-        try:
-            self._order(grace)
-            # The guard kills after ``grace``, so this only ends late where the guard hangs.
-            deadline, hurried = time.monotonic() + grace + 40.0, False
-            while self.wait(_LOOK) is None:
-                if time.monotonic() > deadline:
-                    self._kill()
-                elif not hurried and idle():
-                    hurried = True
-                    self._order(_IDLE)
-        except BaseException:
-            # Interrupted while waiting, as by a second Ctrl-C: no more patience.
-            self._order(0.0)
-            if self.wait(5.0) is None:
-                self._kill()
-            raise
-        finally:
-            with suppress(OSError):
-                self._orders.close()
-
-    def _order(self, grace: float) -> None:
-        self._send(b"%f\n" % grace)
-
-    def _send(self, line: bytes) -> None:
-        # A guard that has ended reads nothing, and needs no order any more.
-        with suppress(OSError, ValueError):
-            self._orders.write(line)
-            self._orders.flush()
-
-    def _kill(self) -> None:
-        if self.pid:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-        self._guard.kill()
-        self._guard.wait()
 
 
 class Server:

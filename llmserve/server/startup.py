@@ -38,7 +38,7 @@ from llmserve.server.launch import (
 )
 from llmserve.server.log import Progress, ServerLog
 from llmserve.server.machine import shortages
-from llmserve.server.scratch import make_scratch, sweep
+from llmserve.server.process import make_scratch, sweep
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
 from llmserve.server.stubs import Stubs

@@ -19,7 +19,7 @@ import pytest
 
 from llmserve.errors import UsageError
 from llmserve.server import Progress, start
-from llmserve.server.server import GuardedProcess
+from llmserve.server.process import GuardedProcess
 from tests.live.servers import (
     ECHO,
     SLOW,

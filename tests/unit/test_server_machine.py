@@ -13,7 +13,7 @@ import pytest
 import llmserve
 from llmserve.server import ServerSettings, machine, settings_of_each
 from llmserve.server.guard import LOCK
-from llmserve.server.scratch import sweep
+from llmserve.server.process import sweep
 
 PLENTY = {
     "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n",
