@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmserve.errors import ServerError
+from llmserve.errors import ConfigError, LLMServeError, PluginError, ServerError
 from llmserve.server import stub_site
 from llmserve.server.launch import (
     Instance,
@@ -51,6 +51,45 @@ def find_embedded() -> Path:
     if not (home / "bin" / "tritonserver").is_file():
         raise ServerError("this nvidia-pytriton brings no server (Linux x86-64 only)", mend=_MEND)
     return home
+
+
+def backends_of(settings: ServerSettings) -> tuple[Backend, ...]:
+    """Return the backends beside Triton's own: those given, else all that plugins register."""
+    if settings.backends is not None:
+        return settings.backends
+    from llmserve.registry import Registry
+    from llmserve.roles import Backend
+
+    registry = Registry.load()
+    # By name, which refuses one that two plugins have.
+    return tuple(registry.get(Backend, backend.name) for backend in registry.all(Backend))
+
+
+def missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
+    """Return which of these models need a backend that is not there."""
+    from llmserve.repository import config
+
+    there = {backend.name: Path(backend.folder, "model.py") for backend in backends_of(settings)}
+    problems: list[LLMServeError] = []
+    for name in models:
+        try:
+            found = config.read(settings.repository / name)
+        except (ConfigError, OSError):
+            continue
+        needed = config.backend_of(found)
+        if needed not in {"", "python", "ensemble", *there}:
+            problems.append(
+                ConfigError(
+                    f"model {name!r} needs Triton's backend {needed!r}, which the embedded server "
+                    "lacks",
+                    mend="install a plugin that brings it, such as llmserve-standins, or use "
+                    "--runtime docker",
+                )
+            )
+        elif needed in there and not there[needed].is_file():
+            problem = f"backend {needed!r}, which model {name!r} needs, has no {there[needed]}"
+            problems.append(PluginError(problem, mend="tell its plugin's author"))
+    return problems
 
 
 def lay_out(home: Path, scratch: Path, added: Sequence[Backend]) -> tuple[Path, Path]:
@@ -105,7 +144,7 @@ def _libpython() -> Path:
 def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
     """Start it with the backends laid out in its scratch folder."""
     home = find_embedded()
-    backends, libraries = lay_out(home, instance.scratch, settings.backends or ())
+    backends, libraries = lay_out(home, instance.scratch, backends_of(settings))
     return Launch(
         argv=(
             str(home / "bin" / "tritonserver"),

@@ -12,21 +12,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from llmserve.errors import (
-    ConfigError,
-    LLMServeError,
-    PluginError,
-    PortInUseError,
-    ServerError,
-    UsageError,
-)
+from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.names import near
 from llmserve.repository.dockerfile import LAUNCH_SCRIPT
 from llmserve.repository.manifest import model_folders
 from llmserve.runtime.contract import THREADS
-from llmserve.server.embedded import find_embedded, prepare_embedded
+from llmserve.server.embedded import find_embedded, missing_backends, prepare_embedded
 from llmserve.server.launch import (
     Instance,
     Launch,
@@ -42,9 +34,6 @@ from llmserve.server.process import make_scratch, sweep
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
 from llmserve.server.stubs import Stubs
-
-if TYPE_CHECKING:
-    from llmserve.roles import Backend
 
 OnProgress = Callable[[Progress], None]
 
@@ -96,8 +85,6 @@ def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) ->
     for problem in find_problems(settings):
         raise problem
     sweep()
-    if settings.backends is None:
-        settings = replace(settings, backends=_registered_backends())
     scripts = settings.repository.glob(f"*/{LAUNCH_SCRIPT}")
     if settings.renewable and (settings.runtime == "docker" or any(scripts)):
         # A container does not see the links, and an engine of several processes starts as one.
@@ -139,46 +126,10 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
         if name not in known
     ]
     if settings.runtime == "embedded" and not settings.explicit:
-        problems += _missing_backends(settings, settings.models or known)
+        problems += missing_backends(settings, settings.models or known)
     if settings.runtime in ("embedded", "binary"):
         problems += shortages(settings)
     return problems
-
-
-def _missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
-    from llmserve.repository import config
-
-    backends = _registered_backends() if settings.backends is None else settings.backends
-    there = {backend.name: Path(backend.folder, "model.py") for backend in backends}
-    problems: list[LLMServeError] = []
-    for name in models:
-        try:
-            found = config.read(settings.repository / name)
-        except (ConfigError, OSError):
-            continue
-        needed = config.backend_of(found)
-        if needed not in {"", "python", "ensemble", *there}:
-            problems.append(
-                ConfigError(
-                    f"model {name!r} needs Triton's backend {needed!r}, which the embedded server "
-                    "lacks",
-                    mend="install a plugin that brings it, such as llmserve-standins, or use "
-                    "--runtime docker",
-                )
-            )
-        elif needed in there and not there[needed].is_file():
-            problem = f"backend {needed!r}, which model {name!r} needs, has no {there[needed]}"
-            problems.append(PluginError(problem, mend="tell its plugin's author"))
-    return problems
-
-
-def _registered_backends() -> tuple[Backend, ...]:
-    from llmserve.registry import Registry
-    from llmserve.roles import Backend
-
-    registry = Registry.load()
-    # By name, which refuses one that two plugins have.
-    return tuple(registry.get(Backend, backend.name) for backend in registry.all(Backend))
 
 
 def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
