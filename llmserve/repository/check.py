@@ -25,7 +25,6 @@ __all__ = ["Problem", "check_repository"]
 
 _BUILT = "llmserve.recipe"
 """A parameter that every model has which llmserve built."""
-_MISSING = " is missing"
 _PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
 
 
@@ -295,17 +294,11 @@ _ROLES = ROLES.keys() - {"recipe", "backend", "frontend", "tool_parser"}
 
 def check_files(folder: Path, manifest: Manifest, *, quick: bool) -> Iterator[Problem]:
     """Compare a model's files with what was built; ``quick`` sees only which are missing."""
-    if quick:
-        missing, others = [name for name in manifest.files if not (folder / name).exists()], []
-    else:
-        told = manifest.differences(folder)
-        missing = [one.removesuffix(_MISSING) for one in told if one.endswith(_MISSING)]
-        others = [one for one in told if not one.endswith(_MISSING)]
-    if missing:
-        more = f" and {len(missing) - 1} more are missing" if missing[1:] else _MISSING
-        yield Problem(folder.name, f"{missing[0]}{more}", "build it again")
-    for difference in others:
-        yield Problem(folder.name, difference, "build it again, if that was not meant", fatal=False)
+    if missing := manifest.missing(folder):
+        more = f"and {len(missing) - 1} more are missing" if missing[1:] else "is missing"
+        yield Problem(folder.name, f"{missing[0]} {more}", "build it again")
+    for edit in () if quick else manifest.edits(folder):
+        yield Problem(folder.name, edit, "build it again, if that was not meant", fatal=False)
 
 
 def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:

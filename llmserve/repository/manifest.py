@@ -75,15 +75,16 @@ class Manifest:
             mend="build the model again, or use the llmserve that built it",
         )
 
-    def differences(self, folder: Path) -> list[str]:
-        """Say which files are not as they were built; one that is missing says so."""
-        now = hashes(folder)
-        lines = [
-            f"{name} {'was changed' if name in now else 'is missing'}"
-            for name, digest in sorted(self.files.items())
-            if now.get(name) != digest
+    def missing(self, folder: Path) -> list[str]:
+        return [name for name in sorted(self.files) if not (folder / name).is_file()]
+
+    def edits(self, folder: Path) -> list[str]:
+        """Say which files were changed or added since they were built."""
+        return [
+            f"{name} was {'changed' if name in self.files else 'added'}"
+            for name, digest in hashes(folder).items()
+            if self.files.get(name) != digest
         ]
-        return lines + [f"{name} was added" for name in sorted(now.keys() - self.files.keys())]
 
 
 def model_folders(repository: Path) -> list[Path]:

@@ -166,8 +166,7 @@ def _check_target(target: Path, name: str, *, force: bool) -> None:
         raise OutputError(f"{target} was not built by llmserve", mend=_OTHER_NAME)
     if target.name != name and owner != name:
         raise OutputError(f"{target} is a model of its own", mend=_OTHER_NAME)
-    edits = [line for line in manifest.differences(target) if not line.endswith("is missing")]
-    if edits:
+    if edits := manifest.edits(target):
         raise OutputError(f"{target} was edited since it was built: {edits[0]}", mend=_OTHER_NAME)
 
 

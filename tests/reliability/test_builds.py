@@ -28,7 +28,7 @@ def found():
     # As `serve` does, for a build can die between two moves.
     recover(folder.parent)
     manifest = Manifest.read(folder)
-    assert manifest and manifest.differences(folder) == [], manifest
+    assert manifest and manifest.missing(folder) == manifest.edits(folder) == [], manifest
     return manifest.options["max_tokens"]
 
 build(here / "repo", 1)
