@@ -172,20 +172,15 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 def settings_of_each(settings: ServerSettings) -> list[ServerSettings]:
     """Return what each replica is started with: the first has the ports that were asked for."""
-    each = [
-        replace(settings, replicas=1, env={**_share(settings, number), **settings.env})
-        for number in range(settings.replicas)
-    ]
-    for number, one in enumerate(each[1:], start=2):
-        log = settings.log_file
-        each[number - 1] = replace(
-            one,
-            host="127.0.0.1",
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            log_file=log and log.with_name(f"{log.stem}-{number}{log.suffix}"),
-        )
+    each = []
+    for number in range(settings.replicas):
+        one = replace(settings, replicas=1, env={**_share(settings, number), **settings.env})
+        if number:
+            log = settings.log_file
+            log = log and log.with_name(f"{log.stem}-{number + 1}{log.suffix}")
+            one = replace(one, host="127.0.0.1", log_file=log)
+            one = replace(one, http_port=0, grpc_port=0, metrics_port=0)
+        each.append(one)
     return each
 
 
