@@ -14,7 +14,6 @@ import pytest
 import llmserve
 from llmserve.builder.context import BuildContext
 from llmserve.builder.plan import BuildSpec, make_plan
-from llmserve.demo import demo_model_path
 from llmserve.errors import (
     IncompatibleError,
     LLMServeError,
@@ -31,17 +30,6 @@ from llmserve.repository.manifest import hashes, references
 from llmserve.roles import Batching
 from tests.contract.golden import GOLDEN, build_all, kept, without_versions
 from tests.support import ROOT, edit_json
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    return tmp_path / "repo"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Lend a copy of the demo model as a local folder to spoil."""
-    return Path(shutil.copytree(demo_model_path(), tmp_path / "my model"))
 
 
 def test_a_local_folder_is_copied_and_served_under_its_own_name(repo: Path, folder: Path) -> None:

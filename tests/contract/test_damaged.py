@@ -21,11 +21,6 @@ from llmserve.runtime.contract import MANIFEST
 from tests.support import edit_json
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(demo_model_path(), tmp_path / "model"))
-
-
 def safetensors(content: object, data: bytes = b"") -> bytes:
     text = json.dumps(content).encode()
     return len(text).to_bytes(8, "little") + text + data
@@ -77,7 +72,7 @@ CONFIGURATION = "is not a model's configuration"
 )
 def test_a_model_that_is_damaged_or_lies_is_refused(
     folder: Path,
-    tmp_path: Path,
+    repo: Path,
     spoil: Callable[[Path], None],
     message: str,
     weights: str,
@@ -85,28 +80,28 @@ def test_a_model_that_is_damaged_or_lies_is_refused(
 ) -> None:
     spoil(folder)
     with pytest.raises(ModelSourceError, match=message) as caught:
-        llmserve.build("hf", str(folder), output=tmp_path / "repo", weights=weights, chat=chat)
+        llmserve.build("hf", str(folder), output=repo, weights=weights, chat=chat)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "repo").exists()
+    assert not repo.exists()
 
 
 @pytest.mark.parametrize("recipe", ["gpt2-torchscript", "openvino"])
-def test_what_converts_a_model_says_so_too(folder: Path, tmp_path: Path, recipe: str) -> None:
+def test_what_converts_a_model_says_so_too(folder: Path, repo: Path, recipe: str) -> None:
     half(folder / "model.safetensors")
     with pytest.raises(ModelSourceError, match=r"model\.safetensors cannot be read: "):
-        llmserve.build(recipe, str(folder), output=tmp_path / "repo")
+        llmserve.build(recipe, str(folder), output=repo)
 
 
-def test_a_tokenizer_configuration_that_is_a_list_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_configuration_that_is_a_list_is_refused(folder: Path, repo: Path) -> None:
     (folder / "tokenizer_config.json").write_text('["chat_template"]')
     with pytest.raises(ModelSourceError, match="holds no JSON object"):
-        llmserve.build("hf", str(folder), output=tmp_path / "repo", chat=True)
+        llmserve.build("hf", str(folder), output=repo, chat=True)
 
 
-def test_a_tokenizer_that_is_hardly_the_models_own_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_hardly_the_models_own_is_told(folder: Path, repo: Path) -> None:
     edit_json(folder / "config.json", vocab_size=50257)
     told: list[str] = []
-    build_spec(BuildSpec("hf", str(folder), output=tmp_path / "repo"), report=told.append)
+    build_spec(BuildSpec("hf", str(folder), output=repo), report=told.append)
     assert any("has 1024 words and the model knows 50257: is it the model's own" in t for t in told)
 
 

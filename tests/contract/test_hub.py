@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
@@ -19,11 +18,6 @@ from tests.support import http_server, hub_cache, reply, run
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_thisIsNotARealToken"
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    return tmp_path / "repo"
 
 
 def build(repo: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +46,9 @@ def test_what_is_not_in_the_cache_is_told_when_offline(repo: Path) -> None:
     assert not repo.exists()
 
 
-def test_links_are_followed_within_a_model_and_into_the_hubs_blobs_alone(repo: Path) -> None:
+def test_links_are_followed_within_a_model_and_into_the_hubs_blobs_alone(
+    repo: Path, folder: Path
+) -> None:
     snapshot = hub_cache(repo.parent / "home", "acme/tiny", COMMIT)
     weights = snapshot / "model.safetensors"
     assert weights.is_symlink()
@@ -60,16 +56,15 @@ def test_links_are_followed_within_a_model_and_into_the_hubs_blobs_alone(repo: P
     copied = result.folder / "1" / "model" / "model.safetensors"
     assert not copied.is_symlink()
     assert copied.read_bytes() == weights.read_bytes()
-    model = Path(shutil.copytree(demo_model_path(), repo.parent / "model"))
-    (model / "model.safetensors").rename(model / "real")
-    (model / "model.safetensors").symlink_to("real")
-    llmserve.build("hf", str(model), output=repo, name="within")
+    (folder / "model.safetensors").rename(folder / "real")
+    (folder / "model.safetensors").symlink_to("real")
+    llmserve.build("hf", str(folder), output=repo, name="within")
     secret = repo.parent / "secret.txt"
     secret.write_text("not yours")
-    for folder in (model, snapshot):
-        (folder / "vocab.txt").symlink_to(secret)
+    for model in (folder, snapshot):
+        (model / "vocab.txt").symlink_to(secret)
         with pytest.raises(ModelSourceError, match=r"vocab\.txt is a link to .*secret\.txt, outs"):
-            llmserve.build("hf", str(folder), output=repo, name="other")
+            llmserve.build("hf", str(model), output=repo, name="other")
     assert not (repo / "other").exists()
 
 

@@ -142,10 +142,9 @@ def test_what_holds_something_else_is_no_repository(tmp_path: Path, force: bool)
 
 
 def test_a_failure_in_the_middle_leaves_the_old_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path / "repo", "m", "one")
-    before = hashes(tmp_path / "repo")
+    before = hashes(repo)
     rename = Path.rename
 
     def fails_for_the_new(self: Path, target: Path) -> Path:
@@ -160,10 +159,10 @@ def test_a_failure_in_the_middle_leaves_the_old_model(
         with monkeypatch.context() as patched:
             patched.setattr(Path, name, failing)
             with pytest.raises(OutputError, match="disk full"):
-                put(tmp_path / "repo", "m", "two", torch="1.0")
+                put(repo, "m", "two", torch="1.0")
             with pytest.raises(OutputError, match="disk full"):
                 put(tmp_path / "new", "m", "two")
-        assert hashes(tmp_path / "repo") == before
+        assert hashes(repo) == before
         assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
 
 
@@ -195,16 +194,17 @@ def test_a_damaged_model_is_replaced_when_forced(repo: Path) -> None:
     assert text_of(repo) == "two"
 
 
-def test_no_manifest_names_a_folder_outside_of_the_repository_for_removal(tmp_path: Path) -> None:
+def test_no_manifest_names_a_folder_outside_of_the_repository_for_removal(
+    repo: Path, tmp_path: Path
+) -> None:
     precious = model(tmp_path / "precious")
-    put(tmp_path / "repo", "m", "one")
-    manifest = tmp_path / "repo" / "m" / "llmserve.json"
+    manifest = repo / "m" / "llmserve.json"
     manifest.write_text(manifest.read_text().replace('"parts": []', '"parts": ["../precious"]'))
     with pytest.raises(OutputError, match="is damaged"):
-        put(tmp_path / "repo", "m", "two")
-    put(tmp_path / "repo", "m", "two", force=True)
+        put(repo, "m", "two")
+    put(repo, "m", "two", force=True)
     assert (precious / "1" / "model.py").is_file()
-    assert text_of(tmp_path / "repo") == "two"
+    assert text_of(repo) == "two"
 
 
 def test_a_dockerfile_of_the_users_own_stays_in_whatever_encoding(repo: Path) -> None:
@@ -248,10 +248,9 @@ with staging(repo) as scratch:
 
 @pytest.mark.parametrize("sweep", [recover, lambda repo: put(repo, "n", "one")])
 def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(
-    tmp_path: Path, sweep: Callable[[Path], None]
+    with_part: Path, tmp_path: Path, sweep: Callable[[Path], None]
 ) -> None:
-    repo = tmp_path / "repo"
-    put(repo, "m", "one", "a")
+    repo = with_part
     command = [sys.executable, "-c", KILLED, str(repo)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as build:
         assert build.stdout is not None
@@ -275,22 +274,22 @@ def planted(repo: Path, journal: str) -> Path:
     return stage
 
 
-def test_a_planted_stage_moves_nothing_from_outside_of_the_repository(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
+def test_a_planted_stage_moves_nothing_from_outside_of_the_repository(
+    repo: Path, tmp_path: Path
+) -> None:
     precious = model(tmp_path / "precious")
-    planted(tmp_path / "repo", '["../precious"]')
-    put(tmp_path / "repo", "n", "one")
+    planted(repo, '["../precious"]')
+    put(repo, "n", "one")
     assert precious.is_dir()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_stage_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
-    put(tmp_path / "repo", "m", "one")
-    stage = planted(tmp_path / "repo", '["m"]')
+def test_a_stage_of_somebody_elses_is_left_alone(repo: Path) -> None:
+    stage = planted(repo, '["m"]')
     os.chown(stage, 12345, 12345)
-    put(tmp_path / "repo", "n", "one")
+    put(repo, "n", "one")
     assert stage.is_dir()
-    assert (tmp_path / "repo" / "m").is_dir()
+    assert (repo / "m").is_dir()
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
