@@ -178,16 +178,6 @@ def asked(name: str, marker: Path) -> Iterator[None]:
         yield
 
 
-def test_a_killed_parents_requests_are_not_waited_for(tmp_path: Path) -> None:
-    marker = tmp_path / "busy"
-    repository(tmp_path / "models", one=BUSY.format(marker=str(marker)))
-    process, name = run_script(tmp_path, "READY")
-    with process, asked(name, marker):
-        process.kill()
-        eventually(lambda: left_of(name) == [], seconds=60)
-    assert not [path for path in (tmp_path / "tmp").iterdir() if path.is_dir()]
-
-
 def test_what_does_not_end_within_the_grace_is_cut_short(tmp_path: Path) -> None:
     """A model that hangs, or whose process is gone, keeps nobody waiting for longer."""
     marker = tmp_path / "busy"
