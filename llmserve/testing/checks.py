@@ -50,9 +50,9 @@ class RecipeChecks:
     """
 
     recipe: ClassVar[str]
-    model: ClassVar[str]
-    options: ClassVar[Mapping[str, Any]]
-    prompts: ClassVar[Sequence[str]]
+    model: ClassVar[str] = "demo"
+    options: ClassVar[Mapping[str, Any]] = {}
+    prompts: ClassVar[Sequence[str]] = PROMPTS
     _unlimited: ClassVar[dict[str, bool]] = {}
 
     def _build(self, name: str, output: Path) -> BuildResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import pytest
 from llmserve.errors import LLMServeError, ModelNotReadyError
 from llmserve.repository import config as modelconfig
 from llmserve.repository.manifest import Manifest, hashes
-from llmserve.testing.checks import EVERY, PROMPTS, TEXT, RecipeChecks, all_at_once
+from llmserve.testing.checks import EVERY, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
 
@@ -28,10 +28,6 @@ class RecipeConformance(RecipeChecks):
     be refused.
     """
 
-    recipe: ClassVar[str]
-    model: ClassVar[str] = "demo"
-    options: ClassVar[Mapping[str, Any]] = {}
-    prompts: ClassVar[Sequence[str]] = PROMPTS
     over_context: ClassVar[str] = "word " * 5000
 
     @pytest.fixture

@@ -143,21 +143,14 @@ class LiveTriton:
 
         Returns the server's error message, or None if there was none.
         """
-        import grpc
-
         from llmserve.client.exchange import open_exchange
 
         exchange = open_exchange(self.client.model(model), ["x"], options, pieces=False)
         (request,) = exchange.next_round()
         request.raw_input_contents[0] = len(prompt).to_bytes(4, "little") + prompt
         with self._stub() as stub:
-            try:
-                if exchange.info.exchange != "stream":
-                    stub.ModelInfer(request)
-                    return None
-                messages = [m.error_message for m in stub.ModelStreamInfer(iter([request]))]
-            except grpc.RpcError as error:
-                return error.details()
+            # Triton takes requests to any model in a stream.
+            messages = [m.error_message for m in stub.ModelStreamInfer(iter([request]))]
         return next((message for message in messages if message), None)
 
     @contextmanager
