@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import ModelSourceError, OptionError, UsageError
-from llmserve_cli.completion import (
-    component_names,
-    known_sources,
-    model_sources,
-    option_keys,
-)
+from llmserve_cli.completion import component_names, known_sources, model_sources, option_keys
 from llmserve_cli.interrupts import end_in_order, while_importing
 
 if TYPE_CHECKING:

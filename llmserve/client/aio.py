@@ -27,7 +27,7 @@ from llmserve.client.failures import (
 )
 from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
-from llmserve.client.results import Completion, F, Piece, Prompt, gather, parsed, schema_of
+from llmserve.client.results import Completion, F, Piece, Prompt, Prompts, gather, parsed, schema_of
 from llmserve.client.tools import Tools, read_calls, shown_tools
 from llmserve.client.url import Endpoint
 from llmserve.errors import (
@@ -110,11 +110,7 @@ class AsyncClient:
     """A Triton and its models for one event loop; cancelling a task cancels its request."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        timeout: Timeout = None,
-        channel: AsyncChannel | None = None,
+        self, endpoint: Endpoint, *, timeout: Timeout = None, channel: AsyncChannel | None = None
     ) -> None:
         self._address = endpoint.address
         self._channel = channel or AsyncChannel(endpoint)
@@ -161,45 +157,24 @@ class AsyncClient:
 
     @overload
     async def generate(
-        self,
-        model: str,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: Prompts, *, timeout: Timeout = None, **options: Any
     ) -> list[Completion]: ...
 
     async def generate(
-        self,
-        model: str,
-        prompt: Prompt = "",
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> Completion | list[Completion]:
         """Answer a prompt, or each of several; see :meth:`llmserve.client.Client.generate`."""
         return await self._generate(model, prompt, timeout, options)
 
     async def parse(
-        self,
-        model: str,
-        prompt: str,
-        form: type[F],
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: str, form: type[F], *, timeout: Timeout = None, **options: Any
     ) -> F:
         """Answer with an object of a pydantic model; see :meth:`llmserve.client.Client.parse`."""
         options["json_schema"] = schema_of(form)
         return parsed(form, await self.generate(model, prompt, timeout=timeout, **options))
 
     async def stream(
-        self,
-        model: str,
-        prompt: Prompt = "",
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> AsyncGenerator[Piece, None]:
         """Give an answer piece by piece; a model that cannot stream gives one piece.
 

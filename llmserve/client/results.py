@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from llmserve.errors import RequestRejectedError
 
-Prompt = str | list[str] | tuple[str, ...]
+Prompts = list[str] | tuple[str, ...]
+Prompt = str | Prompts
 
 
 @dataclass(frozen=True)

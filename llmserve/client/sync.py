@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 from llmserve.client.aio import AsyncChannel, AsyncClient, AsyncSequence
 from llmserve.client.deadlines import Deadline, Timeout
 from llmserve.client.model import ModelInfo, ModelState
-from llmserve.client.results import Completion, F, Piece, Prompt
+from llmserve.client.results import Completion, F, Piece, Prompt, Prompts
 from llmserve.client.url import Endpoint
 
 T = TypeVar("T")
@@ -63,21 +63,11 @@ class Client:
 
     @overload
     def generate(
-        self,
-        model: str,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: Prompts, *, timeout: Timeout = None, **options: Any
     ) -> list[Completion]: ...
 
     def generate(
-        self,
-        model: str,
-        prompt: Prompt = "",
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> Completion | list[Completion]:
         r"""Answer a prompt, or each of several prompts, as a whole.
 
@@ -91,13 +81,7 @@ class Client:
         return _run(self._client._generate(model, prompt, timeout, options))
 
     def parse(
-        self,
-        model: str,
-        prompt: str,
-        form: type[F],
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: str, form: type[F], *, timeout: Timeout = None, **options: Any
     ) -> F:
         """Answer with an object of a pydantic model, whose schema the answer is held to.
 
@@ -106,12 +90,7 @@ class Client:
         return _run(self._client.parse(model, prompt, form, timeout=timeout, **options))
 
     def stream(
-        self,
-        model: str,
-        prompt: Prompt = "",
-        *,
-        timeout: Timeout = None,
-        **options: Any,
+        self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> Generator[Piece, None, None]:
         """Give an answer piece by piece; a model that cannot stream gives one piece.
 
