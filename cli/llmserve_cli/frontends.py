@@ -27,30 +27,24 @@ class Wanted:
     """Where each is to listen, but for its port, and without what it is to stand before."""
     _places: list[tuple[Frontend, Place]] = field(default_factory=list)
 
-    def problems(self) -> list[LLMServeError]:
-        """Choose where each is to listen, and return what keeps one from that."""
+    def choose_places(self) -> None:
+        """Choose where each is to listen; what keeps one from that is raised."""
         from llmserve.server.settings import free_port
 
-        found: list[LLMServeError] = []
-        try:
-            for frontend in self._chosen():
-                asked = frontend.port if self.port is None else self.port
-                port = free_port(self.place.host, asked, "frontend")
-                place = replace(self.place, port=port)
-                # It refuses what it does not want before anything is started.
-                try:
-                    frontend.command(place)
-                except LLMServeError:
-                    raise
-                except Exception as error:
-                    raise PluginError(
-                        f"frontend {frontend.name!r} cannot be started: {reason(error)}",
-                        mend="leave it out with --frontend, and tell its plugin's author",
-                    ) from None
-                self._places.append((frontend, place))
-        except LLMServeError as error:
-            found.append(error)
-        return found
+        for frontend in self._chosen():
+            asked = frontend.port if self.port is None else self.port
+            place = replace(self.place, port=free_port(self.place.host, asked, "frontend"))
+            # It refuses what it does not want before anything is started.
+            try:
+                frontend.command(place)
+            except LLMServeError:
+                raise
+            except Exception as error:
+                raise PluginError(
+                    f"frontend {frontend.name!r} cannot be started: {reason(error)}",
+                    mend="leave it out with --frontend, and tell its plugin's author",
+                ) from None
+            self._places.append((frontend, place))
 
     @contextmanager
     def started(

@@ -170,7 +170,11 @@ def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
         problems += _problems_of_models(settings)
         if note := note_of_memory(settings):
             click.echo(f"llmserve: note: {note}", err=True)
-    problems += port_problems(settings) + frontends.problems()
+    problems += port_problems(settings)
+    try:
+        frontends.choose_places()
+    except LLMServeError as error:
+        problems.append(error)
     # Three ports at an address that cannot be had are one problem.
     problems = list({str(problem): problem for problem in problems}.values())
     for problem in problems[1:]:
