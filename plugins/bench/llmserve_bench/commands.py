@@ -1,72 +1,206 @@
-"""The commands ``bench``, ``compare``, ``sweep`` and ``report``."""
+"""The commands ``bench``, ``compare``, ``sweep`` and ``report``, and their options.
+
+What measures is imported when a command runs, so that ``--help`` is there at once.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import json
+import signal
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import wraps
+from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmserve.client.url import parse_url
-from llmserve.errors import UsageError
+from llmserve.errors import OptionError, UsageError
 from llmserve.options import parse_assignments
 from llmserve.registry import Registry
 from llmserve.roles import Recipe
-from llmserve_bench.options import (
-    Setup,
-    build_option,
-    check_outputs,
-    csv_option,
-    measuring,
-    repository_option,
-    url_option,
-)
-from llmserve_bench.results import Result
+from llmserve_bench.results import Load, Result
+
+if TYPE_CHECKING:
+    from llmserve_bench.measure import Plan
+    from llmserve_bench.output import Progress
 
 _CONCURRENCY = 8
+_OUT = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_NOT_PER_REQUEST = ("self", "model", "prompt", "messages", "stream", "timeout")
+
+_url_option = click.option("--url", envvar="LLMSERVE_URL", help="gRPC, by default 127.0.0.1:8001.")
+_repository_option = click.option(
+    "--repository", type=click.Path(file_okay=False, path_type=Path), default="model_repository",
+    show_default=True, help="Where the model's tokenizer may be read.",
+)  # fmt: skip
+_build_option = click.option(
+    "--build", multiple=True, metavar="KEY=VALUE", help="Build all variants with this."
+)
+_OPTIONS = (
+    click.option("--requests", type=click.IntRange(1), help="How many requests, by default 64."),
+    click.option("--duration", type=float, help="Seconds to measure, instead of --requests."),
+    click.option("--rate", type=float, help="Send so many a second, whatever comes back."),
+    click.option(
+        "--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson",
+        show_default=True, help="How requests of a --rate arrive.",
+    ),
+    click.option(
+        "--dataset", type=_FILE, help="Prompts: a JSON list, JSON lines, or a prompt a line."
+    ),
+    click.option("--input-tokens", metavar="MEAN[,SD]", help="Length of synthetic prompts."),
+    click.option("--output-tokens", metavar="MEAN[,SD]", help="Length of answers."),
+    click.option(
+        "--max-input-tokens", type=click.IntRange(1), help="Skip longer prompts of a --dataset."
+    ),
+    click.option("--warmup", type=click.IntRange(0), help="Requests before, which do not count."),
+    click.option("--stream/--no-stream", default=None, help="Answers in pieces, or whole."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same load."),
+    click.option("--limit-latency", type=float, metavar="MS", help="Latency limit for goodput."),
+    click.option("--limit-ttft", type=float, metavar="MS", help="Limit on the first token."),
+    click.option(
+        "--timeout", type=float, default=300.0, show_default=True, help="Seconds per request."
+    ),
+    click.option(
+        "--processes", type=click.IntRange(1, 64), default=1, show_default=True,
+        help="Processes that share the sending.",
+    ),
+    click.option(
+        "--tokenizer", type=_FOLDER, help="Tokenizer folder, where the model's is out of reach."
+    ),
+    click.option(
+        "--set", "assignments", multiple=True, metavar="KEY=VALUE",
+        help="An option for every request, such as temperature=0.7.",
+    ),
+    click.option(
+        "--report", type=click.Path(path_type=Path), metavar="DIR", help="Write a report there."
+    ),
+    click.option("--json", type=_OUT, metavar="FILE", help="Write all of it as JSON; - prints it."),
+)  # fmt: skip
 
 
-def _complete_model(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    folder = Path(ctx.params.get("repository") or "model_repository")
-    return sorted(path.parent.name for path in folder.glob(f"{begun}*/config.pbtxt"))
+LoadAt = Callable[[int], Load]
+"""Gives the load with so many requests under way, unless it has a rate."""
 
 
-def _complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    names = (recipe.name for recipe in Registry.load().all(Recipe))
+def _measuring(measure: Callable[[dict[str, Any], Plan, LoadAt], Result]) -> Callable[..., Any]:
+    """Make a command of a function that measures: it checks the options and prints the result."""
+
+    @wraps(measure)
+    def command(**options: Any) -> int:
+        from llmserve_bench import output
+
+        # Also SIGTERM ends it in order, so that servers and folders are cleaned up.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        output.check_outputs(options["report"], options["json"], options.get("csv"))
+        progress = output.Progress()
+        with progress:
+            result = measure(options, *_set_up(options, progress))
+        output.write(result, options["report"], options["json"], options.get("csv"))
+        if result.interrupted:
+            return 130
+        if result.ended_early:
+            return 4
+        if not any(run.good for run in result.runs):
+            return 7
+        return 1 if result.problems else 0
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
+    from llmserve_bench.measure import Plan
+    from llmserve_bench.prompts import Lengths, Prompts
+
+    for one, other in (("requests", "duration"), ("concurrency", "rate")):
+        if options.get(one) and options[other]:
+            raise click.UsageError(f"give --{one} or --{other}, not both")
+    for name in ("duration", "rate", "limit_latency", "limit_ttft", "timeout"):
+        # Neither "nan" nor "inf", which click takes for numbers.
+        if options[name] is not None and not 0 < options[name] < inf:
+            raise click.UsageError(f"--{name.replace('_', '-')} must be above 0, and finite")
+    if options["dataset"] and options["input_tokens"]:
+        raise click.UsageError("--dataset has its own prompts: leave out --input-tokens")
+    if options["max_input_tokens"] and not options["dataset"]:
+        raise click.UsageError("--max-input-tokens is for a --dataset: leave it out")
+    given = [name for name in ("input_tokens", "output_tokens") if options[name]]
+    lengths = {name: Lengths.parse(options[name]) for name in given}
+    prompts = Prompts(options["dataset"], max_input_tokens=options["max_input_tokens"], **lengths)
+    request_options = _request_options(options["assignments"])
+    limits = ("limit_latency", "limit_ttft")
+    as_given = ("rate", "arrivals", "duration", "seed", "processes", "timeout")
+
+    def load_at(concurrency: int) -> Load:
+        level = None if options["rate"] else concurrency
+        return Load(
+            concurrency=level,
+            requests=None if options["duration"] else options["requests"] or 64,
+            warmup=min(level or 4, 16) if options["warmup"] is None else options["warmup"],
+            options=request_options,
+            **{name: options[name] and options[name] / 1000 for name in limits},
+            **{name: options[name] for name in as_given},
+        )
+
+    plan = Plan(prompts, options["stream"], on_step=progress.step, on_progress=progress.count)
+    return plan, load_at
+
+
+def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Read ``--set``: numbers, true and false are taken for what they are."""
+    found: dict[str, Any] = {}
+    for key, text in parse_assignments(assignments).items():
+        if key in _NOT_PER_REQUEST:
+            raise OptionError(f"--set cannot give {key}", mend="see `llmserve bench --help`")
+        try:
+            value = json.loads(text, parse_constant=str)
+        except (ValueError, RecursionError):
+            value = text
+        found[key] = value if isinstance(value, bool | int | float) else text
+    return found
+
+
+def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    """Complete models, recipes, pairs, and what a sweep may vary."""
+    names: Iterable[str]
+    if param.name == "plugin":
+        names = (recipe.name for recipe in Registry.load().all(Recipe))
+    elif param.name == "pair":
+        from llmserve_bench import targets
+
+        names = ("list", *targets.find_pairs(Registry.load()))
+    elif param.name == "vary":
+        from llmserve_bench import measure, targets
+
+        known = targets.Variant("", ctx.params.get("plugin") or "").known(Registry.load()) or ()
+        names = (f"{name}=" for name in {*measure.LOADS, *known})
+    else:
+        folder = Path(ctx.params.get("repository") or "model_repository")
+        names = (path.parent.name for path in folder.glob("*/config.pbtxt"))
     return sorted(name for name in names if name.startswith(begun))
 
 
-def _complete_pair(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    from llmserve_bench.targets import find_pairs
-
-    return [name for name in ("list", *find_pairs(Registry.load())) if name.startswith(begun)]
-
-
-def _complete_vary(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    from llmserve_bench.measure import LOADS
-    from llmserve_bench.targets import Variant
-
-    known = Variant("", ctx.params.get("plugin") or "").known(Registry.load()) or set()
-    return [f"{name}=" for name in sorted({*LOADS, *known}) if name.startswith(begun)]
-
-
 @click.command()
-@click.argument("model", shell_complete=_complete_model)
-@url_option
+@click.argument("model", shell_complete=_complete)
+@_url_option
 @click.option("--openai", metavar="URL", help="An OpenAI endpoint to measure, instead of Triton.")
 @click.option("--chat", is_flag=True, help="Send chat completions, with --openai.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests under way, by default 1.")
-@repository_option
+@_repository_option
 @click.option("--http-url", help="Triton's HTTP, by default a port below that of gRPC.")
 @click.option("--metrics-url", help="Triton's /metrics, by default a port above that of gRPC.")
 @click.option(
     "--tool", "tools", multiple=True, type=click.Choice(["perf_analyzer", "aiperf"]),
     help="Measure the same with this as well.",
 )  # fmt: skip
-@csv_option
-@measuring
-def bench(setup: Setup) -> Result:
+@click.option("--csv", type=_OUT, metavar="FILE", help="Write every request as CSV; - prints it.")
+@_measuring
+def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     """Measure a served model.
 
     Throughput, latency, time to first token and between tokens, and what Triton says of it. Keeps
@@ -78,48 +212,39 @@ def bench(setup: Setup) -> Result:
     llmserve bench demo --rate 5 --duration 30 --limit-latency 500
     llmserve bench demo --openai http://127.0.0.1:8080/v1 --chat --report report
     """
-    from llmserve_bench.measure import bench
-    from llmserve_bench.senders import base_url, import_aiohttp
-    from llmserve_bench.targets import Target
-    from llmserve_bench.tools import TOOLS
-    from llmserve_bench.triton import fetch
+    from llmserve_bench import measure, senders, targets, tools, triton
 
-    options = setup.options
-    model, tokenizer = options["model"], options["tokenizer"]
-    load = setup.load_at(options["concurrency"] or 1)
+    places = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
     if options["openai"]:
         if options["tools"] or options["metrics_url"] or options["http_url"]:
             raise click.UsageError("--tool, --metrics-url and --http-url are for Triton")
-        import_aiohttp()
-        target = Target(
-            model, base_url(options["openai"]), repository=options["repository"],
-            tokenizer=tokenizer, api="chat" if options["chat"] else "completions",
-        )  # fmt: skip
-        return bench(target, load, setup.plan)
-    if options["chat"]:
+        senders.import_aiohttp()
+        url = senders.base_url(options["openai"])
+        places["api"] = "chat" if options["chat"] else "completions"
+    elif options["chat"]:
         raise click.UsageError("--chat is for --openai: leave it out")
+    else:
+        url = options["url"] or str(parse_url())
     for name in options["tools"]:
-        TOOLS[name].check()
-    if (metrics := options["metrics_url"]) and fetch(metrics) is None:
+        tools.TOOLS[name].check()
+    if (metrics := options["metrics_url"]) and triton.fetch(metrics) is None:
         raise UsageError(f"there are no metrics at {metrics}", mend="leave out --metrics-url")
-    places = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
-    target = Target(model, options["url"] or str(parse_url()), **places)
-    return bench(target, load, setup.plan, options["tools"])
+    target = targets.Target(options["model"], url, **places)
+    load = load_at(options["concurrency"] or 1)
+    return measure.bench(target, load, plan, options["tools"])
 
 
 @click.command()
-@click.argument("subjects", nargs=-1, shell_complete=_complete_model)
-@click.option(
-    "--pair", shell_complete=_complete_pair, help="A ready-made pair; --pair list names them."
-)
+@click.argument("subjects", nargs=-1, shell_complete=_complete)
+@click.option("--pair", shell_complete=_complete, help="A ready-made pair; --pair list names them.")
 @click.option("--model", help="What to build variants of: a folder, an id on the hub, or 'demo'.")
-@url_option
-@build_option
+@_url_option
+@_build_option
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns.")
 @click.option("--concurrency", metavar="N[,N...]", help="Requests under way, by default 8.")
-@repository_option
-@measuring
-def compare(setup: Setup) -> Result:
+@_repository_option
+@_measuring
+def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     """Measure several models in turns.
 
     All get the same load, and the difference comes with its spread. A subject is MODEL or
@@ -131,76 +256,61 @@ def compare(setup: Setup) -> Result:
     llmserve compare --pair static-inflight --model demo --concurrency 98 --requests 98
     llmserve compare one=hf:max_batch_size=0 eight=hf:max_batch_size=8 --model gpt2
     """
-    from llmserve_bench.measure import compare
-    from llmserve_bench.targets import (
-        Target,
-        Variant,
-        building,
-        find_pairs,
-        parse_subject,
-        serving,
-        with_settings,
-    )
+    from llmserve_bench import measure, targets
 
-    options, plan, registry = setup.options, setup.plan, Registry.load()
-    pairs, pair, model = find_pairs(registry), options["pair"], options["model"]
+    registry, pair, model = Registry.load(), options["pair"], options["model"]
+    pairs = targets.find_pairs(registry)
     if pair == "list":
         for one in pairs.values():
             given = "".join(f" --build {key}={value}" for key, value in one.common.items())
             click.echo(f"{one.name}: {one.first} {one.second}{given}")
         raise SystemExit(0)
-    if pair is not None and options["subjects"]:
-        raise click.UsageError("give a pair or subjects, not both")
-    if pair is not None and pair not in pairs:
-        names = ", ".join(pairs) or "no recipe that is installed offers one"
-        raise click.UsageError(f"there is no pair {pair!r}: {names}")
-    chosen = pairs[pair] if pair else None
-    texts = (chosen.first, chosen.second) if chosen else options["subjects"]
-    subjects = [parse_subject(text) for text in texts]
+    settings, texts = parse_assignments(options["build"]), options["subjects"]
+    if pair is not None:
+        if texts:
+            raise click.UsageError("give a pair or subjects, not both")
+        if pair not in pairs:
+            names = ", ".join(pairs) or "no recipe that is installed offers one"
+            raise click.UsageError(f"there is no pair {pair!r}: {names}")
+        texts = pairs[pair].first, pairs[pair].second
+        settings = {**pairs[pair].defaults(settings), **settings}
+    subjects = [targets.parse_subject(text) for text in texts]
     if len(subjects) < 2:
         raise click.UsageError("give two subjects or more, or --pair")
     levels = _numbers(options["concurrency"] or str(_CONCURRENCY))
-    variants = [one for one in subjects if isinstance(one, Variant)]
+    loads = [load_at(level) for level in levels]
+    variants = [one for one in subjects if isinstance(one, targets.Variant)]
     if variants and model is None:
         raise click.UsageError(f"{variants[0].label} is to be built: name its --model")
-    common = parse_assignments(options["build"])
-    for settings in (common, chosen.defaults(common) if chosen else {}):
-        variants = with_settings(variants, settings, registry, plan.on_step)
-    with ExitStack() as stack:
-        served: list[Target] = []
-        if variants:
-            folder = stack.enter_context(building(variants, model, registry, plan.on_step))
-            served = stack.enter_context(serving(variants, model, folder, plan.on_step))
+    variants = targets.with_settings(variants, settings, registry, plan.on_step)
+    url, repository = options["url"] or str(parse_url()), options["repository"]
+    with targets.serving(variants, model, registry, plan.on_step) as served:
         built = iter(served)
-        url, repository = options["url"] or str(parse_url()), options["repository"]
-        targets = [
+        compared = [
             next(built)
-            if isinstance(one, Variant)
+            if isinstance(one, targets.Variant)
             else replace(one, url=one.url or url, repository=repository)
             for one in subjects
         ]
-        targets = [replace(target, tokenizer=options["tokenizer"]) for target in targets]
-        loads = [setup.load_at(level) for level in levels]
-        return compare(targets, loads, plan, rounds=options["rounds"], title=pair or "")
+        compared = [replace(target, tokenizer=options["tokenizer"]) for target in compared]
+        return measure.compare(compared, loads, plan, rounds=options["rounds"], title=pair or "")
 
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--plugin", required=True, shell_complete=_complete_recipe, help="See `llmserve plugins`."
-)
+@click.option("--plugin", required=True, shell_complete=_complete, help="See `llmserve plugins`.")
 @click.option(
     "--vary", multiple=True, required=True, metavar="KEY=VALUE,VALUE",
-    shell_complete=_complete_vary,
+    shell_complete=_complete,
     help="A build option, batching, concurrency or rate; repeat for several.",
 )  # fmt: skip
-@build_option
+@_build_option
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns.")
 @click.option(
     "--concurrency", type=click.IntRange(1), help="Requests under way, where it is not varied."
 )
-@measuring
-def sweep(setup: Setup) -> Result:
+@_measuring
+def sweep(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     """Find the fastest way to serve a model.
 
     Builds, serves and measures every variant in rounds, and ranks them by throughput among those
@@ -210,18 +320,17 @@ def sweep(setup: Setup) -> Result:
     llmserve sweep demo --plugin hf --vary max_batch_size=4,8,16 --vary queue_delay_us=0,2000
     llmserve sweep demo --plugin iterative --vary batching=static,iterative --vary concurrency=1,8
     """
-    from llmserve_bench.measure import LOADS, make_cases, parse_varied, sweep
+    from llmserve_bench import measure
 
-    options, varied = setup.options, parse_varied(setup.options["vary"])
-    common = parse_assignments(options["build"])
+    varied, common = measure.parse_varied(options["vary"]), parse_assignments(options["build"])
     if twice := sorted(varied.keys() & common.keys()):
         raise UsageError(f"{twice[0]} is varied and given", mend="leave it out of --build")
-    if (options["concurrency"] or setup.load.rate) and varied.keys() & set(LOADS):
+    if (options["concurrency"] or options["rate"]) and varied.keys() & set(measure.LOADS):
         raise click.UsageError("--concurrency and --rate are for sweeps that vary neither of them")
-    load, model = setup.load_at(options["concurrency"] or _CONCURRENCY), options["model"]
-    cases, variants = make_cases(options["plugin"], model, varied, common, load)
+    load, model = load_at(options["concurrency"] or _CONCURRENCY), options["model"]
+    cases, variants = measure.make_cases(options["plugin"], model, varied, common, load)
     registry, rounds = Registry.load(), options["rounds"]
-    return sweep(cases, variants, model, setup.plan, registry, rounds=rounds)
+    return measure.sweep(cases, variants, model, plan, registry, rounds=rounds)
 
 
 @click.command()
@@ -239,18 +348,14 @@ def report(result: Path, output: Path) -> None:
     llmserve bench demo --concurrency 8 --json run.json
     llmserve report run.json --output report
     """
-    from llmserve_bench.files import load
-    from llmserve_bench.report import write_report
+    from llmserve_bench.output import check_outputs, load, write_report
 
     check_outputs(output)
     click.echo(str(write_report(load(result), output)))
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise click.UsageError(f"{text!r} is not a list of numbers above 0: write 1,8,32")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(int(part) for part in parts))

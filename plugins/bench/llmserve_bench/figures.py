@@ -6,10 +6,10 @@ A failed request counts as a request and as an error, and in no time and no rate
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import exp, floor, inf, isfinite, log, log10, sqrt
+from math import exp, floor, inf, log, log10, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -23,46 +23,45 @@ _UNITS = {"time": ("ms", 1e3), "seconds": ("s", 1.0), "share": ("%", 1e2), "memo
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure is called and measured in; ``more_is_better`` where one of both is better."""
+    """What a figure is called and measured in."""
 
     name: str
     label: str
     unit: str = "number"
-    more_is_better: bool | None = None
 
     @property
     def title(self) -> str:
-        unit = _UNITS.get(self.unit, ("",))[0]
-        return f"{self.label} ({unit})" if unit else self.label
+        return f"{self.label} ({_UNITS[self.unit][0]})" if self.unit in _UNITS else self.label
+
+    def scaled(self, value: float) -> float:
+        return value * _UNITS[self.unit][1] if self.unit in _UNITS else value
 
     def text(self, value: float) -> str:
-        return number(value * _UNITS.get(self.unit, ("", 1.0))[1])
+        return number(self.scaled(value))
 
 
-_TIMES = {
-    "latency": "latency",
-    "ttft": "time to first token",
-    "token_time": "time between tokens",
-}
+_TIMES = {"latency": "latency", "ttft": "time to first token", "token_time": "time between tokens"}
 _PARTS = {"mean": "Mean", "p50": "P50", "p90": "P90", "p99": "P99"}
-_ALL = (
-    Figure("requests_per_second", "Requests/s", "rate", True),
-    Figure("output_tokens_per_second", "Output tokens/s", "rate", True),
-    *(
-        Figure(f"{name}_{part}", f"{word} {label}", "time", False)
-        for name, label in _TIMES.items()
-        for part, word in _PARTS.items()
-    ),
-    Figure("gap_max", "Longest gap in an answer", "time", False),
-    Figure("goodput", "Requests/s within limits", "rate", True),
-    Figure("within_limits", "Requests within limits", "share", True),
-    Figure("input_tokens", "Input tokens per request"),
-    Figure("output_tokens", "Output tokens per request"),
-    Figure("seconds", "Duration", "seconds"),
-    Figure("requests", "Requests", "count"),
-    Figure("failed", "Failed requests", "count"),
-)
-FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _ALL}
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure("requests_per_second", "Requests/s"),
+        Figure("output_tokens_per_second", "Output tokens/s"),
+        *(
+            Figure(f"{name}_{part}", f"{word} {label}", "time")
+            for name, label in _TIMES.items()
+            for part, word in _PARTS.items()
+        ),
+        Figure("gap_max", "Longest gap in an answer", "time"),
+        Figure("goodput", "Requests/s within limits"),
+        Figure("within_limits", "Requests within limits", "share"),
+        Figure("input_tokens", "Input tokens per request"),
+        Figure("output_tokens", "Output tokens per request"),
+        Figure("seconds", "Duration", "seconds"),
+        Figure("requests", "Requests"),
+        Figure("failed", "Failed requests"),
+    )
+}
 COMPARED = (
     "requests_per_second", "output_tokens_per_second", "goodput", "latency_mean", "latency_p50",
     "latency_p99", "ttft_mean", "ttft_p50", "ttft_p99", "token_time_mean",
@@ -81,8 +80,6 @@ _T = (
     2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 """Student's t for 95 %, by degrees of freedom; the standard library has no quantile of it."""
-_FEW_ROUNDS = 3
-_MANY_FAILED = 0.01
 
 
 def number(value: float) -> str:
@@ -158,7 +155,7 @@ def server_figures(run: Run) -> list[tuple[Figure, float]]:
             found.append((figure, getattr(model, what) / sent))
         rows = model.inferences / max(1, model.executions)
         found.append((Figure("server_batch", f"{where}: rows per batch"), rows))
-        executions = Figure("server_executions", f"{where}: executions", "count")
+        executions = Figure("server_executions", f"{where}: executions")
         found.append((executions, model.executions))
     for name, gauge in run.server.gauges.items():
         label, unit = MACHINE_GAUGES.get(name, (name, "number"))
@@ -167,12 +164,17 @@ def server_figures(run: Run) -> list[tuple[Figure, float]]:
     return found
 
 
+def throughput_figure(result: Result) -> Figure:
+    """Give the figure that stands for throughput: tokens where a model counts them."""
+    counted = any(one.output_tokens is not None for run in result.runs for one in run.good)
+    return FIGURES["output_tokens_per_second" if counted else "requests_per_second"]
+
+
 def rounds_of(case: Case) -> dict[Figure, list[float]]:
     found: dict[Figure, list[float]] = {}
     for run in case.runs:
-        values = figures_of(run, case.load)
-        known = [(figure, values[name]) for name, figure in FIGURES.items() if name in values]
-        for figure, value in (*known, *server_figures(run)):
+        own = [(FIGURES[name], value) for name, value in figures_of(run, case.load).items()]
+        for figure, value in (*own, *server_figures(run)):
             found.setdefault(figure, []).append(value)
     if not any(found.get(FIGURES["failed"], ())):
         found.pop(FIGURES["failed"], None)
@@ -183,18 +185,17 @@ def rounds_of(case: Case) -> dict[Figure, list[float]]:
 class Ratio:
     """A figure of a case divided by that of the first one under the same load.
 
-    ``low`` and ``high`` are a 95 % confidence interval over rounds; ``verdict`` is ``better``,
-    ``worse`` or ``unclear``.
+    ``low`` and ``high`` are a 95 % confidence interval over rounds; that of a single round
+    has no end.
     """
 
-    figure: Figure
+    figure: str
     load: str
     name: str
     against: str
     ratio: float
     low: float
-    high: float
-    verdict: str
+    high: float | None
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -218,45 +219,28 @@ def ratios_of(result: Result) -> list[Ratio]:
     for load in result.loads:
         first, *others = [case for case in result.cases if case.load.label == load]
         for case in others:
-            made = [_ratio(FIGURES[name], case, first) for name in COMPARED]
-            found += [ratio for ratio in made if ratio is not None]
+            pairs = [
+                (figures_of(one, case.load), figures_of(two, first.load))
+                for one, two in zip(case.runs, first.runs, strict=False)
+            ]
+            for name in COMPARED:
+                quotients = [a[name] / b[name] for a, b in pairs if a.get(name) and b.get(name)]
+                if quotients and len(quotients) == len(pairs):
+                    ratio, low, high = interval(quotients)
+                    end = high if high < inf else None
+                    found.append(Ratio(name, load, case.name, first.name, ratio, low, end))
     return found
-
-
-def _ratio(figure: Figure, case: Case, first: Case) -> Ratio | None:
-    pairs = list(zip(case.runs, first.runs, strict=False))
-    values = [
-        (figures_of(one, case.load).get(figure.name), figures_of(two, first.load).get(figure.name))
-        for one, two in pairs
-    ]
-    quotients = [a / b for a, b in values if a and b]
-    if not quotients or len(quotients) < len(values):
-        return None
-    middle, low, high = interval(quotients)
-    failed = max(1 - len(run.good) / len(run.records) for pair in pairs for run in pair)
-    if failed > _MANY_FAILED or len(pairs) < _FEW_ROUNDS or low <= 1.0 <= high:
-        verdict = "unclear"
-    else:
-        verdict = "better" if (middle > 1.0) == figure.more_is_better else "worse"
-    return Ratio(figure, case.load.label, case.name, first.name, middle, low, high, verdict)
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A case in a sweep's ranking: its throughput in each round, and whether it holds the limits.
+    """A case in a sweep's ranking, with its throughput in each round."""
 
-    ``overlaps`` says that its rounds reach into those of the first, so the order may be chance.
-    """
-
-    case: Case
+    name: str
+    throughput: float
     rounds: tuple[float, ...]
-    p99: float
-    within: bool
-    overlaps: bool = False
-
-    @property
-    def throughput(self) -> float:
-        return fmean(self.rounds)
+    latency_p99: float
+    within_limits: bool
 
 
 def ranking(cases: Iterable[Case]) -> list[Ranked]:
@@ -271,12 +255,9 @@ def ranking(cases: Iterable[Case]) -> list[Ranked]:
         figures = [figures_of(run, case.load) for run in case.runs]
         # Requests where the model does not count its tokens.
         rates = [f.get("output_tokens_per_second", f["requests_per_second"]) for f in figures]
-        order.append(Ranked(case, tuple(rates), p99, case.load.holds(p99, ttft)))
-    order.sort(key=lambda one: (not one.within, -one.throughput))
-    return [
-        replace(o, overlaps=o.within == order[0].within and max(o.rounds) >= min(order[0].rounds))
-        for o in order
-    ]
+        holds = case.load.holds(p99, ttft)
+        order.append(Ranked(case.name, fmean(rates), tuple(rates), p99, holds))
+    return sorted(order, key=lambda one: (not one.within_limits, -one.throughput))
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -289,19 +270,10 @@ def summary(result: Result) -> dict[str, Any]:
         }
         for case in result.cases
     ]
-    ratios = [
-        # JSON has no infinity, which the interval of a single round reaches to.
-        {**asdict(r), "figure": r.figure.name, "high": r.high if isfinite(r.high) else None}
-        for r in (ratios_of(result) if result.kind == "compare" else ())
-    ]
-    order = [
-        {
-            "name": one.case.name,
-            "throughput": one.throughput,
-            "latency_p99": one.p99,
-            "within_limits": one.within,
-            "overlaps_first": one.overlaps,
-        }
-        for one in (ranking(result.cases) if result.kind == "sweep" else ())
-    ]
-    return {"cases": cases, "ratios": ratios, "ranking": order}
+    ratios = ratios_of(result) if result.kind == "compare" else ()
+    ranked = ranking(result.cases) if result.kind == "sweep" else ()
+    return {
+        "cases": cases,
+        "ratios": [asdict(ratio) for ratio in ratios],
+        "ranking": [asdict(place) for place in ranked],
+    }

@@ -22,9 +22,9 @@ from typing import Any
 
 from llmserve.errors import ClientError, LLMServeError, UnreachableError
 from llmserve_bench.figures import percentile
+from llmserve_bench.prompts import Request
 from llmserve_bench.results import GeneratorCost, Load, Record
-from llmserve_bench.schedule import Request
-from llmserve_bench.senders import Api, Parts, Sender, open_sender
+from llmserve_bench.senders import Api, OpenAISender, Parts, Sender, TritonSender
 
 OnProgress = Callable[[int, float], None]
 _HEAD_START = 0.1
@@ -101,11 +101,10 @@ class LoadGenerator:
     def __exit__(self, *error: object) -> None:
         for pipe, worker in self._workers.items():
             pipe.close()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 worker.wait(2.0)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            worker.kill()
+            worker.wait()
 
     def warm_up(self) -> None:
         """Wait until all are warm; raise why, where not one request of a warm-up succeeded."""
@@ -116,30 +115,25 @@ class LoadGenerator:
         """Start all at the same moment and gather their reports; Ctrl-C ends them early."""
         start = time.monotonic() + _HEAD_START
         self._send_all(start)
-        reports: dict[Connection, Report] = {}
-        done = dict.fromkeys(self._workers, 0)
-        deadline: float | None = None
-        while waiting := [pipe for pipe in self._workers if pipe not in reports]:
+        said: dict[Connection, Any] = dict.fromkeys(self._workers, 0)
+        """How many requests are done, or the report."""
+        stopping = False
+        while waiting := [pipe for pipe, last in said.items() if not isinstance(last, Report)]:
             try:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                ready = wait(waiting, left)
+                ready = wait(waiting, _STOPPING if stopping else None)
                 if not ready:
                     raise LLMServeError("the load generator does not end", mend="try again")
-                for pipe in (pipe for pipe in waiting if pipe in ready):
-                    message = self._receive(pipe)
-                    if isinstance(message, Report):
-                        reports[pipe] = message
-                    else:
-                        done[pipe] = message
-                        on_progress(sum(done.values()), time.monotonic() - start)
+                said |= {pipe: self._receive(pipe) for pipe in waiting if pipe in ready}
+                counts = (len(x.records) if isinstance(x, Report) else x for x in said.values())
+                on_progress(sum(counts), time.monotonic() - start)
             except KeyboardInterrupt:
-                if deadline is not None:
+                if stopping:
                     raise
-                deadline = time.monotonic() + _STOPPING
+                stopping = True
                 self._send_all("stop")
-        for report in reports.values():
-            report.interrupted = deadline is not None
-        return start, list(reports.values())
+        for report in said.values():
+            report.interrupted = stopping
+        return start, list(said.values())
 
     def _send_all(self, message: object) -> None:
         for pipe in self._workers:
@@ -185,31 +179,31 @@ class _Worker:
         self._error: Exception | None = None
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        async with open_sender(self._job.api, self._job.url, self._job.model, self._job.load) as s:
-            await self._warm_up(s)
+        job = self._job
+        kind = TritonSender if job.api == "triton" else OpenAISender
+        async with kind(job.api, job.url, job.model, job.load) as sender:
+            await self._warm_up(sender)
             self._pipe.send("ready")
-            self._start = await loop.run_in_executor(None, self._pipe.recv)
+            self._start = await asyncio.to_thread(self._pipe.recv)
             # What exists by now stays: the collector need not look through it again and again.
             gc.collect()
             gc.freeze()
             await asyncio.sleep(self._start - time.monotonic())
-            await self._measure(s)
+            await self._measure(sender)
         self._pipe.send(self._report)
 
     async def _warm_up(self, sender: Sender) -> None:
-        waiting = list(self._job.warmup)
+        requests = iter(self._job.warmup)
         failures: list[ClientError] = []
 
         async def send_some() -> None:
-            while waiting:
+            for request in requests:
                 try:
-                    await sender.send(waiting.pop(), [])
+                    await sender.send(request, [])
                 except ClientError as error:
                     failures.append(error)
 
-        width = min(self._job.load.concurrency or 1, len(waiting))
-        await asyncio.gather(*(send_some() for _ in range(width)))
+        await asyncio.gather(*(send_some() for _ in range(self._job.load.concurrency or 1)))
         if failures and len(failures) == len(self._job.warmup):
             raise failures[0]
 
@@ -292,14 +286,13 @@ class _Worker:
         moments = (*times, *(at for at, _ in parts))
         due, sent, done, *pieces = (round(moment - self._start, 6) for moment in moments)
         read = (answer.input_tokens for answer in answers if answer.input_tokens is not None)
-        reasons = (answer.finish_reason for answer in answers if answer.finish_reason)
         return Record(
             index, due, sent, done,
             pieces=tuple(pieces),
             tokens=tokens or (),
             input_tokens=next(read, None),
             output_tokens=None if tokens is None else sum(tokens),
-            finish_reason=next(reasons, None),
+            finish_reason=next((a.finish_reason for a in answers if a.finish_reason), None),
             error=kind_of(failure) if failure else None,
             message=str(failure) if failure else None,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import platform
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import product
@@ -17,15 +18,13 @@ from llmserve.client import ModelInfo
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.registry import Registry
 from llmserve_bench.generator import Job, LoadGenerator, OnProgress, Report, cost_of
-from llmserve_bench.prompts import Prompts, TokenCounter
+from llmserve_bench.prompts import Prompts, TokenCounter, make_schedule
 from llmserve_bench.results import Case, Load, Record, Result, Run, Subject
-from llmserve_bench.schedule import make_schedule
-from llmserve_bench.targets import OnStep, Target, Variant, building, check_variants, serving
+from llmserve_bench.targets import OnStep, Target, Variant, serving
 from llmserve_bench.tools import TOOLS
 from llmserve_bench.triton import Observer
 
-Varied = Mapping[str, Sequence[str]]
-LOADS = ("concurrency", "rate")
+LOADS = {"concurrency": int, "rate": float}
 """What a sweep may vary without another build."""
 
 
@@ -52,8 +51,8 @@ class Plan:
         ours = info.made_by_llmserve is not None
         warmup, requests = make_schedule(load, self.prompts, counter, ignore_eos=ours)
         job = Job(target.url, target.model, target.api, ours, load, warmup, requests, len(requests))
-        started = now()
-        with Observer(target) as observer, LoadGenerator(job.split(load.processes)) as generator:
+        jobs = job.split(load.processes)
+        with closing(Observer(target)) as observer, LoadGenerator(jobs) as generator:
 
             def on_progress(done: int, seconds: float) -> None:
                 self.on_progress(done, seconds)
@@ -67,7 +66,6 @@ class Plan:
             after = observer.settled(before, sum(len(report.records) for report in reports))
             server = observer.figures(before, after, start, start + seconds)
         return Run(
-            started=started,
             seconds=seconds,
             records=tuple(records),
             server=server,
@@ -79,7 +77,7 @@ class Plan:
 
 def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> Result:
     """Measure a model, and with other tools the same; what goes wrong with one becomes a note."""
-    info, counter = target.info(), target.counter()
+    started, info, counter = now(), target.info(), target.counter()
     load = plan.fit(load, [info], counter)
     plan.on_step(f"measuring {target.model}, {load.label}")
     run = plan.run(target, info, load, counter)
@@ -96,7 +94,7 @@ def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> 
                 problems.append(str(error))
     case = Case(target.subject, load, (replace(run, tools=tuple(measured)),))
     ends = run.interrupted, run.ended_early, tuple(problems)
-    return Result("bench", case.subject.name, run.started, 1, machine(), (case,), *ends)
+    return Result("bench", case.subject.name, started, 1, machine(), (case,), *ends)
 
 
 def compare(
@@ -126,15 +124,13 @@ def sweep(
     A variant that cannot be built or served has failed, and the others go on.
     """
     started, found, interrupted = now(), [], False
-    check_variants(variants.values(), model, registry)
+    for variant in variants.values():
+        variant.check(model, registry)
     for label, variant in variants.items():
         own = [case for case in cases if case.subject.name == label]
         try:
             if not interrupted:
-                with (
-                    building([variant], model, registry, plan.on_step) as folder,
-                    serving([variant], model, folder, plan.on_step) as (target,),
-                ):
+                with serving([variant], model, registry, plan.on_step) as (target,):
                     own, interrupted = measure_rounds(own, {label: target}, plan, rounds)
         except LLMServeError as error:
             own = [replace(case, state="failed", why=str(error)) for case in own]
@@ -191,7 +187,7 @@ def _measure_case(case: Case, target: Target, plan: Plan, turn: int, step: str) 
 
 
 def make_cases(
-    plugin: str, model: str, varied: Varied, common: Mapping[str, str], load: Load
+    plugin: str, model: str, varied: dict[str, list[str]], common: Mapping[str, str], load: Load
 ) -> tuple[list[Case], dict[str, Variant]]:
     cases, variants = [], {}
     for values in product(*varied.values()):
@@ -201,10 +197,8 @@ def make_cases(
         variants[label] = Variant(label, plugin, {**common, **build})
         settings = {"plugin": plugin, "model": model, **common, **build}
         subject = Subject(label, variants[label].name, "", settings)
-        if "concurrency" in own:
-            load = replace(load, concurrency=int(own["concurrency"]))
-        elif "rate" in own:
-            load = replace(load, concurrency=None, rate=float(own["rate"]))
+        for key in own.keys() & LOADS.keys():
+            load = replace(load, **{"concurrency": None, key: LOADS[key](own[key])})
         cases.append(Case(subject, load, varied=own))
     return cases, variants
 
@@ -220,12 +214,13 @@ def parse_varied(texts: Iterable[str]) -> dict[str, list[str]]:
         if key in found:
             raise UsageError(f"{key} is varied twice", mend="give all its values at once")
         found[key] = parts
-    if len(found.keys() & set(LOADS)) > 1:
+    varied = found.keys() & LOADS.keys()
+    if len(varied) > 1:
         raise UsageError("concurrency and rate cannot both be varied", mend="leave out one")
-    for key, value in ((load, value) for load in LOADS for value in found.get(load, ())):
-        whole = value.isdecimal() and int(value) > 0
-        if not (whole or (key == "rate" and re.fullmatch(r"\d*\.\d*[1-9]\d*", value))):
-            raise UsageError(f"{key}={value} is not a load", mend="give numbers above 0")
+    for name, value in ((key, value) for key in varied for value in found[key]):
+        digits = value.replace(".", "", 1) if name == "rate" else value
+        if not (digits.isdecimal() and int(digits) > 0):
+            raise UsageError(f"{name}={value} is not a load", mend="give numbers above 0")
     return found
 
 

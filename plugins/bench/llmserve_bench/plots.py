@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from llmserve_bench.figures import FIGURES, Figure, figures_of, ranking
+from llmserve_bench.figures import FIGURES, Figure, figures_of, ranking, throughput_figure
 from llmserve_bench.results import Case, Record, Result
-from llmserve_bench.tables import throughput_figure
 
 _STYLE = {
     # The same picture for the same result.
@@ -26,7 +25,7 @@ _STYLE = {
     "grid.alpha": 0.25,
 }
 _MOST_CASES = 6
-_LONGEST_NAME = 36
+_LONGEST_LINE = 36
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,6 @@ class Plot:
     title: str
     caption: str
     svg: str
-
-    @property
-    def source(self) -> str:
-        """Give the picture as the source of an image, which needs no file beside the page."""
-        return f"data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()}"
 
 
 def plots_of(result: Result) -> list[Plot]:
@@ -51,10 +45,13 @@ def plots_of(result: Result) -> list[Plot]:
         found = [_over_loads(cases, figure, result.loads) for figure in figures]
     heaviest = [case for case in cases if case.load.label == cases[-1].load.label][:_MOST_CASES]
     if result.kind == "sweep":
-        heaviest = [one.case for one in ranking(result.cases)][:2] or heaviest
-    found.append(_distribution(heaviest, "latency", lambda record: record.latency))
+        best = [one.name for one in ranking(result.cases)][:2]
+        heaviest = [case for name in best for case in cases if case.name == name] or heaviest
+    load = heaviest[0].load
+    found.append(_distribution(heaviest, "latency", lambda r: r.latency, load.limit_latency))
     if any(len(record.pieces) > 1 for case in heaviest for run in case.runs for record in run.good):
-        found.append(_distribution(heaviest, "time to first token", lambda r: r.first_token))
+        label = "time to first token"
+        found.append(_distribution(heaviest, label, lambda r: r.first_token, load.limit_ttft))
     return found
 
 
@@ -68,39 +65,23 @@ def draw(title: str, caption: str, paint: Callable[[Any], None]) -> Plot:
     return Plot(title, caption, text.getvalue())
 
 
-def _label_times(axis: Any, label: str, values: Iterable[float]) -> float:
-    """Label an axis with a time in one unit for all of its ticks; give the factor to it."""
-    unit, factor = ("s", 1.0) if max(values, default=0.0) >= 2.0 else ("ms", 1e3)
-    axis.set_label_text(f"{label} ({unit})")
-    return factor
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-
-
 def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot:
     lines: dict[str, dict[int, list[float]]] = {}
     for case in cases:
         values = [figures_of(run, case.load).get(figure.name) for run in case.runs]
-        if known := [value for value in values if value is not None]:
+        if known := [figure.scaled(value) for value in values if value is not None]:
             lines.setdefault(case.name, {})[loads.index(case.load.label)] = known
 
     def paint(axes: Any) -> None:
-        factor = 1.0
-        axes.set_ylabel(figure.label)
-        if figure.unit == "time":
-            every = [v for line in lines.values() for values in line.values() for v in values]
-            factor = _label_times(axes.yaxis, figure.label, every)
-            _draw_limit(axes.axhline, cases[0].load.limit_latency, factor, every)
         for name, line in lines.items():
-            low, mean, high = (
-                [of(values) * factor for values in line.values()] for of in (min, fmean, max)
-            )
-            (drawn,) = axes.plot(list(line), mean, marker="o", label=_short(name))
+            low, mean, high = ([of(each) for each in line.values()] for of in (min, fmean, max))
+            (drawn,) = axes.plot(list(line), mean, marker="o", label=fill(name, _LONGEST_LINE))
             axes.fill_between(list(line), low, high, color=drawn.get_color(), alpha=0.18)
+        if figure.unit == "time":
+            _draw_limit(axes.axhline, cases[0].load.limit_latency, axes.get_ylim())
         axes.set_xticks(range(len(loads)), [label.split()[-1] for label in loads])
         axes.set_xlabel(loads[0].split()[0])
+        axes.set_ylabel(figure.title)
         axes.set_ylim(bottom=0)
         axes.legend()
 
@@ -108,18 +89,17 @@ def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot
     return draw(f"{figure.label.replace('/s', ' per second')} by load", caption, paint)
 
 
-def _distribution(cases: Sequence[Case], label: str, of: Callable[[Record], float]) -> Plot:
-    times = {case.name: [of(one) for run in case.runs for one in run.good] for case in cases}
+def _distribution(
+    cases: Sequence[Case], label: str, of: Callable[[Record], float], limit: float | None
+) -> Plot:
+    times = {case.name: [of(one) * 1e3 for run in case.runs for one in run.good] for case in cases}
 
     def paint(axes: Any) -> None:
-        load = cases[0].load
-        every = [time for own in times.values() for time in own]
-        factor = _label_times(axes.xaxis, label, every)
         for name, own in times.items():
-            axes.ecdf([time * factor for time in own], label=_short(name))
-        limit = load.limit_latency if label == "latency" else load.limit_ttft
-        _draw_limit(axes.axvline, limit, factor, every)
+            axes.ecdf(own, label=fill(name, _LONGEST_LINE))
+        _draw_limit(axes.axvline, limit, axes.get_xlim())
         axes.set_xlim(left=0)
+        axes.set_xlabel(f"{label} (ms)")
         axes.set_ylabel("share of requests done within")
         axes.legend(loc="lower right")
 
@@ -128,9 +108,7 @@ def _distribution(cases: Sequence[Case], label: str, of: Callable[[Record], floa
     return draw(f"Distribution of {label}", caption, paint)
 
 
-def _draw_limit(
-    line: Callable[..., Any], limit: float | None, factor: float, values: Iterable[float]
-) -> None:
+def _draw_limit(line: Callable[..., Any], limit: float | None, ends: Sequence[float]) -> None:
     # One that is far beyond what was measured would leave no room for it.
-    if limit is not None and limit < 2 * max(values, default=0.0):
-        line(limit * factor, color="black", linestyle=":", label="limit")
+    if limit is not None and limit * 1e3 < 2 * ends[1]:
+        line(limit * 1e3, color="black", linestyle=":", label="limit")

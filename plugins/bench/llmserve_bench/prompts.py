@@ -1,10 +1,10 @@
-"""Prompts, from a file or made up, and the counting of their tokens.
+"""What is sent, and when, decided before a run starts: the same seed gives the same requests.
 
-A file is a JSON list of objects, JSON lines, or plain text with a prompt a line. An object has its
-prompt under ``input`` (which an ``instruction`` may follow, as in the data sets of TensorRT-LLM's
-tools), ``prompt``, ``text_input`` or ``text``. How long the answer is to be may follow from a text
-under ``output``, ``completion`` or ``response``, or from a number under ``output_tokens`` or
-``max_tokens``.
+Prompts are made up, or come from a file: a JSON list of objects, JSON lines, or plain text with a
+prompt a line. An object has its prompt under ``input`` (which an ``instruction`` may follow, as in
+the data sets of TensorRT-LLM's tools), ``prompt``, ``text_input`` or ``text``. How long the answer
+is to be may follow from a text under ``output``, ``completion`` or ``response``, or from a number
+under ``output_tokens`` or ``max_tokens``.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ import json
 import random
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationError
 
 from llmserve.errors import UsageError, reason
 from llmserve.repository.manifest import Manifest, parts_of
+from llmserve_bench.results import Load
 
 _LIST = re.compile(r"\s*\[\s*[\"{]")
 _OBJECT = re.compile(r"\s*\{\s*[\"}]")
 _LONGEST = 1_000_000
 _MOST_SYNTHETIC = 1024
+_DISTINCT = 256
+"""Synthetic prompts made for a duration; after that many they repeat."""
+_MOST_REQUESTS = 10_000_000
 _TEXT = (
     "the a of to and in is that it was for on are with as they be at one have this from or had by "
     "hot word but what some we can out other were all there when up use your how said an each she "
@@ -71,9 +75,8 @@ def find_counter(repository: Path | None, model: str, tokenizer: Path | None) ->
 
 
 def _load_counter(runtime: str, settings: object, folder: Path, source: str) -> TokenCounter:
-    module, _, name = runtime.partition(":")
     try:
-        tokenizer = getattr(import_module(module), name)(settings, folder)
+        tokenizer = resolve_name(runtime)(settings, folder)
     except Exception as error:
         raise UsageError(
             f"the tokenizer in {folder} cannot be read: {reason(error)}",
@@ -183,7 +186,8 @@ def read_dataset(path: Path) -> list[Sample]:
         problem = f"{path} is not UTF-8 text (byte {error.start})"
         raise UsageError(problem, mend="save it as UTF-8") from None
     # Not splitlines, which also splits at characters that editors do not count as line ends.
-    lines = [(at, line) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
+    numbered = enumerate(text.split("\n"), 1)
+    lines = [(f"{path}, line {at}", line.rstrip("\r")) for at, line in numbered if line.strip()]
     if not lines:
         raise UsageError(f"{path} holds no prompts")
     # A plain prompt may begin with a bracket as well: "[1] is a footnote".
@@ -191,9 +195,8 @@ def read_dataset(path: Path) -> list[Sample]:
         entries = enumerate(_json(text, f"{path}"), 1)
         return [_sample(entry, f"{path}, entry {at}") for at, entry in entries]
     if _OBJECT.match(lines[0][1]):
-        places = ((f"{path}, line {at}", line) for at, line in lines)
-        return [_sample(_json(line, place), place) for place, line in places]
-    return [Sample(prompt=line.rstrip("\r")) for _, line in lines]
+        return [_sample(_json(line, place), place) for place, line in lines]
+    return [Sample(prompt=line) for _, line in lines]
 
 
 def _json(text: str, place: str) -> Any:
@@ -212,3 +215,58 @@ def _sample(entry: Any, place: str) -> Sample:
         name = f"{first['loc'][0]}: " if first["loc"] else ""
         mend = "give objects with input (or prompt, text_input, text) and output"
         raise UsageError(f"{place}: {name}{first['msg']}", mend=mend) from None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to send; ``due`` is when, in seconds from the start, under a rate."""
+
+    index: int
+    prompt: str
+    options: Mapping[str, Any]
+    due: float | None = None
+
+
+def arrival_times(load: Load) -> list[float]:
+    """Give arrival times in seconds, for as many requests or as long as the load says."""
+    rate, count, duration = load.rate or 1.0, load.requests, load.duration
+    if count is None and rate * (duration or 0.0) > _MOST_REQUESTS:
+        problem = f"{rate:g} a second for {duration:g} s are more than {_MOST_REQUESTS:,} requests"
+        raise UsageError(problem, mend="lower the rate or the duration")
+    draw = random.Random(f"arrivals {load.seed}")  # noqa: S311
+    times: list[float] = []
+    at = 0.0
+    while (count is None or len(times) < count) and (duration is None or at < duration):
+        times.append(at)
+        # From the count and not from the last time, so that rounding errors do not add up.
+        at = len(times) / rate if load.arrivals == "constant" else at + draw.expovariate(rate)
+    return times
+
+
+def make_schedule(
+    load: Load, prompts: Prompts, counter: TokenCounter, *, ignore_eos: bool
+) -> tuple[list[Request], list[Request]]:
+    """Give the requests of the warm-up and those of the run.
+
+    With ``ignore_eos`` answers of a given length go on past the model's own end of text, so that
+    they really have that length.
+    """
+    times = arrival_times(load) if load.rate is not None else None
+    count = load.requests if times is None else len(times)
+    draw = random.Random(f"prompts {load.seed}")  # noqa: S311
+    samples = prompts.samples(counter, count or _DISTINCT, draw)
+
+    def request(at: int, due: float | None = None) -> Request:
+        sample = samples[at % len(samples)]
+        length = prompts.output_length(sample, counter, draw)
+        options: dict[str, Any] = {} if length is None else {"max_tokens": length}
+        if length is not None and ignore_eos:
+            options["ignore_eos"] = True
+        return Request(at, sample.text, {**options, **load.options}, due)
+
+    total = len(samples) if count is None else count
+    requests = [request(at, times[at] if times else None) for at in range(total)]
+    if prompts.dataset is None:
+        # Other words than in the run: a server may keep what it has read of a prompt.
+        samples = prompts.samples(counter, load.warmup, draw)
+    return [request(at) for at in range(load.warmup)], requests

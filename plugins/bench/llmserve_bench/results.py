@@ -1,17 +1,5 @@
 """What every measurement gives: a :class:`Result`, kept as one JSON file.
 
-::
-
-    Result        what `bench`, `compare` or `sweep` found, and where it ran
-      cases       Case: one model under one load
-        subject   Subject: the model, and how it was built
-        load      Load: how requests were sent
-        runs      Run: one measurement, one for each round
-          records   Record: one request and its times
-          server    ServerFigures: what Triton says it did meanwhile
-          generator GeneratorCost: what it cost to send the requests
-          tools     ToolFigures: what perf_analyzer or AIPerf measured
-
 All times are in seconds; those of a record count from the start of its run.
 """
 
@@ -106,7 +94,7 @@ class Load:
 class ModelFigures:
     """Triton's own statistics of one model, summed over the run; an ensemble has several.
 
-    ``inferences`` counts rows and ``executions`` batches. ``batches`` says how often each size ran.
+    ``inferences`` counts rows and ``executions`` batches.
     """
 
     model: str
@@ -118,7 +106,6 @@ class ModelFigures:
     compute_input: float
     compute_infer: float
     compute_output: float
-    batches: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,7 +154,6 @@ class ToolFigures:
 class Run:
     """One measurement; ``ended_early`` is why it ended before its time, as of a dead server."""
 
-    started: str
     seconds: float
     records: tuple[Record, ...]
     server: ServerFigures | None

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import time
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from llmserve.client import AsyncClient, Completion, Piece, connect_async
@@ -21,8 +21,8 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
+from llmserve_bench.prompts import Request
 from llmserve_bench.results import Load
-from llmserve_bench.schedule import Request
 
 Api = Literal["triton", "completions", "chat"]
 Parts = list[tuple[float, "Piece | Completion"]]
@@ -32,19 +32,8 @@ _TEXTS = ("content", "reasoning_content", "reasoning")
 """Where a part of a chat's answer has text; servers name what a model thinks in either way."""
 
 
-class Sender(Protocol):
-    async def send(self, request: Request, parts: Parts) -> None:
-        """Send a request and add every part of its answer when it comes."""
-
-
-def open_sender(api: Api, url: str, model: str, load: Load) -> AbstractAsyncContextManager[Sender]:
-    return (
-        TritonSender(url, model, load) if api == "triton" else OpenAISender(api, url, model, load)
-    )
-
-
 class TritonSender:
-    def __init__(self, url: str, model: str, load: Load) -> None:
+    def __init__(self, _: Api, url: str, model: str, load: Load) -> None:
         self._client: AsyncClient = connect_async(url, timeout=load.timeout)
         self._model = model
         self._stream = load.stream
@@ -57,6 +46,7 @@ class TritonSender:
         await self._client.close()
 
     async def send(self, request: Request, parts: Parts) -> None:
+        """Send a request and add every part of its answer when it comes."""
         model, prompt, options = self._model, request.prompt, request.options
         if not self._stream:
             answer = await self._client.generate(model, prompt, **options)
@@ -119,6 +109,9 @@ class OpenAISender:
                 if line.startswith(b"data:") and read_event(line[5:].strip(), parts):
                     return
         raise RequestRejectedError("the stream broke off before its end")
+
+
+Sender = TritonSender | OpenAISender
 
 
 def read_event(data: bytes, parts: Parts) -> bool:

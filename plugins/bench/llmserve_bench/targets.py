@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,6 +80,10 @@ class Variant:
             self.plugin, model, name=self.name, output=output, options=options, **parts
         )
 
+    def check(self, model: str, registry: Registry) -> None:
+        """Refuse what cannot be built, before anything is."""
+        make_plan(self.spec(model, Path()), registry)
+
     def known(self, registry: Registry) -> set[str] | None:
         """Name what it can be built with; None where the build will be refused anyway."""
         try:
@@ -126,63 +130,52 @@ def with_settings(
 
     What only some know is reported. What none knows is left for the build to refuse.
     """
-    known = [variant.known(registry) for variant in variants]
+    known = {variant.label: variant.known(registry) for variant in variants}
+    given: dict[str, dict[str, str]] = {label: {} for label in known}
     for name, value in common.items():
-        having = [at for at, names in enumerate(known) if names is None or name in names]
-        if 0 < len(having) < len(variants):
-            on_step(f"{name}={value} is for {' and '.join(variants[at].label for at in having)}")
-        variants = [
-            replace(one, settings={name: value, **one.settings})
-            if at in having or not having
-            else one
-            for at, one in enumerate(variants)
-        ]
-    return list(variants)
-
-
-def check_variants(variants: Iterable[Variant], model: str, registry: Registry) -> None:
-    for variant in variants:
-        make_plan(variant.spec(model, Path()), registry)
+        having = [label for label, names in known.items() if names is None or name in names]
+        if 0 < len(having) < len(known):
+            on_step(f"{name}={value} is for {' and '.join(having)}")
+        for label in having or known:
+            given[label][name] = value
+    return [replace(one, settings={**given[one.label], **one.settings}) for one in variants]
 
 
 @contextmanager
-def building(
+def serving(
     variants: Sequence[Variant], model: str, registry: Registry, on_step: OnStep
-) -> Iterator[Path]:
+) -> Iterator[list[Target]]:
+    """Build variants, and serve them from one server; who gets no requests costs only memory."""
+    if not variants:
+        yield []
+        return
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         mend = "give them labels, as in LABEL=PLUGIN:..."
         raise UsageError(f"two variants are called {twice[0]}", mend=mend)
-    check_variants(variants, model, registry)
+    for variant in variants:
+        variant.check(model, registry)
     with tempfile.TemporaryDirectory(prefix="llmserve-bench-") as folder:
         repository = Path(folder) / "model_repository"
         for variant in variants:
             on_step(f"building {variant.label}")
             build_spec(variant.spec(model, repository), registry=registry, report=on_step)
-        yield repository
-
-
-@contextmanager
-def serving(
-    variants: Sequence[Variant], model: str, repository: Path, on_step: OnStep
-) -> Iterator[list[Target]]:
-    """Serve built variants from one server; those that get no requests cost memory and no time."""
-    on_step(f"serving {', '.join(variant.label for variant in variants)}")
-    models = [m for v in variants for m in (*parts_of(repository, v.name), v.name)]
-    settings = ServerSettings(
-        repository, http_port=0, grpc_port=0, metrics_port=0, models=tuple(models)
-    )
-    with start(settings) as server:
-        yield [
-            Target(
-                variant.name,
-                server.grpc_url,
-                name=variant.label,
-                repository=repository,
-                metrics_url=server.metrics_url,
-                http_url=server.http_url,
-                build={"plugin": variant.plugin, "model": model, **variant.settings},
-                server=server.runtime,
-            )
-            for variant in variants
-        ]
+        on_step(f"serving {', '.join(variant.label for variant in variants)}")
+        models = tuple(part for name in names for part in (*parts_of(repository, name), name))
+        settings = ServerSettings(
+            repository, http_port=0, grpc_port=0, metrics_port=0, models=models
+        )
+        with start(settings) as server:
+            yield [
+                Target(
+                    variant.name,
+                    server.grpc_url,
+                    name=variant.label,
+                    repository=repository,
+                    metrics_url=server.metrics_url,
+                    http_url=server.http_url,
+                    build={"plugin": variant.plugin, "model": model, **variant.settings},
+                    server=server.runtime,
+                )
+                for variant in variants
+            ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shlex
@@ -19,11 +18,9 @@ from llmserve.client import ModelInfo
 from llmserve.client.url import parse_url
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench.figures import distribution
+from llmserve_bench.prompts import Request
 from llmserve_bench.results import Load, ToolFigures
-from llmserve_bench.schedule import Request
 from llmserve_bench.targets import Target
-
-_TIMEOUT = 1800.0
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,12 @@ class Tool:
             self.run([str(program), *arguments], Path(folder))
             try:
                 figures = self.read(Path(folder))
-            except (OSError, ValueError, LookupError, TypeError, StopIteration):
+            except (OSError, ValueError, LookupError, TypeError):
                 problem = f"{self.name} wrote no figures"
                 raise LLMServeError(problem, mend="run it by hand") from None
         return ToolFigures(self.name, version, shlex.join([self.name, *arguments]), figures)
 
-    def run(self, command: Sequence[str], folder: Path, timeout: float = _TIMEOUT) -> str:
+    def run(self, command: Sequence[str], folder: Path, timeout: float = 1800.0) -> str:
         try:
             done = subprocess.run(
                 command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL,
@@ -96,23 +93,20 @@ def _environment() -> dict[str, str]:
 def _perf_analyzer_arguments(
     target: Target, info: ModelInfo, load: Load, requests: Sequence[Request], folder: Path
 ) -> list[str]:
+    streams = "stream" in info.inputs and info.exchange == "stream"
     rows = []
     for request in requests:
-        options = dict(request.options)
-        if "stream" in info.inputs and info.exchange == "stream":
-            options["stream"] = load.stream
+        options = {**request.options, **({"stream": load.stream} if streams else {})}
         if unknown := sorted(options.keys() - info.inputs.keys()):
             raise UsageError(
                 f"perf_analyzer sends options as inputs, and {info.name!r} has no {unknown[0]}",
                 mend="leave out --set of it, or --tool perf_analyzer",
             )
-        values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
-        rows.append({"text_input": [request.prompt], **values})
+        rows.append({name: [v] for name, v in {"text_input": request.prompt, **options}.items()})
     (folder / "inputs.json").write_text(json.dumps({"data": rows}), encoding="utf-8")
     arguments = [
         "-m", info.name, "-u", target.url, "-i", "grpc", "--async",
-        "--input-data", "inputs.json", "-f", "figures.csv", "--verbose-csv",
-        "--profile-export-file", "profile.json",
+        "--input-data", "inputs.json", "--profile-export-file", "profile.json",
         *(["--streaming"] if info.exchange == "stream" else []),
     ]  # fmt: skip
     if load.rate is None:
@@ -127,32 +121,21 @@ def _perf_analyzer_arguments(
     return [*arguments, "--request-count", str(load.requests)]
 
 
-_COLUMNS = {
-    "Avg latency": "latency_mean",
-    "p50 latency": "latency_p50",
-    "p90 latency": "latency_p90",
-    "p99 latency": "latency_p99",
-    "Server Queue": "server_queue",
-    "Server Compute Infer": "server_compute_infer",
-}
-"""What perf_analyzer calls its latencies, in microseconds."""
-
-
 def _read_perf_analyzer(folder: Path) -> dict[str, float]:
-    with (folder / "figures.csv").open(encoding="utf-8", newline="") as stream:
-        row = next(csv.DictReader(stream))
-    figures = {name: float(row[of]) / 1e6 for of, name in _COLUMNS.items() if row.get(of)}
-    # With a number of requests it looks only once a second whether they are done, and counts the
-    # time until it has looked. Its time stamps tell the rate.
+    # With a number of requests it looks only once a second whether they are done, and its rate
+    # counts the time until it has looked. Its time stamps tell all that it knows.
     content = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
     requests = [one for one in content["experiments"][0]["requests"] if one["response_timestamps"]]
     began = min(request["timestamp"] for request in requests)
     ended = max(request["response_timestamps"][-1] for request in requests)
-    figures["requests"] = float(len(requests))
-    figures["requests_per_second"] = len(requests) / ((ended - began) / 1e9)
-    if any(len(request["response_timestamps"]) > 1 for request in requests):
-        first = [(r["response_timestamps"][0] - r["timestamp"]) / 1e9 for r in requests]
-        figures |= distribution("ttft", first)
+    times = [[(at - r["timestamp"]) / 1e9 for at in r["response_timestamps"]] for r in requests]
+    figures = {
+        "requests": float(len(requests)),
+        "requests_per_second": len(requests) / ((ended - began) / 1e9),
+        **distribution("latency", [each[-1] for each in times]),
+    }
+    if any(len(each) > 1 for each in times):
+        figures |= distribution("ttft", [each[0] for each in times])
     return figures
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from math import isfinite
@@ -48,7 +48,7 @@ def fetch(url: str) -> str | None:
         return None
 
 
-def read_gauges(text: str, models: Sequence[str]) -> dict[str, float]:
+def read_gauges(text: str, models: Iterable[str]) -> dict[str, float]:
     """Read the gauges of these models and of the machine.
 
     Values of one name are added up, except for shares of a device, which are averaged.
@@ -82,16 +82,12 @@ class Observer:
         self._client = InferenceServerClient(str(address), ssl=address.tls, channel_args=options)
         self._configs = self._read_configs(target.model)
 
-    def __enter__(self) -> Observer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self._configs:
             self._client.close()
 
-    def statistics(self) -> Statistics | None:
-        if not self._configs:
-            return None
+    def statistics(self) -> Statistics:
+        """Read all counters; there are none where the server does not tell them."""
         try:
             return {
                 name: self._client.get_inference_statistics(
@@ -100,35 +96,33 @@ class Observer:
                 for name in self._configs
             }
         except (InferenceServerException, IndexError):
-            return None
+            return {}
 
-    def settled(self, before: Statistics | None, answered: int) -> Statistics | None:
+    def settled(self, before: Statistics, answered: int) -> Statistics:
         """Read all counters once they hold so many more answers.
 
         Triton counts a batch when all of it is over, which can be well after its last answer was
         sent. Where a count stays below, as of requests that were never taken, it is given up soon.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while True:
-            now = self.statistics()
-            if before is None or now is None or time.monotonic() > deadline:
-                return now
+        while (now := self.statistics()) and before and time.monotonic() < deadline:
             model = next(iter(now))
             if _answered(now[model]) - _answered(before[model]) >= answered:
-                return now
+                break
             time.sleep(0.02)
+        return now
 
     def sample(self) -> None:
         now = time.monotonic()
         due = not self._samples or now - self._samples[-1][0] >= _SAMPLE_EVERY
         if due and self._configs:
             page = fetch(self.metrics_url) or ""
-            self._samples.append((now, read_gauges(page, list(self._configs))))
+            self._samples.append((now, read_gauges(page, self._configs)))
 
     def figures(
-        self, before: Statistics | None, after: Statistics | None, began: float, ended: float
+        self, before: Statistics, after: Statistics, began: float, ended: float
     ) -> ServerFigures | None:
-        if before is None or after is None:
+        if not (before and after):
             return None
         whole, *parts = [_difference(name, before[name], after[name]) for name in after]
         used = [part for part in parts if part.requests or part.executions]
@@ -185,14 +179,10 @@ def _answered(statistics: Any) -> int:
 def _difference(name: str, before: Any, after: Any) -> ModelFigures:
     old, new = before.inference_stats, after.inference_stats
     times = {what: (getattr(new, what).ns - getattr(old, what).ns) / 1e9 for what in _TIMES}
-    earlier = {entry.batch_size: entry.compute_infer.count for entry in before.batch_stats}
-    sizes = {entry.batch_size: entry.compute_infer.count for entry in after.batch_stats}
-    batches = {size: count - earlier.get(size, 0) for size, count in sizes.items()}
     return ModelFigures(
         model=name,
         requests=_answered(after) - _answered(before),
         inferences=after.inference_count - before.inference_count,
         executions=after.execution_count - before.execution_count,
-        batches={str(size): count for size, count in batches.items() if count},
         **times,
     )

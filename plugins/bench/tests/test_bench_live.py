@@ -11,8 +11,8 @@ import pytest
 from llmserve.registry import Registry
 from llmserve.testing import LiveTriton
 from llmserve_bench.figures import figures_of
-from llmserve_bench.files import load
 from llmserve_bench.measure import Plan, bench
+from llmserve_bench.output import load
 from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load
 from llmserve_bench.targets import Target, Variant, find_pairs, parse_subject
@@ -49,7 +49,6 @@ def test_whole_answers_are_counted_as_triton_counts_them(triton: LiveTriton) -> 
     # The warm-up is no part of it, and batches are fewer than requests.
     assert by_triton.requests == by_triton.inferences == 16
     assert by_triton.executions < 16
-    assert sum(by_triton.batches.values()) == by_triton.executions
     # Triton counts in nanoseconds, we in seconds.
     waited = sum(record.done - record.sent for record in found.records)
     assert 0.1 * waited < by_triton.success < 10 * waited
@@ -128,7 +127,7 @@ def test_a_sweep_builds_serves_measures_and_ranks(tmp_path: Path) -> None:
     # What cannot be served has failed, and the others go on.
     assert [case.state for case in found.cases] == ["done", "done", "failed", "failed"]
     assert all(case.why for case in found.cases[2:])
-    assert printed.count("one round, unclear") == 1
+    assert printed.count("| within") == 2
     content = json.loads((tmp_path / "sweep.json").read_text())
     rates = [place["throughput"] for place in content["summary"]["ranking"]]
     assert rates == sorted(rates, reverse=True)

@@ -49,7 +49,7 @@ def make_run(
     stand_ins = {batching: "TensorRT-LLM"} if stand_in else {}
     server = ServerFigures((model,), {"nv_gpu_utilization": Gauge(0.5, 0.9)}, stand_ins)
     cost = GeneratorCost(1, 0.21, 0.04, 0.0009)
-    return Run(STARTED, max(free), tuple(records), server, cost)
+    return Run(max(free), tuple(records), server, cost)
 
 
 def make_case(

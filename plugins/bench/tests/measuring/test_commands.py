@@ -17,7 +17,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from llmserve_bench.commands import bench, compare, sweep
-from llmserve_bench.files import load
+from llmserve_bench.output import load
 from tests.support import LLMSERVE, run
 
 from .scripted_triton import Running, scripted
@@ -78,7 +78,6 @@ def test_compare_prints_ratios_and_figures(server: Running) -> None:
         "--requests", "4", "--concurrency", "1,2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| unclear") >= 6
     assert "Compared with whole, concurrency 2" in done.stdout
     assert "round 2 of 2: other, concurrency 2" in done.stderr
 

@@ -13,12 +13,20 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import ConfigError
-from llmserve_bench.files import COLUMNS, load, save, to_csv, to_json
+from llmserve_bench.output import (
+    COLUMNS,
+    conditions_of,
+    load,
+    notes_of,
+    print_tables,
+    save,
+    tables_of,
+    to_csv,
+    to_json,
+    write_report,
+)
 from llmserve_bench.plots import plots_of
-from llmserve_bench.report import write_report
 from llmserve_bench.results import Result
-from llmserve_bench.tables import conditions_of, notes_of, tables_of
-from llmserve_bench.terminal import print_tables
 
 from .examples import make_case, make_comparison, make_result, make_sweep
 
@@ -115,11 +123,11 @@ def test_notes_say_what_makes_figures_doubtful() -> None:
     assert [note.partition(":")[0] for note in notes_of(ended)] == ["interrupted", "ended early"]
 
 
-def test_the_ranking_says_when_rounds_overlap() -> None:
-    case = make_case("static", rounds=3, varied={"a": "1"})
-    table, *_ = tables_of(make_result("sweep", [case, replace(case, varied={"a": "2"})], 3))
-    assert [row[-1] for row in table.rows] == ["-", "rounds overlap, unclear"]
-    assert [row[-1] for row in tables_of(make_sweep(limit=0.001))[0].rows] == ["over the limit"] * 3
+def test_the_ranking_says_who_is_over_the_limit_and_has_the_spread() -> None:
+    table, *_ = tables_of(make_sweep(limit=0.001))
+    assert [row[-1] for row in table.rows] == ["over the limit"] * 3
+    table, *_ = tables_of(make_sweep())
+    assert all(" to " in row[2] for row in table.rows)
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -17,12 +17,13 @@ from llmserve_bench.prompts import (
     Lengths,
     Prompts,
     TokenCounter,
+    arrival_times,
     find_counter,
     make_prompt,
+    make_schedule,
     read_dataset,
 )
 from llmserve_bench.results import Load
-from llmserve_bench.schedule import arrival_times, make_schedule
 
 WORDS = TokenCounter(lambda text: len(text.split()), "words")
 

@@ -1,0 +1,362 @@
+"""What a command leaves: tables, a page, and the result as CSV and as JSON, which is read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from math import inf
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import click
+from jinja2 import Environment
+from pydantic import TypeAdapter
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table as RichTable
+
+from llmserve.errors import ConfigError, UsageError
+from llmserve_bench.figures import (
+    FIGURES,
+    Figure,
+    number,
+    ranking,
+    ratios_of,
+    rounds_of,
+    summary,
+    throughput_figure,
+)
+from llmserve_bench.results import Record, Result, Run
+
+SCHEMA = 2
+COLUMNS = (
+    "index", "scheduled", "sent", "first", "done", "latency", "ttft", "time_between_tokens",
+    "input_tokens", "output_tokens", "pieces", "finish_reason", "error", "message", "stand_in",
+)  # fmt: skip
+STDOUT = Path("-")
+_PIPE_WIDTH = 200
+_BUSY = 0.8
+_LATE = 0.005
+_LATE_SHARE = 0.05
+"""How late the generator may be, in seconds and of the time to a first token, without a note."""
+
+
+class Progress(Status):
+    """A line that changes on a terminal, and elsewhere a line for each step."""
+
+    def __init__(self) -> None:
+        on_terminal = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        super().__init__("", console=Console(stderr=True, force_terminal=on_terminal))
+        self._step = ""
+
+    def step(self, message: str) -> None:
+        if not self.console.is_terminal and message != self._step:
+            click.echo(f"llmserve: {message}", err=True)
+        self._step = message
+        self.update(escape(message))
+
+    def count(self, done: int, seconds: float) -> None:
+        self.update(escape(f"{self._step}: {done} requests in {seconds:.0f} s"))
+
+
+def check_outputs(report: Path | None, *outputs: Path | None) -> None:
+    """Refuse what could not be written at the end."""
+    if outputs.count(STDOUT) > 1:
+        raise click.UsageError("only one of --json and --csv can go to standard output")
+    folders = [path.absolute().parent for path in outputs if path not in (None, STDOUT)]
+    if report is not None:
+        # It is made, and so is what leads to it.
+        above = (report.absolute(), *report.absolute().parents)
+        folders.append(next(folder for folder in above if folder.exists()))
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError(f"{folder} cannot be written to")
+
+
+def write(result: Result, report: Path | None, as_json: Path | None, as_csv: Path | None) -> None:
+    page = None
+    try:
+        # Files first: who reads standard output may be gone before its end.
+        if as_json and as_json != STDOUT:
+            save(result, as_json)
+        if as_csv and as_csv != STDOUT:
+            as_csv.write_text(to_csv(result), encoding="utf-8")
+        if report:
+            page = write_report(result, report)
+    finally:
+        if as_json == STDOUT:
+            click.echo(to_json(result))
+        elif as_csv == STDOUT:
+            click.echo(to_csv(result), nl=False)
+        else:
+            print_tables(result)
+        for note in notes_of(result):
+            click.echo(f"llmserve: {note}", err=True)
+    if page:
+        click.echo(f"llmserve: wrote {page}", err=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column holds words, which stand on the left, and not numbers."""
+        return column == 0 or any(row[column][:1].isalpha() for row in self.rows)
+
+
+def tables_of(result: Result) -> list[Table]:
+    found = [_figures(result, load) for load in result.loads]
+    if result.kind == "compare":
+        found = [*(_ratios(result, load) for load in result.loads), *found]
+    elif result.kind == "sweep":
+        left = [case for case in result.cases if case.state != "done"]
+        rows = [(case.name, case.state, case.why) for case in left]
+        unfinished = Table("Not measured to the end", ("Variant", "state", "why"), rows)
+        found = [_ranking(result), unfinished]
+    return [table for table in [*found, _failures(result)] if table.rows]
+
+
+def notes_of(result: Result) -> list[str]:
+    found = ["interrupted: these are the figures until then"] if result.interrupted else []
+    if result.ended_early:
+        found.append(f"ended early: {result.ended_early}")
+    found += result.problems
+    for part in _distinct(part for case in result.cases for part in case.stand_ins):
+        names = _distinct(case.subject.name for case in result.cases if part in case.stand_ins)
+        found.append(
+            f"{', '.join(names)}: a stand-in answered in place of {part}, whose speed is another"
+        )
+    found += [
+        f"no request was done within {run.seconds:.3g} s: measure for longer"
+        for run in result.runs
+        if not run.records
+    ]
+    if any("estimated" in case.load.prompts for case in result.cases):
+        found.append(
+            "the model's tokenizer is not at hand, so prompts have only roughly the length "
+            "wanted: name it with --repository or --tokenizer"
+        )
+    return found + _notes_on_generator(result.runs)
+
+
+def _notes_on_generator(runs: Sequence[Run]) -> list[str]:
+    """Say whether the load generator is to blame for a part of the figures."""
+    busy = max((run.generator.busy for run in runs), default=0.0)
+    if busy > _BUSY:
+        return [
+            f"the load generator used {busy:.0%} of a core and may have been the bottleneck: "
+            "use more --processes"
+        ]
+    # Against what is measured: 50 ms are little in an answer of 10 s and much in one of 60 ms.
+    for run in sorted(runs, key=lambda run: -run.generator.late):
+        first = median(record.first_token for record in run.good) if run.good else inf
+        if (late := run.generator.late) > max(_LATE, _LATE_SHARE * first):
+            return [
+                f"the load generator was up to {late * 1000:.0f} ms late: the machine was busy, "
+                "and times are uncertain by as much"
+            ]
+    return []
+
+
+def conditions_of(result: Result) -> dict[str, str]:
+    cases, machine, load = result.cases, result.machine, result.cases[0].load
+    end = f"{load.requests} requests" if load.requests else f"{load.duration:g} s"
+    arrivals = f"{load.arrivals} arrivals, " if load.rate else ""
+    limits = {"latency": load.limit_latency, "first token": load.limit_ttft}
+    cost = max((run.generator.busy for run in result.runs), default=0.0)
+    hardware = (machine.get("cpu"), f"{machine.get('cores')} cores", machine.get("gpu"))
+    builds = (f"{c.subject.name}: {_settings(c.subject.build)}" for c in cases if c.subject.build)
+    found = {
+        "Load": f"{', '.join(result.loads)}; {arrivals}{end}, {load.warmup} to warm up",
+        "Rounds": "" if result.kind == "bench" else str(result.rounds),
+        "Prompts": "; ".join(_distinct(case.load.prompts for case in cases)),
+        "Request options": _settings(load.options),
+        "Answers": "streamed" if load.stream else "in one piece",
+        "Limits": ", ".join(f"{name} {v * 1000:g} ms" for name, v in limits.items() if v),
+        "Seed": str(load.seed),
+        "Builds": "; ".join(_distinct(builds)),
+        "Server": ", ".join(_distinct(case.subject.server or case.subject.url for case in cases)),
+        "Machine": ", ".join(part for part in hardware if part),
+        "Software": f"llmserve {machine.get('llmserve')}, Python {machine.get('python')}",
+        "Load generator": f"up to {number(cost * 100)} % of a core, {load.processes} process(es)",
+        "Started": result.started.replace("T", " ").replace("+00:00", " UTC"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _figures(result: Result, load: str) -> Table:
+    cases = [case for case in result.cases if case.load.label == load and case.runs]
+    each = [rounds_of(case) for case in cases]
+    tools = [tool for case in cases for run in case.runs for tool in run.tools]
+    rows = []
+    for figure in dict.fromkeys([*FIGURES.values(), *(one for found in each for one in found)]):
+        cells = [_mean(figure, found.get(figure, ())) for found in each]
+        if any(cells):
+            others = [tool.figures.get(figure.name) for tool in tools]
+            texts = ["" if value is None else figure.text(value) for value in others]
+            rows.append([figure.title, *(cell or "-" for cell in cells), *texts])
+    means = ": mean (lowest to highest)" if result.rounds > 1 else ""
+    names = [*(case.name for case in cases), *(tool.tool for tool in tools)]
+    return Table(f"Figures, {load}{means}", ["Figure", *names], rows)
+
+
+def _mean(figure: Figure, values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    low, high = figure.text(min(values)), figure.text(max(values))
+    return low if low == high else f"{figure.text(fmean(values))} ({low} to {high})"
+
+
+def _ratios(result: Result, load: str) -> Table:
+    rows = [
+        (
+            FIGURES[ratio.figure].label,
+            ratio.name,
+            number(ratio.ratio),
+            "-" if ratio.high is None else f"{number(ratio.low)} to {number(ratio.high)}",
+        )
+        for ratio in ratios_of(result)
+        if ratio.load == load
+    ]
+    first = result.cases[0].name
+    columns = "Figure", "of", f"in multiples of {first}", "95 % interval"
+    return Table(f"Compared with {first}, {load}", columns, rows)
+
+
+def _ranking(result: Result) -> Table:
+    rows, rate = [], throughput_figure(result)
+    for at, one in enumerate(ranking(result.cases), 1):
+        figures = _mean(rate, one.rounds), number(one.latency_p99 * 1000)
+        limits = "within" if one.within_limits else "over the limit"
+        rows.append((one.name, str(at), *figures, limits))
+    columns = "Variant", "rank", f"{rate.label} (rounds)", "P99 latency (ms)", "limits"
+    return Table("Ranking", columns, rows)
+
+
+def _failures(result: Result) -> Table:
+    rows = []
+    for case in result.cases:
+        records = [record for run in case.runs for record in run.records if record.error]
+        for kind, count in Counter(record.error or "" for record in records).items():
+            messages = Counter(record.message or "" for record in records if record.error == kind)
+            rows.append((case.name, kind, str(count), messages.most_common(1)[0][0]))
+    return Table("Failed requests", ("Of", "failure", "requests", "message"), rows)
+
+
+def _settings(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def print_tables(result: Result) -> None:
+    """Print what a result says, as wide as the terminal at most."""
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    tables = tables_of(result)
+    for table in tables:
+        made = RichTable(box=box.ASCII)
+        for at, column in enumerate(table.columns):
+            justify: Any = "left" if table.is_text(at) else "right"
+            made.add_column(column, justify=justify, overflow="fold")
+        for row in table.rows:
+            made.add_row(*row)
+        # Not printed by rich, which ends the process where nobody reads it.
+        with console.capture() as text:
+            console.print(made)
+        title = f"{table.title}\n" if len(tables) > 1 else ""
+        click.echo(f"{title}{text.get()}", nl=False)
+
+
+def write_report(result: Result, folder: Path) -> Path:
+    """Write a page that needs no other file."""
+    # Here and not above: matplotlib takes as long as all the rest.
+    from llmserve_bench.plots import plots_of
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    source = files("llmserve_bench") / "templates" / "report.html.j2"
+    page = environment.from_string(source.read_text(encoding="utf-8")).render(
+        result=result,
+        notes=notes_of(result),
+        conditions=conditions_of(result),
+        tables=tables_of(result),
+        plots=plots_of(result),
+    )
+    path = folder / "report.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write a report to {folder}: {error.strerror or error}") from None
+    return path
+
+
+def to_json(result: Result) -> str:
+    content = {"schema": SCHEMA, **asdict(result), "summary": summary(result)}
+    return json.dumps(content, ensure_ascii=False)
+
+
+def save(result: Result, path: Path) -> None:
+    """Write a result to a file, all of it or nothing."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(to_json(result) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def load(path: Path) -> Result:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        schema = content["schema"]
+        if schema == SCHEMA:
+            return TypeAdapter(Result).validate_python(content)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{path} is not a result of llmserve's measurements") from None
+    raise ConfigError(
+        f"{path} has schema {schema}, this llmserve-bench reads {SCHEMA}",
+        mend="measure again, or use the llmserve that wrote it",
+    )
+
+
+def to_csv(result: Result) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for case in result.cases:
+        for record in (record for run in case.runs for record in run.records):
+            times = ["" if value is None else f"{value:.6f}" for value in _times(record)]
+            counts = record.input_tokens, record.output_tokens, len(record.pieces)
+            end = record.finish_reason, record.error, record.message, ", ".join(case.stand_ins)
+            writer.writerow([record.index, *times, *counts, *end])
+    return text.getvalue()
+
+
+def _times(record: Record) -> list[float | None]:
+    first = record.pieces[0] if record.pieces else None
+    times = [record.scheduled, record.sent, first, record.done]
+    if record.error is not None:
+        return [*times, None, None, None]
+    streamed = len(record.pieces) > 1
+    return [*times, record.latency, record.first_token if streamed else None, record.token_time]
