@@ -16,10 +16,10 @@ from threading import Event, Thread
 from typing import Any
 
 from llmserve.runtime.errors import panics_as_errors
-from llmserve.runtime.generation import Generation
 from llmserve.runtime.job import Job, begin
 from llmserve.runtime.metrics import Metrics
-from llmserve.runtime.protocols import Parts, Stepper
+from llmserve.runtime.protocols import Parts
+from llmserve.runtime.steps import StepDriver
 
 # A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
 # of a stream, for each stream that there is, sending stays a small part of the work.
@@ -28,7 +28,7 @@ _STREAM_INTERVAL = 0.005
 _CANCEL_INTERVAL = 0.2
 
 
-class ContinuousDriver:
+class ContinuousDriver(StepDriver):
     """Answers requests through a generator that can be stepped, from a thread of its own."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
@@ -39,7 +39,7 @@ class ContinuousDriver:
 
     def start(self, parts: Parts) -> None:
         self._parts = parts
-        self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
+        self._engine = parts.generator.stepper(parts.tokenizer)
         self._metrics = Metrics(parts, self._engine, time.monotonic())
         self._unloaded = Event()
         self._threads = [
@@ -68,14 +68,10 @@ class ContinuousDriver:
 
     def _run(self) -> None:
         while self._take_arrived():
-            try:
-                with panics_as_errors():
-                    failed = self._engine.step().failed
-            except Exception as error:
-                # Nobody knows whose fault it was, so all of them fail, and the next can come.
-                failed = [(g, error) for job in self._active for g in job.generations]
-            for generation, why in failed:
-                self._fail(generation, why)
+            for generation, why in self._make_step(self._active):
+                for job in self._active:
+                    if generation in job.generations:
+                        self._give_up(job, why)
             now = time.monotonic()
             self._send(now)
             self._metrics.publish(now, at_once=not self._active)
@@ -95,16 +91,10 @@ class ContinuousDriver:
                 return True
             if arrived is None:
                 for active in self._active:
-                    self._end(active, RuntimeError("the model is being unloaded"))
+                    self._give_up(active, RuntimeError("the model is being unloaded"))
                 return False
             job, at = arrived
-            try:
-                with panics_as_errors():
-                    for generation in job.generations:
-                        self._engine.admit(generation)
-            except Exception as error:
-                self._end(job, error)
-            else:
+            if self._admit(job):
                 self._active[job] = 0.0
                 self._metrics.began(job, at)
 
@@ -116,31 +106,14 @@ class ContinuousDriver:
             try:
                 with panics_as_errors():
                     if job.responder.gone:
-                        self._drop(job)
-                        for generation in job.generations:
-                            generation.cancel()
+                        self._cancel(job)
                     if job.done or (job.streams and now >= next_send and _has_news(job)):
                         self._active[job] = now + interval
                         job.send()
             except Exception as error:
-                self._end(job, error)
+                self._give_up(job, error)
         for job in [job for job in self._active if job.responder.closed]:
             del self._active[job]
-
-    def _fail(self, generation: Generation, error: Exception) -> None:
-        for job in self._active:
-            if generation in job.generations:
-                self._end(job, error)
-
-    def _end(self, job: Job, error: Exception) -> None:
-        """Give up a request and free what it holds."""
-        self._drop(job)
-        if not job.responder.closed:
-            job.responder.fail(error)
-
-    def _drop(self, job: Job) -> None:
-        for generation in job.generations:
-            self._engine.drop(generation)
 
 
 def _has_news(job: Job) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Parts
 from llmserve.runtime.request import Prompt, about_prompt, answer_limit, read_prompts
@@ -101,7 +101,8 @@ def begin(requests: Sequence[Any], parts: Parts, *, eager: bool = True) -> Itera
     for raw in requests:
         job = Job(raw, parts, eager=eager)
         try:
-            job.admit(raw)
+            with panics_as_errors():
+                job.admit(raw)
         except Exception as error:
             job.responder.fail(error)
         else:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.contract import Tensor
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
+from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.protocols import Answer, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
@@ -144,6 +144,19 @@ def test_a_panic_of_the_tokenizer_fails_one_request_and_not_the_model() -> None:
 
     culprit, good = ask("~"), ask("ab", max_tokens=2)
     drive(Repeats(), culprit, good, tokenizer=Panics())
+    assert culprit.error == "the model failed: RuntimeError: Panic: index out of bounds"
+    assert good.text == "ab"
+
+
+def test_a_panic_over_a_form_fails_one_request_and_not_the_model() -> None:
+    class Panics(TextFormatter):
+        def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
+            if generation.prompt == "~":
+                raise Panic("index out of bounds")
+            return super().constrain(generation, tokenizer)
+
+    culprit, good = ask("~"), ask("ab", max_tokens=2)
+    drive(Repeats(), culprit, good, formatter=Panics({}, Path()))
     assert culprit.error == "the model failed: RuntimeError: Panic: index out of bounds"
     assert good.text == "ab"
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
-from llmserve.runtime import Generation, Job, Metrics, Parts, RequestError, Responder, Stepper
+from llmserve.runtime import Generation, Job, Metrics, Parts, Responder
 from llmserve.runtime.errors import panics_as_errors
+from llmserve.runtime.job import begin
+from llmserve.runtime.steps import StepDriver
 
 # What Triton takes for a response, and to say whether a client is still there. The time between
 # two of them is long enough that they stay a small part of it.
@@ -64,7 +66,7 @@ class ActiveRequest:
         return self.job.responder.closed or self.job.responder.gone
 
 
-class IterativeDriver:
+class IterativeDriver(StepDriver):
     """Answers Triton's rescheduled requests through a generator of the mode ``"step"``."""
 
     def __init__(
@@ -85,7 +87,7 @@ class IterativeDriver:
 
     def start(self, parts: Parts) -> None:
         self._parts = parts
-        self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
+        self._engine = parts.generator.stepper(parts.tokenizer)
         self._metrics = Metrics(parts, self._engine, self._clock())
         self._watcher.start()
 
@@ -153,47 +155,33 @@ class IterativeDriver:
         return True
 
     def _begin(self, raw: Any, number: int, now: float) -> bool:
-        job = Job(raw, self._parts, eager=False)
-        try:
-            self._check_number(raw, number)
-            with panics_as_errors():
-                job.admit(raw)
-        except Exception as error:
-            job.responder.fail(error)
-            return False
-        if job.done or not self._admit(job):
-            return False
-        self._active[number] = ActiveRequest(job, queued=self._reached)
-        self._metrics.began(job, now)
-        return True
-
-    def _check_number(self, raw: Any, number: int) -> None:
-        """Refuse a client's own number, which would mix two requests up."""
-        by_triton = number - self._latest_number < _OWN_NUMBERS and number not in self._active
-        if isinstance(raw.correlation_id(), str) or raw.flags() & _END_FLAG or not by_triton:
-            raise RequestError(
+        if not self._numbered_by_triton(raw, number):
+            Responder(raw, self._parts).refuse(
                 "this model makes a sequence of every request by itself: send it without a "
                 "sequence id"
             )
-        self._latest_number = max(self._latest_number, number)
-
-    def _admit(self, job: Job) -> bool:
-        try:
-            for generation in job.generations:
-                if not generation.done:
-                    self._engine.admit(generation)
-        except Exception as error:
-            self._give_up(job, error)
             return False
+        for job in begin([raw], self._parts, eager=False):
+            if self._admit(job):
+                self._active[number] = ActiveRequest(job, queued=self._reached)
+                self._metrics.began(job, now)
+                return True
+        return False
+
+    def _numbered_by_triton(self, raw: Any, number: int) -> bool:
+        """Whether a sequence's number is not a client's own, which would mix two requests up."""
+        if isinstance(raw.correlation_id(), str) or raw.flags() & _END_FLAG:
+            return False
+        if number - self._latest_number >= _OWN_NUMBERS or number in self._active:
+            return False
+        self._latest_number = max(self._latest_number, number)
         return True
 
     def _left(self, request: ActiveRequest, *, now: bool = False) -> bool:
         """Whether the client has gone; then nothing of its request is left."""
         gone = request.job.responder.cancelled(now=now)
         if gone:
-            self._drop(request.job)
-            for generation in request.job.generations:
-                generation.cancel()
+            self._cancel(request.job)
         return gone
 
     def _step(self, active: Sequence[ActiveRequest], began: float) -> None:
@@ -208,14 +196,8 @@ class IterativeDriver:
             # Only who is given back and comes again shows how long the others have been waiting.
             turn = 0.0
         while self._engine.busy:
-            try:
-                with panics_as_errors():
-                    failed = self._engine.step().failed
-            except Exception as error:
-                # Nobody knows whose fault it was, so all of them fail, and the next can come.
-                steps = [one for one in self._active.values() if not one.suspended]
-                failed = [(g, error) for one in steps for g in one.job.generations]
-            for generation, why in failed:
+            computed = (one.job for one in self._active.values() if not one.suspended)
+            for generation, why in self._make_step(computed):
                 self._fail(generation, why)
             now = self._clock()
             self._send(active, now, interval)
@@ -263,8 +245,7 @@ class IterativeDriver:
                 self._give_up(request.job, error)
             else:
                 # Its request is with Triton now; it is told when it comes again.
-                self._drop(request.job)
-                generation.cancel()
+                self._cancel(request.job)
 
     def _watch(self) -> None:
         """Free what nobody waits for when no request comes that would bring it to light."""
@@ -289,14 +270,6 @@ class IterativeDriver:
             for number, request in self._active.items()
             if not (request.suspended and now - request.queued > _ABANDONED)
         }
-
-    def _give_up(self, job: Job, error: Exception) -> None:
-        self._drop(job)
-        job.responder.fail(error)
-
-    def _drop(self, job: Job) -> None:
-        for generation in job.generations:
-            self._engine.drop(generation)
 
 
 def _read_controls(raw: Any) -> tuple[int, bool]:

@@ -19,15 +19,9 @@ class DecodeGraphs:
     A pass of fewer is filled up with tokens that write to the spare page and that nobody reads.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[FlashPlan], torch.Tensor],
-        spare_page: int,
-        record: Callable[[Forward], Forward] | None = None,
-    ) -> None:
+    def __init__(self, forward: Callable[[FlashPlan], torch.Tensor], spare_page: int) -> None:
         self._forward = forward
         self._spare_page = spare_page
-        self._record = record or _record
         self._passes: dict[int, tuple[FlashPlan, Forward]] = {}
 
     def run(self, plan: FlashPlan) -> torch.Tensor:
@@ -38,7 +32,7 @@ class DecodeGraphs:
             filling = Chunk(detached_sequence([0], pages), 0, 1)
             # Its tensors stay where they are, and every pass of this size is written there.
             inputs = FlashPlan([filling] * size, plan.table.device)
-            self._passes[size] = inputs, self._record(partial(self._forward, inputs))
+            self._passes[size] = inputs, _record(partial(self._forward, inputs))
         inputs, play = self._passes[size]
         inputs.tokens.numbers[:, :count] = plan.tokens.numbers
         inputs.tokens.rows[count:] = self._spare_page * plan.page_size

@@ -1,0 +1,51 @@
+"""What drivers of an engine that makes steps have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmserve.runtime.errors import panics_as_errors
+from llmserve.runtime.generation import Generation
+from llmserve.runtime.job import Job
+from llmserve.runtime.protocols import Stepper
+
+
+class StepDriver:
+    _engine: Stepper
+
+    def _admit(self, job: Job) -> bool:
+        """Give the engine a request, which fails if that is refused; say whether it was taken."""
+        try:
+            with panics_as_errors():
+                for generation in job.generations:
+                    if not generation.done:
+                        self._engine.admit(generation)
+        except Exception as error:
+            self._give_up(job, error)
+            return False
+        return True
+
+    def _make_step(self, jobs: Iterable[Job]) -> list[tuple[Generation, Exception]]:
+        """Make a step for those that the engine has, and return who failed at it."""
+        try:
+            with panics_as_errors():
+                return self._engine.step().failed
+        except Exception as error:
+            # Nobody knows whose fault it was, so all of them fail, and the next can come.
+            return [(generation, error) for job in jobs for generation in job.generations]
+
+    def _give_up(self, job: Job, error: Exception) -> None:
+        """Answer a request with what went wrong, and free what it holds."""
+        self._drop(job)
+        if not job.responder.closed:
+            job.responder.fail(error)
+
+    def _cancel(self, job: Job) -> None:
+        """Leave nothing of a request that nobody waits for."""
+        self._drop(job)
+        for generation in job.generations:
+            generation.cancel()
+
+    def _drop(self, job: Job) -> None:
+        for generation in job.generations:
+            self._engine.drop(generation)
