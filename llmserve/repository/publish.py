@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from llmserve.errors import ConfigError, OutputError
@@ -62,22 +62,19 @@ def staging(output: Path) -> Iterator[Path]:
     whoever reads the repository first (:func:`recover`).
     """
     output = output.absolute()
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with locked(output.parent):
-            _sweep(output)
-            folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
-            # The lock, which ends with its process, says that the stage is in use. A process id
-            # in its name would not do: another container's processes are not to be seen.
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            with locked(output.parent):
+                _sweep(output)
+                folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
+                # The lock, which ends with its process, says that the stage is in use. A process
+                # id in its name would not do: another container's processes are not to be seen.
+                stack.enter_context(locked(folder))
+        except OSError as error:
+            raise OutputError(f"{output} cannot be written: {error.strerror}") from None
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
 
 
 def recover(output: Path) -> None:
@@ -89,7 +86,7 @@ def recover(output: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep two builds from crossing; the folder itself is the lock."""
+    """Keep others out while the block runs; the folder itself is the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
