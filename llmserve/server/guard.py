@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +45,12 @@ _GIVING_UP = 8.0
 class Watch:
     """What is watched and what is removed afterwards."""
 
-    argv: list[str]
+    argv: Sequence[str]
     parent: int
     scratch: str
     shm_prefix: str
     grace: float
-    last_resort: list[str]
+    last_resort: Sequence[str]
 
 
 def main() -> int:

@@ -15,10 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from llmserve.errors import ServerError
-from llmserve.server.guard import LOCK, remove_leftovers
+from llmserve.server import guard
+from llmserve.server.guard import LOCK, Watch, remove_leftovers
 from llmserve.server.launch import Launch
 
 _LOOK = 0.2
@@ -69,18 +71,10 @@ class GuardedProcess:
     def __init__(
         self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float
     ) -> None:
-        watch = {
-            "argv": launch.argv,
-            "parent": os.getpid(),
-            "scratch": str(scratch),
-            "shm_prefix": name,
-            "grace": grace,
-            "last_resort": launch.last_resort,
-        }
-        guard = Path(__file__).with_name("guard.py")
+        watch = Watch(launch.argv, os.getpid(), str(scratch), name, grace, launch.last_resort)
         with log_file.open("ab") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(guard), name],
+                [sys.executable, "-I", "-S", guard.__file__, name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -91,7 +85,7 @@ class GuardedProcess:
         if self._guard.stdout is None or self._guard.stdin is None:
             raise AssertionError("both were asked for as pipes")
         self._orders = self._guard.stdin
-        self._send(json.dumps(watch).encode() + b"\n")
+        self._send(json.dumps(asdict(watch)).encode() + b"\n")
         with self._guard.stdout as answer:
             self.pid = int(answer.readline() or 0)
 
