@@ -12,7 +12,6 @@ from llmserve.plugin import (
     Assembly,
     BuildContext,
     Container,
-    IncompatibleError,
     tokenizer_files,
     weight_files,
 )
@@ -20,7 +19,7 @@ from llmserve.repository.source_files import model_vocabulary, vocabulary_size
 from llmserve_trtllm import engine, models, target, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
-from llmserve_trtllm.options import refuse_unused
+from llmserve_trtllm.options import refuse
 from llmserve_trtllm.target import Target
 
 _STAGES = "llmserve_trtllm.runtime.stages"
@@ -35,8 +34,6 @@ _BROUGHT = (
 
 def assemble(assembly: Assembly) -> None:
     goal = make_target(assembly)
-    refuse_unused(assembly.options, goal.version)
-    versions.check_layout(goal.version, assembly.options["layout"])
     if goal.is_llmapi:
         _assemble_llmapi(assembly, goal)
     else:
@@ -46,18 +43,13 @@ def assemble(assembly: Assembly) -> None:
 def make_target(assembly: Assembly) -> Target:
     options = assembly.options
     version = versions.choose_version(options["trtllm_version"], options["container"])
-    batching = target.check_batching(assembly.chosen["batching"])
+    batching = assembly.chosen["batching"]
+    refuse({**options, "batching": batching}, version)
     scheduler = target.scheduler_of(options["scheduler"], assembly.context.report)
     streams = options["decoupled"]
     if streams == "":
         streams = batching == target.INFLIGHT and version >= versions.FIRST_CONFIGURABLE
-    goal = Target(version, options, batching, scheduler, streams)
-    if goal.is_first and goal.streams:
-        raise IncompatibleError(
-            f"what TensorRT-LLM {version} sends of a stream is not in the table",
-            mend="leave out --set decoupled=true, or build for a later version",
-        )
-    return goal
+    return Target(version, options, batching, scheduler, streams)
 
 
 def _assemble_engine(assembly: Assembly, goal: Target) -> None:
@@ -88,7 +80,6 @@ def _assemble_engine(assembly: Assembly, goal: Target) -> None:
 
 def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
     options, context = assembly.options, assembly.context
-    scheduler = target.llmapi_policy(goal.batching, goal.scheduler)
     config = context.source.config()
     own = config.get("max_position_embeddings") or config.get("n_positions") or 0
     asked = options["max_seq_len"]
@@ -103,7 +94,7 @@ def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
     files = weight_files(part.source, pickle=options["pickle"])
     if goal.guided:
         files += tokenizer_files(part.source)
-    settings = {**part.place(files, "model"), **models.llmapi_settings(goal, scheduler)}
+    settings = {**part.place(files, "model"), **models.llmapi_settings(goal)}
     assembly.stage(part, _LLMAPI, settings=settings)
     _finish(assembly, goal, part, limits)
     gpus = options["tensor_parallel"] * options["pipeline_parallel"]
@@ -151,11 +142,6 @@ def _add_orchestrator(
     assembly: Assembly, goal: Target, engine_part: BuildContext, limits: Mapping[str, Any]
 ) -> BuildContext:
     """Add the model that asks the engine by itself."""
-    if goal.is_first:
-        raise IncompatibleError(
-            f"TensorRT-LLM {goal.version} has no tensorrt_llm_bls",
-            mend="leave out --set bls=true, or build for a later version",
-        )
     part = _add(assembly, "tensorrt_llm_bls")
     settings = models.configure_orchestrator(part.config, goal, engine_part.name, assembly)
     _tell_limits(assembly, part, limits)

@@ -111,11 +111,6 @@ def build_commands(target: Target, model: Path, model_type: str, engine: Path) -
     is_inflight = target.batching == INFLIGHT
     weight_only = {"weight only": is_weight_only}
     if target.is_first:
-        if quantization and not is_weight_only:
-            raise IncompatibleError(
-                f"0.5.0 is built here without {quantization}",
-                mend="choose int8 or int4, or build for a later version",
-            )
         return [_command(values, "first", {"first inflight": is_inflight, **weight_only})]
     build = _command(values, "build", {"build inflight": is_inflight})
     if quantization and not is_weight_only:

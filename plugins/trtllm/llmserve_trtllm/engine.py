@@ -219,11 +219,6 @@ def _check_decoding(engine: Engine, options: Mapping[str, Any]) -> None:
         raise IncompatibleError(
             f"decoding_mode lookahead needs {', '.join(missing)}", mend="give all of its sizes"
         )
-    if options["xgrammar_tokenizer_info_path"] and not options["guided_decoding_backend"]:
-        raise IncompatibleError(
-            "xgrammar_tokenizer_info_path has no effect without guided_decoding_backend",
-            mend="give both, or neither",
-        )
 
 
 def check_vocabulary(engine: Engine, words: int, vocabulary: int) -> None:

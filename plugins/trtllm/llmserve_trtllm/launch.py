@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmserve.plugin import BuildContext, IncompatibleError
+from llmserve.plugin import BuildContext
 from llmserve_trtllm.target import Target
 from llmserve_trtllm.versions import Version, container_of
 
@@ -17,11 +17,6 @@ def write_launch_script(
     context: BuildContext, target: Target, engine_model: str, world_size: int
 ) -> None:
     script = "llmapi" if target.is_llmapi else target.options["multi_gpu"]
-    if script == "orchestrator" and target.is_first:
-        raise IncompatibleError(
-            f"TensorRT-LLM {target.version} knows no orchestrator",
-            mend="leave out --set multi_gpu=orchestrator",
-        )
     if world_size == 1 and script != "orchestrator":
         return
     image = container_of(target.version)

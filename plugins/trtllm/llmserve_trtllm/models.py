@@ -19,11 +19,12 @@ from llmserve.plugin import (
 from llmserve_trtllm.options import engine_parameters
 from llmserve_trtllm.tables import pairs
 from llmserve_trtllm.target import (
+    MODEL_TYPES,
+    STATIC,
     TENSORS,
     Row,
     Target,
     contract_name,
-    engine_batching,
     engine_name,
     preprocessing_name,
 )
@@ -55,9 +56,10 @@ def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand
         )
     if "guided_decoding_guide" in target.engine_names:
         fixed |= dict.fromkeys(UNGUARDED, "")
-    batching = engine_batching(target.batching, target.scheduler, target.version)
+    fixed["gpt_model_type"] = MODEL_TYPES[target.batching]
+    fixed["batch_scheduler_policy"] = target.scheduler
     given = engine_parameters(target.options, target.version)
-    set_parameters(config, {**fixed, **batching, **given, STAND_IN: stand_in})
+    set_parameters(config, {**fixed, **given, STAND_IN: stand_in})
 
 
 def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, Any]:
@@ -155,7 +157,7 @@ def wire_through(assembly: Assembly, target: Target, part: BuildContext) -> None
     )
 
 
-def llmapi_settings(target: Target, scheduler: str) -> Mapping[str, Any]:
+def llmapi_settings(target: Target) -> Mapping[str, Any]:
     options = target.options
     kv_cache = {
         "free_gpu_memory_fraction": options["kv_cache_free_gpu_mem_fraction"],
@@ -170,7 +172,7 @@ def llmapi_settings(target: Target, scheduler: str) -> Mapping[str, Any]:
         **{name: options[name] for name in same},
         "streams": target.streams,
         "batching": target.batching,
-        "scheduler": scheduler,
+        "scheduler": "STATIC_BATCH" if target.batching == STATIC else target.scheduler.upper(),
         "kv_cache": {name: value for name, value in kv_cache.items() if value != ""},
         "outputs": [
             {"name": row.name, "data_type": row.data_type, "dims": list(row.dims)}

@@ -1,4 +1,4 @@
-"""The options of a build, read from ``options.txt``, and which of them a version has no use for."""
+"""The options of a build, read from ``options.txt``, and which of them it refuses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ SAMPLING: tuple[Tensor, ...] = (
 
 _KINDS: Mapping[str, type[Value]] = {"int": int, "float": float, "bool": bool, "text": str}
 _INT64_MAX = 2**63 - 1
-_NEWER_MODES = ("redrafter", "lookahead", "eagle")
-_FIRST_NEWER_MODES = Version(0, 16)
 
 
 @dataclass(frozen=True)
@@ -105,14 +103,23 @@ def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[st
     return found
 
 
-def refuse_unused(options: Mapping[str, Value], version: Version) -> None:
+def refuse(options: Mapping[str, Value], version: Version) -> None:
+    """Refuse what has no effect in a build, and what its version or layout cannot do.
+
+    ``options`` has the ``batching`` too.
+    """
     for option in OPTIONS:
         given = options[option.name] != option.default
         if given and (why := option.unused(options, version)):
             raise IncompatibleError(why, mend=f"leave out --{option.name.replace('_', '-')}")
-    mode = options["decoding_mode"]
-    if mode in _NEWER_MODES and version < _FIRST_NEWER_MODES:
-        raise IncompatibleError(
-            f"TensorRT-LLM {version} has no decoding_mode {mode}: it would fall back to another",
-            mend="leave it out, or build for 0.16 or later",
-        )
+    for line in _TABLE["refused"]:
+        versions, conditions, what, mend = map(str.strip, line.split("|"))
+        applies = all(_is_so(condition, options) for condition in conditions.split())
+        if applies and version in Range.parse(versions):
+            raise IncompatibleError(what.format_map({**options, "version": version}), mend=mend)
+
+
+def _is_so(condition: str, options: Mapping[str, Value]) -> bool:
+    name, _, values = condition.partition("=")
+    is_one = str(options[name.rstrip("!")]).lower() in values.split(",")
+    return is_one != name.endswith("!")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.plugin import IncompatibleError, Tensor
+from llmserve.plugin import Tensor
 from llmserve_trtllm import versions
 from llmserve_trtllm.tables import pairs, sections
 from llmserve_trtllm.versions import Range, Version
@@ -126,15 +126,6 @@ class Target:
         return [*ours, *self.llmapi_names]
 
 
-def check_batching(name: str) -> str:
-    if name not in MODEL_TYPES:
-        raise IncompatibleError(
-            f"TensorRT-LLM cannot be driven by batching {name!r}",
-            mend=f"choose one of {', '.join(MODEL_TYPES)}",
-        )
-    return name
-
-
 def scheduler_of(asked: str, report: Callable[[str], None]) -> str:
     """Return the policy that is meant; the tutorials' word for it is taken with a warning."""
     if asked != ALIAS:
@@ -144,25 +135,3 @@ def scheduler_of(asked: str, report: Callable[[str], None]) -> str:
         f"{NO_EVICT}, which is what those that read it fell back to"
     )
     return NO_EVICT
-
-
-def engine_batching(batching: str, scheduler: str, version: Version) -> dict[str, str]:
-    """Return the parameters of the engine backend, or refuse what the version cannot do."""
-    if batching == STATIC and version >= versions.FIRST_WITHOUT_V1:
-        has_llmapi = version >= versions.FIRST_LLMAPI
-        llmapi = " or with --set layout=llmapi for static batches," if has_llmapi else ""
-        raise IncompatibleError(
-            f"the executor of TensorRT-LLM {version} does not run static batches (V1)",
-            mend=f"build with --batching inflight,{llmapi} or for a version before 0.20",
-        )
-    return {"gpt_model_type": MODEL_TYPES[batching], "batch_scheduler_policy": scheduler}
-
-
-def llmapi_policy(batching: str, scheduler: str) -> str:
-    """Return the LLM API's ``capacity_scheduler_policy``."""
-    if batching == STATIC and scheduler != NO_EVICT:
-        raise IncompatibleError(
-            f"static batches have no scheduler {scheduler}",
-            mend="leave it out, or build with --batching inflight",
-        )
-    return "STATIC_BATCH" if batching == STATIC else scheduler.upper()

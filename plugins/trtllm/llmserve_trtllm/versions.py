@@ -1,4 +1,4 @@
-"""Versions of TensorRT-LLM: how they are written, what each can run, and which container has it."""
+"""Versions of TensorRT-LLM: how they are written, and which container has which."""
 
 from __future__ import annotations
 
@@ -69,16 +69,12 @@ CONTAINERS = {
     for tag in tags
 }
 
-FIRST = Version(0, 5)
 # Between 0.5.0, which is the tutorials', and this the templates changed with every release.
 FIRST_CONFIGURABLE = Version(0, 12)
-# From here on the executor is known to refuse static batches.
-FIRST_WITHOUT_V1 = Version(0, 20)
 # The first whose LLM API takes a model as it is, without an engine.
 FIRST_LLMAPI = Version(1, 0)
 # The newest that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
 DEFAULT = Version(1, 2, 1)
-FIRST_WITHOUT_ENGINE = Version(1, 3)
 
 
 def choose_version(version: str, container: str) -> Version:
@@ -108,19 +104,3 @@ def container_of(version: Version) -> str | None:
     """Return the newest container that has a version, if one is known."""
     tags = [tag for tag, has in CONTAINERS.items() if has.same_release(version)]
     return f"nvcr.io/nvidia/tritonserver:{max(tags)}-trtllm-python-py3" if tags else None
-
-
-def check_layout(version: Version, layout: str) -> None:
-    """Refuse a layout that a version cannot run, or whose tensors are not in the table."""
-    what = mend = ""
-    if layout == "llmapi" and version < FIRST_LLMAPI:
-        what = f"serves engines only: the LLM API without one came with {FIRST_LLMAPI}"
-        mend = "build with --set layout=engine, or for a later version"
-    elif layout == "engine" and version >= FIRST_WITHOUT_ENGINE:
-        what = "has no engine backend: it was removed after 1.2"
-        mend = "build with --set layout=llmapi, or for a version up to 1.2"
-    elif layout == "engine" and Version(0, 6) <= version < FIRST_CONFIGURABLE:
-        what = "has tensors that are not in the table"
-        mend = f"build for {FIRST}, or for {FIRST_CONFIGURABLE} and later"
-    if what:
-        raise IncompatibleError(f"TensorRT-LLM {version} {what}", mend=mend)

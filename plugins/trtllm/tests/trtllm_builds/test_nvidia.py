@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.errors import IncompatibleError
 from llmserve.plugin import ModelConfig
-from llmserve_trtllm.options import OPTIONS, PARAMETERS, refuse_unused
+from llmserve_trtllm.options import OPTIONS, PARAMETERS, refuse
 from llmserve_trtllm.versions import Version
 
 from .building import cases, steps
@@ -234,9 +234,9 @@ def test_a_decoding_mode_is_one_that_the_version_knows(version: str) -> None:
     (option,) = (p for p in PARAMETERS if p.name == "decoding_mode")
     options = {option.name: option.default for option in OPTIONS}
     for mode in option.choices:
-        asked = {**options, "decoding_mode": mode}
+        asked = {**options, "batching": "inflight", "decoding_mode": mode}
         if mode in RELEASES[version].modes:
-            refuse_unused(asked, Version.parse(version))
+            refuse(asked, Version.parse(version))
         else:
             with pytest.raises(IncompatibleError, match=f"has no decoding_mode {mode}"):
-                refuse_unused(asked, Version.parse(version))
+                refuse(asked, Version.parse(version))
