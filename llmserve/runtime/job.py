@@ -56,13 +56,8 @@ class Job:
 
     def _generation(self, prompt: Prompt) -> Generation:
         parts = self._parts
-        only_prompt = prompt.params.prompt_only
         context = parts.generator.context_length
-        limit = 1 if only_prompt else answer_limit(prompt, context, parts.defaults["max_tokens"])
-        if prompt.params.min_tokens > limit and not only_prompt:
-            raise RequestError(
-                f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
-            )
+        limit = answer_limit(prompt, context, parts.defaults["max_tokens"])
         eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
         if prompt.params.end_id is not None and prompt.params.end_id >= 0:
             eos = frozenset({prompt.params.end_id})
@@ -75,7 +70,7 @@ class Job:
             prompt=prompt.text,
             is_cancelled=self.responder.cancelled,
         )
-        if only_prompt:
+        if prompt.params.prompt_only:
             generation.tell(about_prompt(prompt, parts))
             return generation
         # Only some formatters can, and only some requests ask for it.

@@ -84,7 +84,21 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
 
 
 def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> int:
-    """Return how many tokens the answer may have; refuse what the context cannot hold."""
+    """Return how many tokens the answer may have; refuse what the context cannot hold.
+
+    What the prompt is, where that is all that is asked for, counts as one.
+    """
+    if prompt.params.prompt_only:
+        return 1
+    limit = _limit(prompt, context_length, default)
+    if prompt.params.min_tokens > limit:
+        raise RequestError(
+            f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
+        )
+    return limit
+
+
+def _limit(prompt: Prompt, context_length: int | None, default: int) -> int:
     wanted, used = prompt.params.max_tokens, len(prompt.ids)
     if context_length is None:
         return wanted or default

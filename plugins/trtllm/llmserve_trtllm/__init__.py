@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmserve.plugin import (
-    INT32_MAX,
     Batching,
     CheckedModel,
     Generator,
@@ -26,7 +25,7 @@ _LLMAPI = {"layout": "llmapi", "stand_in": "true"}
 _ENGINE = ("layout", "engine", "build_engine")
 _LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
 _BATCH_SIZE = Option(
-    "max_batch_size", 8, "Most requests that the engine takes at a time.", (), 1, INT32_MAX
+    "max_batch_size", 8, "Most requests that the engine takes at a time.", minimum=1
 )
 
 

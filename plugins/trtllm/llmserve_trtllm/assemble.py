@@ -60,7 +60,7 @@ def _assemble_engine(assembly: Assembly, goal: Target) -> None:
     words = vocabulary_size(context.source.path) or 0
     engine.check_vocabulary(found, words, model_vocabulary(context.source) or 0)
     sizes = ("max_seq_len", "max_input_len", "max_beam_width", "vocab_size")
-    limits = {name: getattr(found, name) for name in sizes}
+    limits = {name: getattr(found, name) for name in sizes} | engine.ends_of(context.source)
     if not options["engine_at"]:
         # An engine that the server sees elsewhere is not mounted where it lies here.
         limits["path"] = str(folder)
@@ -69,7 +69,7 @@ def _assemble_engine(assembly: Assembly, goal: Target) -> None:
         engine.write_tokenizer_info(context.source, folder)
         told = {"xgrammar_tokenizer_info_path": f"{at}/{engine.TOKENIZER_INFO}"}
         goal = replace(goal, options={**options, **told})
-    part = _engine_part(assembly, goal)
+    part = _engine_part(assembly, goal, limits)
     part.config.backend = "tensorrtllm"
     # Triton wants a version folder, and the engine lies elsewhere.
     (part.folder / ".keep").touch()
@@ -89,8 +89,9 @@ def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
         "max_input_len": min(options["max_input_len"] or length, length - 1),
         "max_beam_width": 1,
         "vocab_size": model_vocabulary(context.source) or 0,
+        **engine.ends_of(context.source),
     }
-    part = _engine_part(assembly, goal)
+    part = _engine_part(assembly, goal, limits)
     files = weight_files(part.source, pickle=options["pickle"])
     if goal.guided:
         files += tokenizer_files(part.source)
@@ -101,8 +102,8 @@ def _assemble_llmapi(assembly: Assembly, goal: Target) -> None:
     write_launch_script(context, goal, part.name, gpus)
 
 
-def _engine_part(assembly: Assembly, goal: Target) -> BuildContext:
-    part = _add(assembly, "tensorrt_llm")
+def _engine_part(assembly: Assembly, goal: Target, limits: Mapping[str, Any]) -> BuildContext:
+    part = _add(assembly, "tensorrt_llm", limits)
     assembly.prepare("batching", part)
     # The engine makes batches by itself, of requests as they come.
     part.config.ClearField("dynamic_batching")
@@ -116,13 +117,10 @@ def _finish(
     """Add what reads and what writes, and wire all of it into the ensemble."""
     context, options = assembly.context, assembly.options
     context.container = Container(versions.container_of(goal.version), _BROUGHT)
-    ends, pad = engine.ends_of(context.source)
-    limits = {**limits, "eos_ids": ends, "pad_id": pad}
-    _tell_limits(assembly, part, limits)
-    first, last = (_add(assembly, name) for name in ("preprocessing", "postprocessing"))
+    first = _add(assembly, "preprocessing", limits)
     settings = models.configure_preprocessing(first.config, goal)
-    _tell_limits(assembly, first, limits)
     assembly.stage(first, f"{_STAGES}:Preprocessing", roles=("tokenizer",), settings=settings)
+    last = _add(assembly, "postprocessing")
     settings = models.configure_postprocessing(last.config, goal, assembly.outputs)
     roles = ("tokenizer", "formatter")
     assembly.stage(last, f"{_STAGES}:Postprocessing", roles=roles, settings=settings)
@@ -142,22 +140,24 @@ def _add_orchestrator(
     assembly: Assembly, goal: Target, engine_part: BuildContext, limits: Mapping[str, Any]
 ) -> BuildContext:
     """Add the model that asks the engine by itself."""
-    part = _add(assembly, "tensorrt_llm_bls")
+    part = _add(assembly, "tensorrt_llm_bls", limits)
     settings = models.configure_orchestrator(part.config, goal, engine_part.name, assembly)
-    _tell_limits(assembly, part, limits)
     roles = ("tokenizer", "formatter")
     assembly.stage(part, _ORCHESTRATOR, roles=roles, settings=settings)
     part.exchange = "stream"
     return part
 
 
-def _add(assembly: Assembly, name: str) -> BuildContext:
-    """Add a part: under NVIDIA's own name beside an ``ensemble``, else after the build's name."""
-    return assembly.add(name=name) if assembly.context.name == "ensemble" else assembly.add(name)
+def _add(assembly: Assembly, name: str, limits: Mapping[str, Any] | None = None) -> BuildContext:
+    """Add a part: under NVIDIA's own name beside an ``ensemble``, else after the build's name.
 
-
-def _tell_limits(assembly: Assembly, part: BuildContext, limits: Mapping[str, Any]) -> None:
-    assembly.prepare("generator", part)["settings"].update(limits)
+    One that reads requests is told the engine's limits.
+    """
+    is_nvidias = assembly.context.name == "ensemble"
+    part = assembly.add(name=name) if is_nvidias else assembly.add(name)
+    if limits:
+        assembly.prepare("generator", part)["settings"].update(limits)
+    return part
 
 
 def _stand_in_of(context: BuildContext) -> str:

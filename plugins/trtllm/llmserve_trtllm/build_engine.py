@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from llmserve.plugin import BuildContext, ConfigError, IncompatibleError, OptionError
 from llmserve_trtllm.tables import pairs, sections
-from llmserve_trtllm.target import INFLIGHT, Target
+from llmserve_trtllm.target import Target
 from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of
 
 PYTHON = "python3"
@@ -107,28 +106,22 @@ def build_commands(target: Target, model: Path, model_type: str, engine: Path) -
     core = "models/core/" if target.version >= _FIRST_WITH_CORE_EXAMPLES else ""
     values |= {"family": core + families[model_type], "checkpoint": f"{engine}-checkpoint"}
     quantization = values["quantization"]
-    is_weight_only = quantization in ("int8", "int4")
-    is_inflight = target.batching == INFLIGHT
-    weight_only = {"weight only": is_weight_only}
+    how = "weight-only" if quantization in ("int8", "int4") else quantization
+    wanted = {target.batching, model_type, how}
     if target.is_first:
-        return [_command(values, "first", {"first inflight": is_inflight, **weight_only})]
-    build = _command(values, "build", {"build inflight": is_inflight})
-    if quantization and not is_weight_only:
-        return [_command(values, "quantize"), build]
-    return [
-        _command(values, "convert", {"convert gpt2": model_type == "gpt2", **weight_only}),
-        build,
-    ]
+        return [_command("first", wanted, values)]
+    begin = "convert" if how in ("", "weight-only") else "quantize"
+    return [_command(begin, wanted, values), _command("build", wanted, values)]
 
 
-def _command(
-    values: Mapping[str, Any], first: str, more: Mapping[str, bool] = MappingProxyType({})
-) -> list[str]:
-    """Return a section of the table as a command, with those others that are wanted."""
-    table = sections("commands.txt")
-    parts = [first, *(part for part, is_wanted in more.items() if is_wanted)]
-    words = (word for part in parts for line in table[part] for word in line.split())
-    return [word.format_map(values) for word in words]
+def _command(step: str, wanted: set[str], values: Mapping[str, Any]) -> list[str]:
+    """Return a step's section of the table as a command, with what the wanted engine adds."""
+    words = []
+    for heading, lines in sections("commands.txt").items():
+        first, *adds = heading.split()
+        if first == step and wanted.issuperset(adds):
+            words += [word.format_map(values) for line in lines for word in line.split()]
+    return words
 
 
 def _values(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,8 +166,10 @@ def _check_front(name: str, config: ModelConfig, configs: Any) -> Iterator[Probl
 
 
 def _is_old(config: ModelConfig) -> bool:
-    lengths = [tensor for tensor in config.input if tensor.name == "request_output_len"]
-    return any(_kind(tensor.data_type) == "UINT32" for tensor in lengths)
+    from tritonclient.grpc.model_config_pb2 import TYPE_UINT32
+
+    kinds = {tensor.name: tensor.data_type for tensor in config.input}
+    return bool(kinds.get("request_output_len") == TYPE_UINT32)
 
 
 def _tensors(config: ModelConfig) -> set[str]:
@@ -177,9 +179,3 @@ def _tensors(config: ModelConfig) -> set[str]:
 def _text(config: ModelConfig, key: str) -> str:
     # Asking a protobuf map for a missing key would add it.
     return config.parameters[key].string_value.strip() if key in config.parameters else ""
-
-
-def _kind(data_type: int) -> str:
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    return str(pb.DataType.Name(data_type)).removeprefix("TYPE_")

@@ -24,10 +24,6 @@ _SPECULATIVE = {
     "EAGLE": "eagle", "32": "eagle",
 }  # fmt: skip
 """The decoding_mode that an engine built for speculation needs; old versions write a number."""
-_SIZES = (
-    "tensor_parallel", "pipeline_parallel", "max_batch_size", "max_input_len", "max_seq_len",
-    "max_beam_width", "vocab_size",
-)  # fmt: skip
 _REBUILD = "build the engine again, or name the folder that trtllm-build wrote"
 
 
@@ -128,7 +124,8 @@ def _engine_of(folder: Path, content: Mapping[str, Any]) -> Engine:
 
 
 def _check_sizes(path: Path, engine: Engine) -> None:
-    sizes = {name: getattr(engine, name) for name in _SIZES}
+    # A switch is a number too, to Python.
+    sizes = {name: size for name, size in vars(engine).items() if type(size) is int}
     what = ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
     if not what and engine.max_input_len > engine.max_seq_len:
         what = f"max_input_len {engine.max_input_len} over max_seq_len {engine.max_seq_len}"
@@ -252,7 +249,7 @@ def write_tokenizer_info(source: ModelSource, folder: Path) -> None:
     info = {
         "encoded_vocab": sorted(ids, key=ids.__getitem__),
         "tokenizer_str": json.dumps(tokenizer, ensure_ascii=False),
-        "stop_token_ids": ends_of(source)[0],
+        "stop_token_ids": ends_of(source)["eos_ids"],
     }
     try:
         (folder / TOKENIZER_INFO).write_text(json.dumps(info), encoding="utf-8")
@@ -263,7 +260,7 @@ def write_tokenizer_info(source: ModelSource, folder: Path) -> None:
         ) from None
 
 
-def ends_of(source: ModelSource) -> tuple[list[int], int | None]:
+def ends_of(source: ModelSource) -> dict[str, Any]:
     """Return the ids that end an answer, and the one for padding, if the model names it."""
     found: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
@@ -272,5 +269,7 @@ def ends_of(source: ModelSource) -> tuple[list[int], int | None]:
             found |= {key: value for key, value in read_object(path).items() if value is not None}
     eos, pad = found.get("eos_token_id"), found.get("pad_token_id")
     ends = eos if isinstance(eos, list) else [eos]
-    has_pad = isinstance(pad, int) and pad >= 0
-    return [end for end in ends if isinstance(end, int)], pad if has_pad else None
+    return {
+        "eos_ids": [end for end in ends if isinstance(end, int)],
+        "pad_id": pad if isinstance(pad, int) and pad >= 0 else None,
+    }

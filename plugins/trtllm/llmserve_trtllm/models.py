@@ -24,9 +24,7 @@ from llmserve_trtllm.target import (
     TENSORS,
     Row,
     Target,
-    contract_name,
-    engine_name,
-    preprocessing_name,
+    named,
 )
 
 STAND_IN = "llmserve.stand_in"
@@ -63,15 +61,13 @@ def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand
 
 
 def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, Any]:
-    inside = {preprocessing_name(row.name): row for row in target.taken}
+    inside = {_in_preprocessing(row): row for row in target.taken}
     inputs = [replace(row, name=name) for name, row in inside.items()]
-    made = _made(target)
-    _declare(config, inputs, made, copies=target.options["preprocessing_instance_count"])
+    _declare(config, inputs, _made(target), copies=target.options["preprocessing_instance_count"])
     _queue(config, target)
     return {
-        **_sampling_settings(target),
-        "names": {name: contract_name(row.name) for name, row in inside.items()},
-        "makes": {row.name: row.data_type for row in made},
+        **_request_settings(target),
+        "names": {name: named("contract", row.name) for name, row in inside.items()},
     }
 
 
@@ -92,15 +88,13 @@ def configure_orchestrator(
     """Fill in ``tensorrt_llm_bls``, which asks the engine itself; return the stage's settings."""
     _declare(config, *_front(target, assembly), copies=target.options["bls_instance_count"])
     config.model_transaction_policy.decoupled = True
-    engine = (*target.engine_outputs, *target.engine_inputs)
     return {
-        **_sampling_settings(target),
-        "names": {row.name: contract_name(row.name) for row in target.llmapi_names},
-        "engine_names": {row.name: engine_name(row.name) for row in _sampling(target)},
+        **_request_settings(target),
+        "names": {row.name: named("contract", row.name) for row in target.llmapi_names},
+        "engine_names": _led(target),
         "direct": [row.name for row in target.direct],
         "scores": [row.name for row in _scores(target, assembly.outputs)],
         "engine_model": engine_model,
-        "engine_types": {row.name: row.data_type for row in engine},
         "engine_echoes": target.engine_echoes,
     }
 
@@ -118,19 +112,13 @@ def wire(
         [*target.rows("client outputs"), *beside, *scores],
         copies=0,
     )
-    made = pairs(TENSORS, "preprocessing to engine")
-    has = target.engine_names
-    inputs = {inside: _wire(name) for name, inside in made.items() if inside in has}
-    inputs |= {
-        engine_name(row.name): _wire(f"OUT_{row.name.upper()}")
-        for row in (*_sampling(target), *_handed_on(target))
-    }
-    inputs |= {engine_name(row.name): row.name for row in target.direct}
+    inputs = {inside: _wire(name) for name, inside in _led(target).items()}
+    inputs |= {row.name: row.name for row in target.direct}
     request = {} if target.streams else {_REQUEST.name: _wire(_REQUEST.name)}
     used = {*inputs.values(), *request.values()}
     assembly.step(
         first,
-        {preprocessing_name(row.name): row.name for row in target.taken},
+        {_in_preprocessing(row): row.name for row in target.taken},
         {row.name: _wire(row.name) for row in _made(target) if _wire(row.name) in used},
     )
     outputs = {"output_ids": "_TOKENS_BATCH"}
@@ -199,20 +187,28 @@ def _sampling(target: Target) -> list[Row]:
     return [row for row in rows if target.guided or not row.name.startswith("guided_")]
 
 
-def _handed_on(target: Target) -> list[Row]:
-    """What preprocessing hands on to a decoupled engine, which alone can act on it."""
-    names = ("stream", "exclude_input_in_output") if target.streams else ()
-    rows = [row for row in target.rows("client llmserve") if row.name in names]
-    return [row for row in rows if engine_name(row.name) in target.engine_names]
-
-
 def _made(target: Target) -> list[Row]:
-    asked = [
-        replace(row, name=f"OUT_{row.name.upper()}")
-        for row in (*_sampling(target), *_handed_on(target))
-    ]
+    """What preprocessing makes: prompts, what is asked for, and what postprocessing has to know."""
+    asked = _sampling(target)
+    if target.streams:
+        # Only a decoupled engine can act on these, and before 0.14 not on the second.
+        names = {"stream"} | ({"exclude_input_in_output"} & target.engine_names)
+        asked += [row for row in target.rows("client llmserve") if row.name in names]
+    handed_on = [replace(row, name=f"OUT_{row.name.upper()}") for row in asked]
     ours = [] if target.streams else [_REQUEST]
-    return [*target.rows("preprocessing outputs"), *asked, *ours]
+    return [*target.rows("preprocessing outputs"), *handed_on, *ours]
+
+
+def _led(target: Target) -> dict[str, str]:
+    """Return the engine's names of what preprocessing makes for it."""
+    led = pairs(TENSORS, "preprocessing to engine")
+    return {
+        row.name: led[row.name] for row in _made(target) if led.get(row.name) in target.engine_names
+    }
+
+
+def _in_preprocessing(row: Row) -> str:
+    return named("preprocessing", row.name.upper())
 
 
 def _beside_text(target: Target, formatted: Iterable[Tensor]) -> list[Tensor]:
@@ -228,13 +224,14 @@ def _scores(target: Target, formatted: Iterable[Tensor]) -> list[Row]:
 
 def _wire(name: str) -> str:
     """Return what the ensemble calls a tensor between two models."""
-    named = {"OUT_END_ID": "_PREPROCESSOR_END_ID", "OUT_PAD_ID": "_PREPROCESSOR_PAD_ID"}
-    return named.get(name, f"_{name}")
+    return named("wires", f"_{name}")
 
 
-def _sampling_settings(target: Target) -> dict[str, Any]:
+def _request_settings(target: Target) -> dict[str, Any]:
+    """What a ``RequestWriter`` has to know, and its users."""
     return {
-        "sampling": {row.name: row.data_type for row in _sampling(target)},
+        "sampling": [row.name for row in _sampling(target)],
+        "makes": {row.name: row.data_type for row in _made(target)},
         "no_end": target.no_end,
         "streams": target.streams,
     }

@@ -32,17 +32,9 @@ class Row(Tensor):
         """Take any type of Triton's, those that Python has none for as well."""
 
 
-def preprocessing_name(client: str) -> str:
-    return pairs(TENSORS, "names preprocessing").get(client, client.upper())
-
-
-def engine_name(client: str) -> str:
-    return pairs(TENSORS, "names engine").get(client, client)
-
-
-def contract_name(client: str) -> str:
-    """Return what llmserve calls a tensor of NVIDIA's model around the LLM API."""
-    return pairs(TENSORS, "names contract").get(client, client.removeprefix("sampling_param_"))
+def named(what: str, name: str) -> str:
+    """Return what else a tensor is called by ``tensors.txt``, or the same name."""
+    return pairs(TENSORS, f"names {what}").get(name, name)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmserve.runtime import Answer, Params, Parts, TextFormatter
+from llmserve.runtime import Answer, Params, Parts, Prompt, TextFormatter
 from llmserve.testing import (
     ByteTokenizer,
     FakeBackendUtils,
@@ -104,8 +104,10 @@ def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
     writer = RequestWriter(SETTINGS, parts())
 
     def values(**asked: Any) -> tuple[Any, ...]:
-        made = writer.write([1], Params(**asked)).values
-        return made["temperature"], made["top_k"], made["top_p"], made["seed"]
+        made = writer.write([Prompt("", [1], Params(**asked))], [1], None, None)
+        return tuple(
+            made[f"OUT_{name}"][0][0] for name in ("TEMPERATURE", "TOP_K", "TOP_P", "SEED")
+        )
 
     for greedy in ({}, {"temperature": 0.0}, {"top_k": 1, "temperature": 2.0}):
         assert values(**greedy)[:3] == (1.0, 1, 1.0)
@@ -115,7 +117,7 @@ def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
 
 
 REQUEST = {
-    "prompt": "", "stop": [], "include_stop": False, "min_tokens": 0, "input_tokens": 2,
+    "prompt": "", "params": {}, "input_tokens": 2,
     "context": [97, 98], "max_tokens": 8, "end": [0],
 }  # fmt: skip
 
@@ -137,7 +139,7 @@ def write(ids: list[int], request: dict[str, Any] | None, **changes: Any) -> dic
         (list(b"hello"), {}, (b"hello", b"stop", 5)),
         ([*b"hello", 0], {}, (b"hello", b"stop", 6)),
         (list(b"12345678"), {}, (b"12345678", b"length", 8)),
-        (list(b"say STOP"), {"stop": ["STOP"]}, (b"say ", b"stop", 8)),
+        (list(b"say STOP"), {"params": {"stop_words": ["STOP"]}}, (b"say ", b"stop", 8)),
         (list(b"ab"), {"prompt": "ab: "}, (b"ab: ab", b"stop", 2)),
         ([*"é".encode()], {}, ("é".encode(), b"stop", 2)),
         (list(b"x"), {"answer": '{"ids": [97, 98]}'}, (b'{"ids": [97, 98]}', b"stop", 0)),
@@ -272,7 +274,7 @@ def test_the_engine_is_told_that_nobody_waits_any_more_where_triton_can() -> Non
     engine = SimpleNamespace(exec=lambda decoupled: stream)
     pb_utils = SimpleNamespace(Tensor=FakeTensor, InferenceRequest=lambda **_: engine)
     model = EngineModel({**SETTINGS, "streams": True}, pb_utils)
-    answers = model.answers({"input_ids": [1]}, stream=True)
+    answers = model.answers({"input_ids": np.array([[1]])}, stream=True)
     assert next(answers)[0] == [97]
     answers.close()
     assert stream.cancelled

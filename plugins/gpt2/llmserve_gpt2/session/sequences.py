@@ -181,9 +181,7 @@ def open_sequence(request: StepRequest, parts: Parts, number: int, now: float) -
         raise RequestError("text_input is empty: send at least one character")
     prompt = Prompt(request.prompt, list(request.ids), params)
     context = parts.generator.context_length
-    limit = 1 if params.prompt_only else answer_limit(prompt, context, parts.defaults["max_tokens"])
-    if params.min_tokens > limit:
-        raise RequestError(f"min_tokens {params.min_tokens} is over max_tokens {limit}: lower it")
+    limit = answer_limit(prompt, context, parts.defaults["max_tokens"])
     eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
     if params.end_id is not None and params.end_id >= 0:
         eos = frozenset({params.end_id})

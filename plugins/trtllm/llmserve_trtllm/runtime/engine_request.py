@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime import Params, Parts, RequestError, Tokenizer
+from llmserve.runtime import Params, Parts, Prompt, RequestError
 from llmserve.runtime.constrained import form_of
-
-_SECOND_NAMES = {"random_seed": "seed", "min_length": "min_tokens"}
-_NUMPY: dict[str, Any] = {
-    "TYPE_INT32": np.int32,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_FP32": np.float32,
-    "TYPE_BOOL": np.bool_,
-    "TYPE_STRING": np.object_,
-}
+from llmserve.runtime.contract import ALIASES, TYPES
 
 
 class EngineLimits:
@@ -39,21 +29,7 @@ class EngineLimits:
 
 
 def array(values: Any, data_type: str) -> npt.NDArray[Any]:
-    return np.array(values, _NUMPY[data_type])
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """What the engine is asked for one prompt.
-
-    ``values`` has one for each tensor of sampling that the engine has, by the client's names. The
-    first of ``ends`` is the engine's own; it is told of the others as of ``stop_words``.
-    """
-
-    values: dict[str, Any]
-    ends: list[int]
-    stop_words: list[list[int]]
-    bad_words: list[list[int]]
+    return np.array(values, TYPES[data_type])
 
 
 class RequestWriter:
@@ -64,20 +40,56 @@ class RequestWriter:
     """
 
     def __init__(self, settings: Mapping[str, Any], parts: Parts) -> None:
-        self.types: Mapping[str, str] = settings["sampling"]
+        self._names: Sequence[str] = settings["sampling"]
         self._no_end: int = settings["no_end"]
         self._limits: EngineLimits = parts.generator
         self._tokenizer = parts.tokenizer
-        self._has = {_SECOND_NAMES.get(name, name) for name in self.types}
+        self._has = {ALIASES.get(name, name) for name in self._names}
 
-    def write(self, ids: Sequence[int], params: Params) -> EngineRequest:
-        self._refuse(ids, params)
+    def write(
+        self, prompts: Sequence[Prompt], limits: Sequence[int], words: Any, weights: Any
+    ) -> dict[str, Any]:
+        """Return preprocessing's outputs, with a row for each prompt.
+
+        ``words`` and ``weights`` are the request's tensors for a bias, each None if it has none.
+        """
+        for prompt in prompts:
+            self._refuse(prompt.ids, prompt.params)
+        asked = [prompt.params for prompt in prompts]
+        sampling = [self._sampling(params) for params in asked]
+        pads = [values["pad_id"] for values in sampling]
+        width = max(len(prompt.ids) for prompt in prompts)
+        return {
+            "INPUT_ID": [
+                prompt.ids + [pad] * (width - len(prompt.ids))
+                for prompt, pad in zip(prompts, pads, strict=True)
+            ],
+            "REQUEST_INPUT_LEN": [[len(prompt.ids)] for prompt in prompts],
+            "REQUEST_OUTPUT_LEN": [[limit] for limit in limits],
+            "DECODER_INPUT_ID": [[pad] for pad in pads],
+            "REQUEST_DECODER_INPUT_LEN": [[1] for _ in prompts],
+            "BAD_WORDS_IDS": word_tensor([self._words(params.bad_words) for params in asked]),
+            "STOP_WORDS_IDS": word_tensor(
+                [
+                    # The first is the engine's own end; it is told of the others as of words.
+                    [*self._words(params.stop_words), *([end] for end in self.ends(params)[1:])]
+                    for params in asked
+                ]
+            ),
+            "EMBEDDING_BIAS": self._bias(words, weights, len(prompts)),
+            **{
+                f"OUT_{name.upper()}": [[values[ALIASES.get(name, name)]] for values in sampling]
+                for name in self._names
+            },
+        }
+
+    def _sampling(self, params: Params) -> dict[str, Any]:
         kind, guide = form_of(params) or ("", "")
-        ends = self._ends(params)
+        ends = self.ends(params)
         end = ends[0] if ends else self._no_end
         pad = self._limits.pad_id
         greedy = params.effective_temperature == 0 or params.top_k == 1
-        known = {
+        return {
             "end_id": end,
             "pad_id": int(
                 _number("pad_id", params, max(end, 0) if pad is None else pad, 0, 2**31 - 1)
@@ -97,14 +109,8 @@ class RequestWriter:
             "guided_decoding_guide_type": kind.encode(),
             "guided_decoding_guide": guide.encode(),
         }
-        return EngineRequest(
-            values={name: known[_SECOND_NAMES.get(name, name)] for name in self.types},
-            ends=ends,
-            stop_words=[*word_ids(params.stop_words, self._tokenizer), *([e] for e in ends[1:])],
-            bad_words=word_ids(params.bad_words, self._tokenizer),
-        )
 
-    def bias(self, words: Any, weights: Any, rows: int) -> npt.NDArray[np.float32]:
+    def _bias(self, words: Any, weights: Any, rows: int) -> npt.NDArray[np.float32]:
         """Return a number for each id of the vocabulary and each row; without words no column."""
         if words is None and weights is None:
             return np.zeros((rows, 0), np.float32)
@@ -139,7 +145,7 @@ class RequestWriter:
         if params.top_k > 1024:
             raise RequestError(f"top_k must be at most 1024, not {params.top_k}")
 
-    def _ends(self, params: Params) -> list[int]:
+    def ends(self, params: Params) -> list[int]:
         """Return the ids that end the answer, those that the engine was built with first."""
         if params.ignore_eos:
             return []
@@ -147,6 +153,15 @@ class RequestWriter:
             return [params.end_id]
         own = self._limits.eos_ids
         return [*sorted(own), *sorted(self._tokenizer.eos_ids - own)]
+
+    def _words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids of words, each as it looks at the beginning of a text and after a space.
+
+        Without special tokens: a BOS in the middle is what no text has, so such a word never came.
+        """
+        forms = [form for word in words for form in (word, f" {word}")]
+        found = [tuple(self._tokenizer.encode(form, special=False)) for form in forms]
+        return [list(ids) for ids in dict.fromkeys(found) if ids]
 
 
 def _number(name: str, params: Params, default: float, low: float, high: float) -> float:
@@ -158,16 +173,6 @@ def _number(name: str, params: Params, default: float, low: float, high: float) 
     if isinstance(default, int) and value != int(value):
         raise RequestError(f"{name} takes a whole number, not {value!r}")
     return float(value)
-
-
-def word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the ids of words, each as it looks at the beginning of a text and after a space.
-
-    Without special tokens: a BOS in the middle is what no text has, so such a word never came.
-    """
-    forms = [form for word in words for form in (word, f" {word}")]
-    found = [tuple(tokenizer.encode(form, special=False)) for form in forms]
-    return [list(ids) for ids in dict.fromkeys(found) if ids]
 
 
 def word_tensor(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Generation, Job, Parts, RequestError, Tensors, tensors_of
-from llmserve_trtllm.runtime.engine_request import RequestWriter, array, word_tensor
+from llmserve.runtime import Generation, Job, Parts, Prompt, RequestError, Tensors, tensors_of
+from llmserve_trtllm.runtime.engine_request import RequestWriter, array
 
 Answers = GeneratorType[tuple[list[int], Tensors], None, None]
 
@@ -57,16 +57,16 @@ class Orchestrator:
                     for row, generation in enumerate(rows)
                     if not generation.done
                 ]
-                for generation, values in asked:
-                    self._answer(generation, values, outputs)
+                for generation, tensors in asked:
+                    self._answer(generation, tensors, outputs)
             except Exception as error:
                 job.responder.fail(error)
 
     def finalize(self) -> None:
         self._model.let_go()
 
-    def _answer(self, generation: Generation, values: Mapping[str, Any], outputs: _Outputs) -> None:
-        with closing(self._model.answers(values, stream=self._settings["streams"])) as answers:
+    def _answer(self, generation: Generation, tensors: Tensors, outputs: _Outputs) -> None:
+        with closing(self._model.answers(tensors, stream=self._settings["streams"])) as answers:
             for tokens, scores in answers:
                 outputs.add(scores)
                 for token in tokens:
@@ -76,34 +76,27 @@ class Orchestrator:
                     break
         generation.end()
 
-    def _tensors(
-        self, generation: Generation, given: Tensors, row: int, rows: int
-    ) -> dict[str, Any]:
+    def _tensors(self, generation: Generation, given: Tensors, row: int, rows: int) -> Tensors:
         """Return the engine's inputs for one row of a request."""
-        request = self._writer.write(generation.prompt_ids, generation.params)
-        words, weights = given.get("embedding_bias_words"), given.get("embedding_bias_weights")
-        names: Mapping[str, str] = self._settings["engine_names"]
-        return {
-            "input_ids": generation.prompt_ids,
-            "input_lengths": len(generation.prompt_ids),
-            "request_output_len": generation.max_tokens,
-            "stop_words_list": word_tensor([request.stop_words]),
-            "bad_words_list": word_tensor([request.bad_words]),
-            "embedding_bias": self._writer.bias(words, weights, rows)[row : row + 1],
-            **self._direct(given, row, rows),
-            **{names[name]: value for name, value in request.values.items() if value != b""},
-        }
-
-    def _direct(self, given: Tensors, row: int, rows: int) -> Tensors:
-        direct = {name: given[name] for name in self._settings["direct"] if name in given}
-        count = direct.get("num_return_sequences")
-        if count is not None and (count > 1).any():
+        mine = {name: values[row : row + 1] for name, values in given.items()}
+        direct = {name: mine[name] for name in self._settings["direct"] if name in mine}
+        if "num_return_sequences" in direct and (direct["num_return_sequences"] > 1).any():
             raise RequestError(
                 "num_return_sequences over 1 needs a model built with --set stream_through=ensemble"
             )
         if rows > 1 and any(direct[name].any() for name in direct if name.startswith("return_")):
             raise RequestError("scores are sent for one prompt at a time: send several requests")
-        return {name: values[row : row + 1] for name, values in direct.items()}
+        values = self._writer.write(
+            [Prompt(generation.prompt, generation.prompt_ids, generation.params)],
+            [generation.max_tokens],
+            mine.get("embedding_bias_words"),
+            mine.get("embedding_bias_weights"),
+        )
+        makes: Mapping[str, str] = self._settings["makes"]
+        names: Mapping[str, str] = self._settings["engine_names"]
+        made = {inside: array(values[name], makes[name]) for name, inside in names.items()}
+        # No words and no form are not sent at all.
+        return direct | {name: tensor for name, tensor in made.items() if _says(tensor)}
 
 
 class _Outputs:
@@ -142,7 +135,6 @@ class EngineModel:
 
     def __init__(self, settings: Mapping[str, Any], pb_utils: Any) -> None:
         self._name: str = settings["engine_model"]
-        self._types: Mapping[str, str] = settings["engine_types"]
         self._scores: Sequence[str] = settings["scores"]
         self._echoes: bool = settings["engine_echoes"]
         self._decoupled: bool = settings["streams"]
@@ -155,40 +147,32 @@ class EngineModel:
         """Free the streams that have ended; only when Triton holds them no more."""
         self._ended.clear()
 
-    def answers(self, values: Mapping[str, Any], *, stream: bool) -> Answers:
-        """Send one prompt and give its new tokens and their scores as the engine answers.
-
-        ``values`` are by the engine's names; ``input_ids`` is a list, the words are tensors, all
-        else is one value.
-        """
+    def answers(self, tensors: Tensors, *, stream: bool) -> Answers:
+        """Send one prompt and give its new tokens and their scores as the engine answers."""
         # An answer in one piece may begin with the prompt; a stream has new tokens only.
-        skip = len(values["input_ids"]) if self._echoes and not stream else 0
-        replies = self._ask({**values, "streaming": stream})
+        skip = tensors["input_ids"].size if self._echoes and not stream else 0
+        replies = self._ask({**tensors, "streaming": np.array([[stream]])})
         self._ended.append(replies)
         ended = False
         try:
             for reply in replies:
                 if reply.has_error():
                     raise RuntimeError(reply.error().message())
-                tensors = {t.name(): t.as_numpy() for t in reply.output_tensors()}
-                scores = {name: tensors[name] for name in self._scores if name in tensors}
-                yield _ids(tensors)[skip:], scores
+                made = {t.name(): t.as_numpy() for t in reply.output_tensors()}
+                scores = {name: made[name] for name in self._scores if name in made}
+                yield _ids(made)[skip:], scores
                 skip = 0
             ended = True
         finally:
             if not ended:
                 self._leave(replies)
 
-    def _ask(self, values: Mapping[str, Any]) -> Any:
-        inputs = [
-            self._pb.Tensor(name, self._array(name, value))
-            for name, value in values.items()
-            if name in self._types and not (isinstance(value, np.ndarray) and not value.size)
-        ]
-        outputs = [name for name in ("output_ids", "sequence_length") if name in self._types]
+    def _ask(self, tensors: Tensors) -> Any:
+        inputs = [self._pb.Tensor(name, values) for name, values in tensors.items()]
+        outputs = ["output_ids", "sequence_length"]
         # Before 0.14 there is a 0 for every score that nobody asked for, and clients count on it.
         unasked = "sequence_index" not in self._scores
-        if unasked or any(name.startswith("return_") for name in values):
+        if unasked or any(name.startswith("return_") for name in tensors):
             outputs += self._scores
         request = self._pb.InferenceRequest(
             model_name=self._name, requested_output_names=outputs, inputs=inputs
@@ -208,10 +192,9 @@ class EngineModel:
         for _ in replies:
             pass
 
-    def _array(self, name: str, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return value
-        return array(value if isinstance(value, list) else [value], self._types[name])[None]
+
+def _says(tensor: Any) -> bool:
+    return bool(tensor.size) and tensor.item(0) != b""
 
 
 def _ids(tensors: Tensors) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from llmserve.runtime import (
     respond,
     tensors_of,
 )
-from llmserve_trtllm.runtime.engine_request import RequestWriter, array, word_tensor
+from llmserve_trtllm.runtime.engine_request import RequestWriter, array
 
 _TEXT = "text_output"
+_READ_AGAIN = ("stop_words", "include_stop_str_in_output", "min_tokens")
+"""What of a request's parameters says how the engine's tokens are to be read."""
 
 
 class Preprocessing:
@@ -48,36 +51,20 @@ class Preprocessing:
     def _answer(self, raw: Any) -> Tensors:
         prompts = read_prompts(raw, self._parts, renamed=self._settings["names"])
         limits = [self._limit(prompt) for prompt in prompts]
-        # Who asks only what the prompt is need not wait for the engine to read it.
-        ids = [prompt.ids[:1] if prompt.params.prompt_only else prompt.ids for prompt in prompts]
-        asked = [
-            self._writer.write(row, prompt.params) for row, prompt in zip(ids, prompts, strict=True)
-        ]
-        pads = [request.values.get("pad_id", 0) for request in asked]
-        width = max(map(len, ids))
         given = tensors_of(raw)
-        values: dict[str, Any] = {
-            "INPUT_ID": [
-                row + [pad] * (width - len(row)) for row, pad in zip(ids, pads, strict=True)
-            ],
-            "REQUEST_INPUT_LEN": [[len(row)] for row in ids],
-            "DECODER_INPUT_ID": [[pad] for pad in pads],
-            "REQUEST_DECODER_INPUT_LEN": [[1] for _ in prompts],
-            "REQUEST_OUTPUT_LEN": [[limit] for limit in limits],
-            "BAD_WORDS_IDS": word_tensor([request.bad_words for request in asked]),
-            "STOP_WORDS_IDS": word_tensor([request.stop_words for request in asked]),
-            "EMBEDDING_BIAS": self._writer.bias(
-                given.get("EMBEDDING_BIAS_WORDS"), given.get("EMBEDDING_BIAS_WEIGHTS"), len(prompts)
-            ),
-            "REQUEST": [
-                [json.dumps(self._about(prompt, limit, request.ends)).encode()]
-                for prompt, limit, request in zip(prompts, limits, asked, strict=True)
-            ],
-            "OUT_STREAM": [[self._streams(prompt)] for prompt in prompts],
-            "OUT_EXCLUDE_INPUT_IN_OUTPUT": [[not self._echoes(prompt)] for prompt in prompts],
-        }
-        for name in self._writer.types:
-            values[f"OUT_{name.upper()}"] = [[request.values[name]] for request in asked]
+        values = self._writer.write(
+            # Who asks only what the prompt is need not wait for the engine to read it.
+            [replace(p, ids=p.ids[:1]) if p.params.prompt_only else p for p in prompts],
+            limits,
+            given.get("EMBEDDING_BIAS_WORDS"),
+            given.get("EMBEDDING_BIAS_WEIGHTS"),
+        )
+        values["REQUEST"] = [
+            [json.dumps(self._about(prompt, limit)).encode()]
+            for prompt, limit in zip(prompts, limits, strict=True)
+        ]
+        values["OUT_STREAM"] = [[self._streams(prompt)] for prompt in prompts]
+        values["OUT_EXCLUDE_INPUT_IN_OUTPUT"] = [[not self._echoes(prompt)] for prompt in prompts]
         makes: Mapping[str, str] = self._settings["makes"]
         return {name: array(values[name], data_type) for name, data_type in makes.items()}
 
@@ -88,31 +75,21 @@ class Preprocessing:
                 "this model answers in one piece: leave out stream, or build it with "
                 "--set decoupled=true"
             )
-        if prompt.params.prompt_only:
-            if self._settings["streams"]:
-                raise RequestError("prompt_only needs a model built with --set stream_through=bls")
-            # The engine has to be asked, for the ensemble leads through it.
-            return 1
+        if prompt.params.prompt_only and self._settings["streams"]:
+            raise RequestError("prompt_only needs a model built with --set stream_through=bls")
         context: int = self._parts.generator.context_length
-        limit = answer_limit(prompt, context, self._parts.defaults["max_tokens"])
-        if prompt.params.min_tokens > limit:
-            raise RequestError(
-                f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
-            )
-        return limit
+        return answer_limit(prompt, context, self._parts.defaults["max_tokens"])
 
-    def _about(self, prompt: Prompt, limit: int, ends: Sequence[int]) -> dict[str, Any]:
+    def _about(self, prompt: Prompt, limit: int) -> dict[str, Any]:
         """Return what postprocessing has to know of a request."""
         params = prompt.params
         about = {
             "prompt": prompt.text if self._echoes(prompt) else "",
-            "stop": params.stop_words,
-            "include_stop": params.include_stop_str_in_output,
-            "min_tokens": params.min_tokens,
+            "params": {name: getattr(params, name) for name in _READ_AGAIN},
             "input_tokens": len(prompt.ids),
             "context": prompt.ids[-8:],
             "max_tokens": limit,
-            "end": ends,
+            "end": self._writer.ends(params),
         }
         if params.prompt_only:
             about["answer"] = about_prompt(prompt, self._parts)
@@ -183,11 +160,7 @@ class Postprocessing:
         # which some versions of the engine send and others do not.
         generation = Generation(
             about["context"],
-            Params(
-                stop_words=tuple(about["stop"]),
-                include_stop_str_in_output=about["include_stop"],
-                min_tokens=about["min_tokens"],
-            ),
+            Params(**about["params"]),
             max_tokens=about["max_tokens"],
             eos_ids=frozenset(about["end"]),
             decode=self._parts.tokenizer.decode,
