@@ -128,24 +128,16 @@ def _finish(
     part.exchange = "stream" if goal.streams else "unary"
     if goal.streams:
         context.exchange = "stream"
-    if goal.streams and options["stream_through"] == "bls":
-        models.wire_through(assembly, goal, _add_orchestrator(assembly, goal, part, limits))
-        return
-    models.wire(assembly, goal, (first, part, last))
-    if options["bls"]:
-        _add_orchestrator(assembly, goal, part, limits)
-
-
-def _add_orchestrator(
-    assembly: Assembly, goal: Target, engine_part: BuildContext, limits: Mapping[str, Any]
-) -> BuildContext:
-    """Add the model that asks the engine by itself."""
-    part = _add(assembly, "tensorrt_llm_bls", limits)
-    settings = models.configure_orchestrator(part.config, goal, engine_part.name, assembly)
-    roles = ("tokenizer", "formatter")
-    assembly.stage(part, _ORCHESTRATOR, roles=roles, settings=settings)
-    part.exchange = "stream"
-    return part
+    is_through = goal.streams and options["stream_through"] == "bls"
+    if is_through or options["bls"]:
+        asks = _add(assembly, "tensorrt_llm_bls", limits)
+        settings = models.configure_orchestrator(asks.config, goal, part.name, assembly)
+        assembly.stage(asks, _ORCHESTRATOR, roles=roles, settings=settings)
+        asks.exchange = "stream"
+    if is_through:
+        models.wire_through(assembly, goal, asks)
+    else:
+        models.wire(assembly, goal, (first, part, last))
 
 
 def _add(assembly: Assembly, name: str, limits: Mapping[str, Any] | None = None) -> BuildContext:
@@ -165,9 +157,5 @@ def _stand_in_of(context: BuildContext) -> str:
 
     Nothing is copied: with a GPU nobody reads it.
     """
-    source = context.source
-    if source.asked == DEMO:
-        return json.dumps({"demo": True})
-    if source.repo_id and source.revision:
-        return json.dumps({"id": source.repo_id, "revision": source.revision})
-    return json.dumps({"path": str(source.path)})
+    is_demo = context.source.asked == DEMO
+    return json.dumps({"demo": True} if is_demo else context.place((), "", copy=False))

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import BuildContext, ConfigError, IncompatibleError, OptionError
-from llmserve_trtllm.tables import pairs, sections
 from llmserve_trtllm.target import Target
-from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of
+from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of, pairs, sections
 
 PYTHON = "python3"
 """Stands for the Python that runs this, where the commands are run here."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from llmserve.plugin import CheckedModel, LLMServeError, ModelConfig, Problem
 from llmserve_trtllm.engine import read_engine
-from llmserve_trtllm.models import UNGUARDED
+from llmserve_trtllm.options import WRITTEN
 from llmserve_trtllm.versions import Version
 
 BACKEND = "tensorrtllm"
@@ -66,7 +66,8 @@ def check_model(model: CheckedModel) -> Iterator[Problem]:
 def _check_parameters(name: str, config: ModelConfig) -> Iterator[Problem]:
     """Find what the backend reads without a default, what it does not know, and what it did."""
     tensors = _tensors(config)
-    missing = [key for key in UNGUARDED if key not in config.parameters]
+    empty = [key for _, key, value in WRITTEN if not value]
+    missing = [key for key in empty if key not in config.parameters]
     if missing and "guided_decoding_guide" in tensors:
         yield Problem(
             name,

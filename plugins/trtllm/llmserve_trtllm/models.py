@@ -17,7 +17,6 @@ from llmserve.plugin import (
     set_parameters,
 )
 from llmserve_trtllm.options import engine_parameters
-from llmserve_trtllm.tables import pairs
 from llmserve_trtllm.target import (
     MODEL_TYPES,
     STATIC,
@@ -26,38 +25,30 @@ from llmserve_trtllm.target import (
     Target,
     named,
 )
+from llmserve_trtllm.versions import pairs
 
 STAND_IN = "llmserve.stand_in"
 """Where a stand-in finds the model that the engine was built from; TensorRT-LLM overlooks it."""
-UNGUARDED = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
-"""What the backend reads from 0.19 on without a default: left out, the model does not load
-(inflight_batcher_llm/src/model_instance_state.cc:413-415 of v0.19.0). Empty means not used."""
-
-_REQUEST = Row("REQUEST", "TYPE_STRING", optional=True)
-"""Ours: what postprocessing has to know of a request, as JSON. Who asks it without, as NVIDIA's
-own clients do, gets the text of the tokens and nothing else."""
 
 
 def declare_engine(config: ModelConfig, target: Target) -> None:
     # It places itself; KIND_CPU keeps Triton from making an instance for every GPU.
     copies = target.options["gpu_device_ids"].count(";") + 1
-    _declare(config, target.engine_inputs, target.engine_outputs, copies=copies)
+    outputs = target.rows("engine outputs", "scores")
+    _declare(config, target.rows("engine inputs"), outputs, copies=copies)
     config.model_transaction_policy.decoupled = target.streams
 
 
 def configure_engine(config: ModelConfig, target: Target, engine_dir: str, stand_in: str) -> None:
-    fixed = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no", "gpt_model_path": engine_dir}
     if not target.is_first:
         _queue(config, target)
-        fixed["executor_worker_path"] = (
-            "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-        )
-    if "guided_decoding_guide" in target.engine_names:
-        fixed |= dict.fromkeys(UNGUARDED, "")
-    fixed["gpt_model_type"] = MODEL_TYPES[target.batching]
-    fixed["batch_scheduler_policy"] = target.scheduler
-    given = engine_parameters(target.options, target.version)
-    set_parameters(config, {**fixed, **given, STAND_IN: stand_in})
+    chosen = {
+        "gpt_model_path": engine_dir,
+        "gpt_model_type": MODEL_TYPES[target.batching],
+        "batch_scheduler_policy": target.scheduler,
+        STAND_IN: stand_in,
+    }
+    set_parameters(config, chosen | engine_parameters(target.options, target.version))
 
 
 def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, Any]:
@@ -74,7 +65,7 @@ def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, An
 def configure_postprocessing(
     config: ModelConfig, target: Target, formatted: Iterable[Tensor]
 ) -> dict[str, Any]:
-    inputs = [*target.rows("postprocessing inputs"), *([] if target.streams else [_REQUEST])]
+    inputs = target.rows("postprocessing inputs")
     others = [replace(row, name=row.name.upper()) for row in _beside_text(target, formatted)]
     outputs = [*target.rows("postprocessing outputs"), *others]
     _declare(config, inputs, outputs, copies=target.options["postprocessing_instance_count"])
@@ -90,7 +81,7 @@ def configure_orchestrator(
     config.model_transaction_policy.decoupled = True
     return {
         **_request_settings(target),
-        "names": {row.name: named("contract", row.name) for row in target.llmapi_names},
+        "names": {row.name: named("contract", row.name) for row in target.rows("client llmapi")},
         "engine_names": _led(target),
         "direct": [row.name for row in target.direct],
         "scores": [row.name for row in _scores(target, assembly.outputs)],
@@ -114,8 +105,8 @@ def wire(
     )
     inputs = {inside: _wire(name) for name, inside in _led(target).items()}
     inputs |= {row.name: row.name for row in target.direct}
-    request = {} if target.streams else {_REQUEST.name: _wire(_REQUEST.name)}
-    used = {*inputs.values(), *request.values()}
+    read = {row.name: _wire(row.name) for row in target.rows("postprocessing inputs")}
+    used = {*inputs.values(), *read.values()}
     assembly.step(
         first,
         {_in_preprocessing(row): row.name for row in target.taken},
@@ -125,11 +116,8 @@ def wire(
     if not target.is_first:
         outputs["sequence_length"] = "_SEQUENCE_LENGTH"
     assembly.step(engine, inputs, {**outputs, **{row.name: row.name for row in scores}})
-    assembly.step(
-        last,
-        {**{row.name: _wire(row.name) for row in target.rows("postprocessing inputs")}, **request},
-        {"OUTPUT": "text_output", **{row.name.upper(): row.name for row in beside}},
-    )
+    written = {"OUTPUT": "text_output", **{row.name.upper(): row.name for row in beside}}
+    assembly.step(last, read, written)
 
 
 def wire_through(assembly: Assembly, target: Target, part: BuildContext) -> None:
@@ -159,13 +147,10 @@ def llmapi_settings(target: Target) -> Mapping[str, Any]:
     return {
         **{name: options[name] for name in same},
         "streams": target.streams,
-        "batching": target.batching,
+        "model_type": MODEL_TYPES[target.batching],
         "scheduler": "STATIC_BATCH" if target.batching == STATIC else target.scheduler.upper(),
         "kv_cache": {name: value for name, value in kv_cache.items() if value != ""},
-        "outputs": [
-            {"name": row.name, "data_type": row.data_type, "dims": list(row.dims)}
-            for row in target.engine_outputs
-        ],
+        "outputs": [{"name": row.name, "dims": row.dims} for row in target.rows("engine outputs")],
     }
 
 
@@ -189,14 +174,9 @@ def _sampling(target: Target) -> list[Row]:
 
 def _made(target: Target) -> list[Row]:
     """What preprocessing makes: prompts, what is asked for, and what postprocessing has to know."""
-    asked = _sampling(target)
-    if target.streams:
-        # Only a decoupled engine can act on these, and before 0.14 not on the second.
-        names = {"stream"} | ({"exclude_input_in_output"} & target.engine_names)
-        asked += [row for row in target.rows("client llmserve") if row.name in names]
-    handed_on = [replace(row, name=f"OUT_{row.name.upper()}") for row in asked]
-    ours = [] if target.streams else [_REQUEST]
-    return [*target.rows("preprocessing outputs"), *handed_on, *ours]
+    asked = [replace(row, name=f"OUT_{row.name.upper()}") for row in _sampling(target)]
+    beside = target.rows("preprocessing beside")
+    return [*target.rows("preprocessing outputs"), *asked, *beside]
 
 
 def _led(target: Target) -> dict[str, str]:

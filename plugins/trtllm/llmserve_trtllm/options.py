@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llmserve.plugin import INT32_MAX, IncompatibleError, Option, Tensor, Value, contract
-from llmserve_trtllm.tables import sections
-from llmserve_trtllm.versions import Range, Version
+from llmserve_trtllm.versions import Range, Version, sections
 
 _SAMPLING = {
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -56,9 +55,6 @@ class BuildOption(Option):
         )
         return replace(unset, default=unset.check(default)) if default else unset
 
-    def parse(self, text: str) -> Value:
-        return self.check(text)
-
     def check(self, value: object) -> Value:
         if value == "" == self.default:
             return ""
@@ -90,11 +86,13 @@ class BuildOption(Option):
 _TABLE = sections("options.txt")
 PARAMETERS = tuple(BuildOption.read(line, _INT64_MAX) for line in _TABLE["parameters"])
 """Those that the engine's model takes as parameters."""
+WRITTEN = [list(map(str.strip, line.split("|"))) for line in _TABLE["written"]]
+"""Parameters that are written in any case: the versions, the key and the value."""
 OPTIONS = (*(BuildOption.read(line, INT32_MAX) for line in _TABLE["options"]), *PARAMETERS)
 
 
 def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[str, str]:
-    found = {}
+    found = {key: value for versions, key, value in WRITTEN if version in Range.parse(versions)}
     for parameter in PARAMETERS:
         value = options[parameter.name]
         if value != "" and parameter.exists_in(version):

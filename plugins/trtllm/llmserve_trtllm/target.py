@@ -8,8 +8,7 @@ from typing import Any
 
 from llmserve.plugin import Tensor
 from llmserve_trtllm import versions
-from llmserve_trtllm.tables import pairs, sections
-from llmserve_trtllm.versions import Range, Version
+from llmserve_trtllm.versions import Range, Version, pairs, sections
 
 TENSORS = "tensors.txt"
 
@@ -75,13 +74,16 @@ class Target:
     def rows(self, *names: str) -> list[Row]:
         """Return sections of ``tensors.txt`` in this version and layout."""
         found = []
+        holds = {
+            "a": self.is_llmapi, "d": self.streams, "g": self.guided, "u": not self.streams
+        }  # fmt: skip
         for section in names:
             llmapi_lacks = self.is_llmapi and section in _ENGINE_SECTIONS
             for line in sections(TENSORS)[section]:
                 name, kind, dims, flags, versions = line.split()
-                if self.version not in Range.parse(versions):
-                    continue
-                if (llmapi_lacks and "l" not in flags) or ("g" in flags and not self.guided):
+                is_there = self.version in Range.parse(versions)
+                is_there &= all(holds.get(flag, True) for flag in flags)
+                if not is_there or (llmapi_lacks and "l" not in flags):
                     continue
                 # In small letters it is the option that says the type.
                 data_type = self.options[kind] if kind.islower() else f"TYPE_{kind}"
@@ -91,20 +93,7 @@ class Target:
 
     @property
     def engine_names(self) -> frozenset[str]:
-        return frozenset(row.name for row in self.engine_inputs)
-
-    @property
-    def engine_inputs(self) -> list[Row]:
-        return self.rows("engine inputs")
-
-    @property
-    def engine_outputs(self) -> list[Row]:
-        return self.rows("engine outputs", "scores")
-
-    @property
-    def llmapi_names(self) -> list[Row]:
-        """The tensors of NVIDIA's model around the LLM API, which mean what others mean."""
-        return self.rows("client llmapi") if self.is_llmapi else []
+        return frozenset(row.name for row in self.rows("engine inputs"))
 
     @property
     def direct(self) -> list[Row]:
@@ -114,8 +103,9 @@ class Target:
     @property
     def taken(self) -> list[Row]:
         """What preprocessing takes of a client, under the client's names."""
-        ours = self.rows("client text", "client sampling", "client bias", "client llmserve")
-        return [*ours, *self.llmapi_names]
+        return self.rows(
+            "client text", "client sampling", "client bias", "client llmserve", "client llmapi"
+        )
 
 
 def scheduler_of(asked: str, report: Callable[[str], None]) -> str:

@@ -1,12 +1,14 @@
-"""Versions of TensorRT-LLM: how they are written, and which container has which."""
+"""Versions of TensorRT-LLM, which container has which, and the tables of what else each has."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from llmserve.plugin import IncompatibleError, OptionError
-from llmserve_trtllm.tables import sections
 
 _FORM = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?([.a-z+-].*)?")
 _TAG = re.compile(r"(?:\S+:)?(\d\d\.\d\d)(?:-\S+)?")
@@ -61,6 +63,23 @@ class Range:
     def __str__(self) -> str:
         end = f" and before {self.until.major}.{self.until.minor}" if self.until else ""
         return f"from {self.since.major}.{self.since.minor} on{end}"
+
+
+@cache
+def sections(table: str) -> Mapping[str, tuple[str, ...]]:
+    """Return a table's lines by the heading that they stand under."""
+    found: dict[str, list[str]] = {}
+    heading = ""
+    for line in Path(__file__).with_name(table).read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            heading = line.strip("[]")
+        elif line and not line.startswith("#"):
+            found.setdefault(heading, []).append(line)
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def pairs(table: str, heading: str) -> dict[str, str]:
+    return dict(line.split() for line in sections(table)[heading])
 
 
 CONTAINERS = {

@@ -61,8 +61,7 @@ class LlmApi:
                 answer.respond(final=True)
                 continue
             try:
-                answer.rows = _rows(given, self._context)
-                self._refuse(answer.rows)
+                answer.rows = self._rows(given)
             except RequestError as error:
                 answer.fail(error)
             else:
@@ -75,13 +74,31 @@ class LlmApi:
         elif hasattr(self, "_llm"):
             self._llm.shutdown()
 
-    def _refuse(self, rows: Sequence[_Row]) -> None:
-        """With its tokenizer, LLM makes these words of texts, which are not known here."""
-        words = [word for row in rows for word in row.asked["bad_words_list"]]
-        if self._guided and max(map(len, words), default=0) > 1:
-            raise RequestError(
-                "a model that can hold answers to a form takes no bad_words of several tokens here"
-            )
+    def _rows(self, given: Tensors) -> list[_Row]:
+        rows = []
+        for index, ids in enumerate(given["input_ids"]):
+            asked: dict[str, Any] = {
+                name: values.reshape(-1).item(index)
+                for name, values in given.items()
+                if name not in ("input_ids", *_WORDS)
+            }
+            prompt = ids[: asked["input_lengths"]].tolist()
+            wanted = asked["request_output_len"]
+            if wanted < 1 or len(prompt) + wanted > self._context:
+                raise RequestError(
+                    f"request_output_len {wanted} and the prompt's {len(prompt)} tokens are over "
+                    f"the model's {self._context}"
+                )
+            for name in _WORDS:
+                asked[name] = words_of(given[name][index]) if name in given else []
+            # With its tokenizer, LLM makes these words of texts, which are not known here.
+            if self._guided and any(len(word) > 1 for word in asked["bad_words_list"]):
+                raise RequestError(
+                    "a model that can hold answers to a form takes no bad_words of several tokens "
+                    "here"
+                )
+            rows.append(_Row(prompt, asked))
+        return rows
 
     def _answer(self, answer: _Answer) -> None:
         """Answer a request: its rows are made together, and are sent one after another."""
@@ -149,27 +166,6 @@ class _Row:
                 self.ended = any(
                     self.tokens[-len(word) :] == word for word in self.asked["stop_words_list"]
                 )
-
-
-def _rows(given: Tensors, context: int) -> list[_Row]:
-    rows = []
-    for index, ids in enumerate(given["input_ids"]):
-        asked: dict[str, Any] = {
-            name: values.reshape(-1).item(index)
-            for name, values in given.items()
-            if name not in ("input_ids", *_WORDS)
-        }
-        prompt = ids[: asked["input_lengths"]].tolist()
-        wanted = asked["request_output_len"]
-        if wanted < 1 or len(prompt) + wanted > context:
-            raise RequestError(
-                f"request_output_len {wanted} and the prompt's {len(prompt)} tokens are over the "
-                f"model's {context}"
-            )
-        for name in _WORDS:
-            asked[name] = words_of(given[name][index]) if name in given else []
-        rows.append(_Row(prompt, asked))
-    return rows
 
 
 def sampling(row: _Row) -> Any:
@@ -258,25 +254,22 @@ def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
             f"there is nothing to stand in for TensorRT-LLM: {error}; "
             "pip install llmserve-standins brings it"
         ) from None
-    model = run_path(str(backend.folder / "model.py"))["TritonPythonModel"]()
-    model.initialize({"model_name": name, "model_config": json.dumps(_config(settings, folder))})
-    return model
-
-
-def _config(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the configuration that an engine would have."""
     source = {key: settings[key] for key in ("id", "revision", "path") if key in settings}
     if "path" in source:
         source["path"] = str(folder / source["path"])
     parameters = {
         "gpt_model_path": str(folder),
-        "gpt_model_type": "V1" if settings["batching"] == "static" else "inflight_fused_batching",
+        "gpt_model_type": settings["model_type"],
         "exclude_input_in_output": "true",
         "llmserve.stand_in": json.dumps(source),
     }
-    return {
+    # The configuration that an engine would have.
+    config = {
         "max_batch_size": settings["max_batch_size"],
         "model_transaction_policy": {"decoupled": settings["streams"]},
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
         "output": settings["outputs"],
     }
+    model = run_path(str(backend.folder / "model.py"))["TritonPythonModel"]()
+    model.initialize({"model_name": name, "model_config": json.dumps(config)})
+    return model
