@@ -28,7 +28,9 @@ _LONGEST_NAME, _MOST_COMPARED = 32, 16
 Read = Callable[[str, Any], Any]
 
 
-def _whole(low: int, high: int) -> Read:
+def whole_number(low: int, high: int) -> Read:
+    """Return what reads a whole number, or refuses it."""
+
     def read(name: str, value: Any) -> int:
         # A bool is an int to Python, and a float with a fraction is nobody's count.
         strange = isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())
@@ -45,7 +47,9 @@ def _whole(low: int, high: int) -> Read:
     return read
 
 
-def _number(low: float, high: float, *, open_low: bool = False) -> Read:
+def any_number(low: float, high: float, *, open_low: bool = False) -> Read:
+    """Return what reads a number, or refuses it."""
+
     def read(name: str, value: Any) -> float:
         try:
             number = float(value) if not isinstance(value, bool) else math.nan
@@ -94,7 +98,7 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     ids = _from_json(name, value)
     if not isinstance(ids, (list, tuple)) or not ids:
         raise RequestError(f"{name} takes a list of token ids, not {_short(value)}")
-    read = _whole(0, _INT32)
+    read = whole_number(0, _INT32)
     return tuple(read(name, one) for one in ids)
 
 
@@ -105,7 +109,7 @@ def _biases(name: str, value: Any) -> dict[int, float]:
             f"{name} takes a JSON object of at most {_MOST_BIASES} numbers by token ids, "
             f"not {_short(value)}"
         )
-    read_id, read_bias = _whole(0, _INT32), _number(-100, 100)
+    read_id, read_bias = whole_number(0, _INT32), any_number(-100, 100)
     return {read_id(name, token): read_bias(name, bias) for token, bias in given.items()}
 
 
@@ -156,24 +160,24 @@ class Params:
     choice; then the temperature is 1.
     """
 
-    max_tokens: int | None = _asked(_whole(1, _INT32))
-    min_tokens: int = _asked(_whole(0, _INT32), 0)
-    temperature: float | None = _asked(_number(0, 100))
-    top_k: int = _asked(_whole(-1, _INT32), 0)
-    top_p: float = _asked(_number(0, 1, open_low=True), 1.0)
-    min_p: float = _asked(_number(0, 1), 0.0)
-    repetition_penalty: float = _asked(_number(0.01, 100), 1.0)
-    presence_penalty: float = _asked(_number(-100, 100), 0.0)
-    frequency_penalty: float = _asked(_number(-100, 100), 0.0)
-    seed: int | None = _asked(_whole(0, 2**64 - 1))
+    max_tokens: int | None = _asked(whole_number(1, _INT32))
+    min_tokens: int = _asked(whole_number(0, _INT32), 0)
+    temperature: float | None = _asked(any_number(0, 100))
+    top_k: int = _asked(whole_number(-1, _INT32), 0)
+    top_p: float = _asked(any_number(0, 1, open_low=True), 1.0)
+    min_p: float = _asked(any_number(0, 1), 0.0)
+    repetition_penalty: float = _asked(any_number(0.01, 100), 1.0)
+    presence_penalty: float = _asked(any_number(-100, 100), 0.0)
+    frequency_penalty: float = _asked(any_number(-100, 100), 0.0)
+    seed: int | None = _asked(whole_number(0, 2**64 - 1))
     ignore_eos: bool = _asked(_truth, False)
-    end_id: int | None = _asked(_whole(-1, _INT32))
+    end_id: int | None = _asked(whole_number(-1, _INT32))
     stop_words: tuple[str, ...] = _asked(_words, ())
     include_stop_str_in_output: bool = _asked(_truth, False)
     bad_words: tuple[str, ...] = _asked(_words, ())
-    logprobs: int | None = _asked(_whole(0, MOST))
+    logprobs: int | None = _asked(whole_number(0, MOST))
     return_log_probs: bool = _asked(_truth, False)
-    prompt_logprobs: int | None = _asked(_whole(0, MOST))
+    prompt_logprobs: int | None = _asked(whole_number(0, MOST))
     stream: bool | None = _asked(_truth)
     exclude_input_in_output: bool | None = _asked(_truth)
     logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"read": _biases})

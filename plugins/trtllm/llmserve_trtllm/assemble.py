@@ -15,7 +15,7 @@ from llmserve.plugin import (
     tokenizer_files,
     weight_files,
 )
-from llmserve.repository.source_files import model_vocabulary, vocabulary_size
+from llmserve.repository.source_files import model_vocabulary
 from llmserve_trtllm import engine, models, target, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
@@ -25,22 +25,9 @@ from llmserve_trtllm.target import Target
 _STAGES = "llmserve_trtllm.runtime.stages"
 _ORCHESTRATOR = "llmserve_trtllm.runtime.orchestrator:Orchestrator"
 _LLMAPI = "llmserve_trtllm.runtime.llmapi:LlmApi"
-_BROUGHT = (
-    "accelerate", "huggingface-hub", "numpy", "safetensors", "sentencepiece", "tensorrt-llm",
-    "tokenizers", "torch", "transformers",
-)  # fmt: skip
-"""What TensorRT-LLM itself is installed with: another version of it may break it."""
 
 
 def assemble(assembly: Assembly) -> None:
-    goal = make_target(assembly)
-    if goal.is_llmapi:
-        _assemble_llmapi(assembly, goal)
-    else:
-        _assemble_engine(assembly, goal)
-
-
-def make_target(assembly: Assembly) -> Target:
     options = assembly.options
     version = versions.choose_version(options["trtllm_version"], options["container"])
     batching = assembly.chosen["batching"]
@@ -49,7 +36,11 @@ def make_target(assembly: Assembly) -> Target:
     streams = options["decoupled"]
     if streams == "":
         streams = batching == target.INFLIGHT and version >= versions.FIRST_CONFIGURABLE
-    return Target(version, options, batching, scheduler, streams)
+    goal = Target(version, options, batching, scheduler, streams)
+    if goal.is_llmapi:
+        _assemble_llmapi(assembly, goal)
+    else:
+        _assemble_engine(assembly, goal)
 
 
 def _assemble_engine(assembly: Assembly, goal: Target) -> None:
@@ -57,8 +48,7 @@ def _assemble_engine(assembly: Assembly, goal: Target) -> None:
     folder = build_or_explain(context, goal)
     found = engine.read_engine(folder)
     engine.check_engine(found, goal.version, batching=goal.batching, options=options)
-    words = vocabulary_size(context.source.path) or 0
-    engine.check_vocabulary(found, words, model_vocabulary(context.source) or 0)
+    engine.check_vocabulary(found, context.source)
     sizes = ("max_seq_len", "max_input_len", "max_beam_width", "vocab_size")
     limits = {name: getattr(found, name) for name in sizes} | engine.ends_of(context.source)
     if not options["engine_at"]:
@@ -73,7 +63,11 @@ def _assemble_engine(assembly: Assembly, goal: Target) -> None:
     part.config.backend = "tensorrtllm"
     # Triton wants a version folder, and the engine lies elsewhere.
     (part.folder / ".keep").touch()
-    models.configure_engine(part.config, goal, at, _stand_in_of(context))
+    # A stand-in is told where the model lies that the engine was built from. Nothing is copied:
+    # with a GPU nobody reads it.
+    is_demo = context.source.asked == DEMO
+    source = {"demo": True} if is_demo else context.place((), "", copy=False)
+    models.configure_engine(part.config, goal, at, json.dumps(source))
     _finish(assembly, goal, part, limits)
     write_launch_script(context, goal, part.name, found.world_size)
 
@@ -116,7 +110,8 @@ def _finish(
 ) -> None:
     """Add what reads and what writes, and wire all of it into the ensemble."""
     context, options = assembly.context, assembly.options
-    context.container = Container(versions.container_of(goal.version), _BROUGHT)
+    brought = versions.sections("containers.txt")["brought"]
+    context.container = Container(versions.container_of(goal.version), brought)
     first = _add(assembly, "preprocessing", limits)
     settings = models.configure_preprocessing(first.config, goal)
     assembly.stage(first, f"{_STAGES}:Preprocessing", roles=("tokenizer",), settings=settings)
@@ -150,12 +145,3 @@ def _add(assembly: Assembly, name: str, limits: Mapping[str, Any] | None = None)
     if limits:
         assembly.prepare("generator", part)["settings"].update(limits)
     return part
-
-
-def _stand_in_of(context: BuildContext) -> str:
-    """Return where the model lies that the engine was built from, for a stand-in; as JSON.
-
-    Nothing is copied: with a GPU nobody reads it.
-    """
-    is_demo = context.source.asked == DEMO
-    return json.dumps({"demo": True} if is_demo else context.place((), "", copy=False))

@@ -40,10 +40,6 @@ def build_or_explain(context: BuildContext, target: Target) -> Path:
     return folder
 
 
-def as_shell(commands: Sequence[Sequence[str]]) -> str:
-    return " && ".join(shlex.join(command) for command in commands)
-
-
 def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> None:
     """Run one command; each of its lines goes to the log, the latest to who watches."""
     words = [sys.executable if word == PYTHON else word for word in command]
@@ -81,7 +77,7 @@ def _check_installed(wanted: Version, commands: Sequence[Sequence[str]]) -> None
         where = container_of(wanted) or f"a place where TensorRT-LLM {wanted} is installed"
         raise ConfigError(
             "TensorRT-LLM is not installed here, so no engine can be built",
-            mend=f"run this in {where}: {as_shell(commands)}",
+            mend=f"run this in {where}: {' && '.join(map(shlex.join, commands))}",
         ) from None
     if not found.same_release(wanted):
         raise IncompatibleError(

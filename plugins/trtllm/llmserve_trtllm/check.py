@@ -14,39 +14,18 @@ from typing import Any
 from llmserve.plugin import CheckedModel, LLMServeError, ModelConfig, Problem
 from llmserve_trtllm.engine import read_engine
 from llmserve_trtllm.options import WRITTEN
-from llmserve_trtllm.versions import Version
+from llmserve_trtllm.versions import Version, columns
 
 BACKEND = "tensorrtllm"
-_NEEDED = {
-    BACKEND: {
-        "gpt_model_path": "set it to the folder of the engine",
-        "gpt_model_type": "set it to inflight_fused_batching, or before 0.20 V1 for static batches",
-    },
-    "python": {"tokenizer_dir": "set it to the folder of the tokenizer"},
-}
-"""Parameters without which a model does not load; any other that is not filled in is unset."""
-_WORDS = {
-    "gpt_model_type": ("inflight_fused_batching", "inflight_batching", "V1", "v1"),
-    "batch_scheduler_policy": ("guaranteed_no_evict", "max_utilization"),
-}
-_GONE = {
-    "max_num_sequences": "0.8",
-    "max_kv_cache_length": "0.7, which calls it max_attention_window_size",
-    "tokenizer_type": "0.9",
-    "enable_trt_overlap": "0.11",
-}
-_CAME = {
-    "num_input_tokens": Version(1, 2),
-    "guided_decoding_guide": Version(0, 19),
-    "batch_index": Version(0, 11),
-}
-"""Tensors by which a template's age is known, the newest first."""
+_TABLE = "check.txt"
 
 
 def check_model(model: CheckedModel) -> Iterator[Problem]:
     """Check a model of TensorRT-LLM's templates; any other model has none of these problems."""
     name, config, configs = model.name, model.config, model.configs
-    for key, mend in _NEEDED.get(config.backend, {}).items():
+    for backend, key, mend in columns(_TABLE, "needed"):
+        if backend != config.backend:
+            continue
         if (value := _text(config, key)).startswith("${"):
             yield Problem(name, f"{key} is still {value}", mend)
         elif config.backend == BACKEND and key not in config.parameters:
@@ -75,7 +54,7 @@ def _check_parameters(name: str, config: ModelConfig) -> Iterator[Problem]:
             "on loads it",
             "set each to an empty text, if you have no use for it",
         )
-    for key, words in _WORDS.items():
+    for key, *words in columns(_TABLE, "words"):
         value = _text(config, key)
         if value and not value.startswith("${") and value not in words:
             yield Problem(
@@ -84,7 +63,7 @@ def _check_parameters(name: str, config: ModelConfig) -> Iterator[Problem]:
                 f"write {' or '.join(words[:2])}",
                 fatal=key == "gpt_model_type",
             )
-    for key, version in _GONE.items():
+    for key, version in columns(_TABLE, "gone"):
         came_back = key == "enable_trt_overlap" and "num_input_tokens" in tensors
         is_set = _text(config, key) not in ("", f"${{{key}}}")
         if is_set and not came_back and not _is_old(config):
@@ -117,7 +96,8 @@ def _check_engine(name: str, config: ModelConfig) -> Iterator[Problem]:
 
 def _check_version(name: str, config: ModelConfig, engine: Version | None) -> Iterator[Problem]:
     tensors = _tensors(config)
-    since = next((version for tensor, version in _CAME.items() if tensor in tensors), None)
+    came = (version for tensor, version in columns(_TABLE, "came") if tensor in tensors)
+    since = next(map(Version.parse, came), None)
     template = ""
     if _is_old(config):
         template = "a TensorRT-LLM before 0.7" if engine is not None else ""

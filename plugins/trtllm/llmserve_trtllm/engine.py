@@ -10,20 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import ConfigError, IncompatibleError, ModelSource, OptionError, read_object
+from llmserve.repository.source_files import model_vocabulary, vocabulary_size
 from llmserve_trtllm.target import INFLIGHT
-from llmserve_trtllm.versions import Version
+from llmserve_trtllm.versions import Version, pairs
 
 TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
 _GPUS = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
 _FIRST_WITH_VERSION = Version(0, 8)
 """Engines of versions before this one name no version."""
-_SPECULATIVE = {
-    "MEDUSA": "medusa", "4": "medusa",
-    "LOOKAHEAD_DECODING": "lookahead", "8": "lookahead",
-    "EXPLICIT_DRAFT_TOKENS": "redrafter", "16": "redrafter",
-    "EAGLE": "eagle", "32": "eagle",
-}  # fmt: skip
-"""The decoding_mode that an engine built for speculation needs; old versions write a number."""
 _REBUILD = "build the engine again, or name the folder that trtllm-build wrote"
 
 
@@ -77,7 +71,13 @@ def read_engine(folder: Path) -> Engine:
         raise ConfigError(
             f"{path} is not the configuration of an engine: {what}", mend=_REBUILD
         ) from None
-    _check_sizes(path, engine)
+    # A switch is a number too, to Python.
+    sizes = {name: size for name, size in vars(engine).items() if type(size) is int}
+    what = ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
+    if not what and engine.max_input_len > engine.max_seq_len:
+        what = f"max_input_len {engine.max_input_len} over max_seq_len {engine.max_seq_len}"
+    if what:
+        raise ConfigError(f"{path} says {what}, which no engine has", mend=_REBUILD)
     return engine
 
 
@@ -106,6 +106,7 @@ def _engine_of(folder: Path, content: Mapping[str, Any]) -> Engine:
         if cache is None
         else str(cache).rsplit(".", 1)[-1].upper() == "PAGED"
     )
+    modes = pairs("options.txt", "speculative")
     return Engine(
         folder=folder,
         version=Version.parse(str(content["version"])) if content.get("version") else None,
@@ -119,18 +120,8 @@ def _engine_of(folder: Path, content: Mapping[str, Any]) -> Engine:
         max_beam_width=int(build.get("max_beam_width", 1)),
         packed_input=bool(plugins.get("remove_input_padding", is_new)),
         paged_kv_cache=is_paged,
-        decoding_mode=_SPECULATIVE.get(str(build.get("speculative_decoding_mode")).upper(), ""),
+        decoding_mode=modes.get(str(build.get("speculative_decoding_mode")).upper(), ""),
     )
-
-
-def _check_sizes(path: Path, engine: Engine) -> None:
-    # A switch is a number too, to Python.
-    sizes = {name: size for name, size in vars(engine).items() if type(size) is int}
-    what = ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
-    if not what and engine.max_input_len > engine.max_seq_len:
-        what = f"max_input_len {engine.max_input_len} over max_seq_len {engine.max_seq_len}"
-    if what:
-        raise ConfigError(f"{path} says {what}, which no engine has", mend=_REBUILD)
 
 
 def check_engine(
@@ -157,7 +148,13 @@ def check_engine(
                 mend=f"give --{name.replace('_', '-')} {most} or less, or build it for more",
             )
     _check_gpus(engine, options["gpu_device_ids"], options["multi_gpu"])
-    _check_decoding(engine, options)
+    mode = options["decoding_mode"]
+    if engine.decoding_mode and mode != engine.decoding_mode:
+        raise IncompatibleError(
+            f"the engine in {engine.folder} was built for decoding_mode {engine.decoding_mode}, "
+            f"and this is for {mode or 'none'}",
+            mend=f"give --decoding-mode {engine.decoding_mode}",
+        )
     files = {*engine.folder.glob("rank*.engine"), *engine.folder.glob("*_rank*.engine")}
     if files and len(files) != engine.world_size:
         raise ConfigError(
@@ -201,30 +198,11 @@ def _check_gpus(engine: Engine, given: str, mode: str) -> None:
         )
 
 
-def _check_decoding(engine: Engine, options: Mapping[str, Any]) -> None:
-    """Refuse what the backend would pass over, or stop at when it loads."""
-    mode = options["decoding_mode"]
-    if engine.decoding_mode and mode != engine.decoding_mode:
-        raise IncompatibleError(
-            f"the engine in {engine.folder} was built for decoding_mode {engine.decoding_mode}, "
-            f"and this is for {mode or 'none'}",
-            mend=f"give --decoding-mode {engine.decoding_mode}",
-        )
-    sizes = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-    missing = [name for name in sizes if not options[name]]
-    if mode == "lookahead" and missing:
-        raise IncompatibleError(
-            f"decoding_mode lookahead needs {', '.join(missing)}", mend="give all of its sizes"
-        )
-
-
-def check_vocabulary(engine: Engine, words: int, vocabulary: int) -> None:
-    """Refuse a tokenizer whose ids the engine has no rows for; an engine may be padded.
-
-    ``words`` are the tokenizer's, ``vocabulary`` is the size of the model's; 0 is not known.
-    """
+def check_vocabulary(engine: Engine, source: ModelSource) -> None:
+    """Refuse a tokenizer whose ids the engine has no rows for; an engine may be padded."""
+    words, vocabulary = vocabulary_size(source.path), model_vocabulary(source)
     what = ""
-    if words > engine.vocab_size:
+    if words and words > engine.vocab_size:
         what = f"the tokenizer has {words} words"
     # Vocabularies are padded to a multiple of what shares them, and never to half as much again.
     elif vocabulary and engine.vocab_size > vocabulary * 1.5:

@@ -97,12 +97,8 @@ def wire(
     first, engine, last = parts
     beside = _beside_text(target, assembly.outputs)
     scores = _scores(target, beside)
-    _declare(
-        assembly.context.config,
-        [*target.taken, *target.direct],
-        [*target.rows("client outputs"), *beside, *scores],
-        copies=0,
-    )
+    outputs = [*target.rows("client outputs"), *beside, *scores]
+    _declare(assembly.context.config, [*target.taken, *target.direct], outputs, copies=0)
     inputs = {inside: _wire(name) for name, inside in _led(target).items()}
     inputs |= {row.name: row.name for row in target.direct}
     read = {row.name: _wire(row.name) for row in target.rows("postprocessing inputs")}
@@ -112,10 +108,10 @@ def wire(
         {_in_preprocessing(row): row.name for row in target.taken},
         {row.name: _wire(row.name) for row in _made(target) if _wire(row.name) in used},
     )
-    outputs = {"output_ids": "_TOKENS_BATCH"}
+    answers = {row.name: row.name for row in scores} | {"output_ids": "_TOKENS_BATCH"}
     if not target.is_first:
-        outputs["sequence_length"] = "_SEQUENCE_LENGTH"
-    assembly.step(engine, inputs, {**outputs, **{row.name: row.name for row in scores}})
+        answers["sequence_length"] = "_SEQUENCE_LENGTH"
+    assembly.step(engine, inputs, answers)
     written = {"OUTPUT": "text_output", **{row.name.upper(): row.name for row in beside}}
     assembly.step(last, read, written)
 
@@ -212,7 +208,8 @@ def _request_settings(target: Target) -> dict[str, Any]:
     return {
         "sampling": [row.name for row in _sampling(target)],
         "makes": {row.name: row.data_type for row in _made(target)},
-        "no_end": target.no_end,
+        # The id that no engine ever makes: what end_id is where nothing ends an answer.
+        "no_end": 2**32 - 1 if target.is_first else -1,
         "streams": target.streams,
     }
 

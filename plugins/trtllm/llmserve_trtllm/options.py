@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llmserve.plugin import INT32_MAX, IncompatibleError, Option, Tensor, Value, contract
-from llmserve_trtllm.versions import Range, Version, sections
+from llmserve_trtllm.versions import Range, Version, columns
 
+_TABLE = "options.txt"
 _SAMPLING = {
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "random_seed", "min_tokens", "ignore_eos", "end_id", "bad_words",
@@ -36,10 +37,9 @@ class BuildOption(Option):
     older_key: tuple[Range, str] | None = None
 
     @classmethod
-    def read(cls, line: str, most: int) -> BuildOption:
-        """Read a line of ``options.txt``; a number without a limit is ``most`` at most."""
-        columns = [*map(str.strip, line.split("|")), "", ""]
-        name, kind, default, limits, text, where, key = columns[:7]
+    def read(cls, row: list[str], most: int) -> BuildOption:
+        """Read a row of ``options.txt``; a number without a limit is ``most`` at most."""
+        name, kind, default, limits, text, where, key = [*row, "", ""][:7]
         low, is_range, high = limits.partition(":")
         unset = cls(
             name,
@@ -83,12 +83,11 @@ class BuildOption(Option):
         return ""
 
 
-_TABLE = sections("options.txt")
-PARAMETERS = tuple(BuildOption.read(line, _INT64_MAX) for line in _TABLE["parameters"])
+PARAMETERS = tuple(BuildOption.read(row, _INT64_MAX) for row in columns(_TABLE, "parameters"))
 """Those that the engine's model takes as parameters."""
-WRITTEN = [list(map(str.strip, line.split("|"))) for line in _TABLE["written"]]
+WRITTEN = columns(_TABLE, "written")
 """Parameters that are written in any case: the versions, the key and the value."""
-OPTIONS = (*(BuildOption.read(line, INT32_MAX) for line in _TABLE["options"]), *PARAMETERS)
+OPTIONS = (*(BuildOption.read(row, INT32_MAX) for row in columns(_TABLE, "options")), *PARAMETERS)
 
 
 def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[str, str]:
@@ -110,14 +109,14 @@ def refuse(options: Mapping[str, Value], version: Version) -> None:
         given = options[option.name] != option.default
         if given and (why := option.unused(options, version)):
             raise IncompatibleError(why, mend=f"leave out --{option.name.replace('_', '-')}")
-    for line in _TABLE["refused"]:
-        versions, conditions, what, mend = map(str.strip, line.split("|"))
+    for versions, conditions, what, mend in columns(_TABLE, "refused"):
         applies = all(_is_so(condition, options) for condition in conditions.split())
         if applies and version in Range.parse(versions):
             raise IncompatibleError(what.format_map({**options, "version": version}), mend=mend)
 
 
 def _is_so(condition: str, options: Mapping[str, Value]) -> bool:
-    name, _, values = condition.partition("=")
-    is_one = str(options[name.rstrip("!")]).lower() in values.split(",")
-    return is_one != name.endswith("!")
+    names, _, values = condition.partition("=")
+    found = {str(options[name]).lower() for name in names.rstrip("!").split(",")}
+    has_one = not found.isdisjoint(values.split(","))
+    return has_one != names.endswith("!")

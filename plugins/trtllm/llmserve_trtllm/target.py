@@ -66,11 +66,6 @@ class Target:
         excludes = self.options["exclude_input_in_output"] is True and not self.is_first
         return not self.is_llmapi and not excludes
 
-    @property
-    def no_end(self) -> int:
-        """The id that no engine ever makes: what ``end_id`` is where nothing ends an answer."""
-        return 2**32 - 1 if self.is_first else -1
-
     def rows(self, *names: str) -> list[Row]:
         """Return sections of ``tensors.txt`` in this version and layout."""
         found = []

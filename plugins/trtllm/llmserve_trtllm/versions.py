@@ -78,6 +78,11 @@ def sections(table: str) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(rows) for name, rows in found.items()}
 
 
+def columns(table: str, heading: str) -> list[list[str]]:
+    """Return the lines under a heading, each cut at its bars."""
+    return [[word.strip() for word in line.split("|")] for line in sections(table)[heading]]
+
+
 def pairs(table: str, heading: str) -> dict[str, str]:
     return dict(line.split() for line in sections(table)[heading])
 

@@ -13,6 +13,9 @@ import numpy.typing as npt
 from llmserve.runtime import Params, Parts, Prompt, RequestError
 from llmserve.runtime.constrained import form_of
 from llmserve.runtime.contract import ALIASES, TYPES
+from llmserve.runtime.params import any_number, whole_number
+
+_PAD, _PENALTY = whole_number(0, 2**31 - 1), any_number(-100, 100)
 
 
 class EngineLimits:
@@ -86,14 +89,14 @@ class RequestWriter:
     def _sampling(self, params: Params) -> dict[str, Any]:
         kind, guide = form_of(params) or ("", "")
         ends = self.ends(params)
-        end = ends[0] if ends else self._no_end
         pad = self._limits.pad_id
+        if pad is None:
+            pad = ends[0] if ends else 0
+        read_beams = whole_number(1, self._limits.max_beam_width)
         greedy = params.effective_temperature == 0 or params.top_k == 1
         return {
-            "end_id": end,
-            "pad_id": int(
-                _number("pad_id", params, max(end, 0) if pad is None else pad, 0, 2**31 - 1)
-            ),
+            "end_id": ends[0] if ends else self._no_end,
+            "pad_id": _PAD("pad_id", params.extra.get("pad_id", pad)),
             # A temperature of 0 divides by nothing in some versions.
             "temperature": 1.0 if greedy else params.effective_temperature,
             "top_k": 1 if greedy else max(params.top_k, 0),
@@ -103,8 +106,8 @@ class RequestWriter:
             "frequency_penalty": params.frequency_penalty,
             "min_tokens": params.min_tokens,
             "seed": secrets.randbits(64) if params.seed is None else params.seed,
-            "beam_width": int(_number("beam_width", params, 1, 1, self._limits.max_beam_width)),
-            "length_penalty": _number("length_penalty", params, 0.0, -100, 100),
+            "beam_width": read_beams("beam_width", params.extra.get("beam_width", 1)),
+            "length_penalty": _PENALTY("length_penalty", params.extra.get("length_penalty", 0.0)),
             # Of any other type, as of none, the engine takes no notice.
             "guided_decoding_guide_type": kind.encode(),
             "guided_decoding_guide": guide.encode(),
@@ -162,17 +165,6 @@ class RequestWriter:
         forms = [form for word in words for form in (word, f" {word}")]
         found = [tuple(self._tokenizer.encode(form, special=False)) for form in forms]
         return [list(ids) for ids in dict.fromkeys(found) if ids]
-
-
-def _number(name: str, params: Params, default: float, low: float, high: float) -> float:
-    """Return a number that the core does not read, or refuse it."""
-    value = params.extra.get(name, default)
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not fits or not low <= value <= high:
-        raise RequestError(f"{name} must be from {low:g} to {high:g}, not {value!r}")
-    if isinstance(default, int) and value != int(value):
-        raise RequestError(f"{name} takes a whole number, not {value!r}")
-    return float(value)
 
 
 def word_tensor(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:

@@ -86,7 +86,7 @@ class Orchestrator:
             )
         if rows > 1 and any(direct[name].any() for name in direct if name.startswith("return_")):
             raise RequestError("scores are sent for one prompt at a time: send several requests")
-        values = self._writer.write(
+        written = self._writer.write(
             [Prompt(generation.prompt, generation.prompt_ids, generation.params)],
             [generation.max_tokens],
             mine.get("embedding_bias_words"),
@@ -94,9 +94,12 @@ class Orchestrator:
         )
         makes: Mapping[str, str] = self._settings["makes"]
         names: Mapping[str, str] = self._settings["engine_names"]
-        made = {inside: array(values[name], makes[name]) for name, inside in names.items()}
-        # No words and no form are not sent at all.
-        return direct | {name: tensor for name, tensor in made.items() if _says(tensor)}
+        for name in sorted(names.keys() & written.keys()):
+            values = array(written[name], makes[name])
+            # No words and no form are not sent at all.
+            if values.size and values.item(0) != b"":
+                direct[names[name]] = values
+        return direct
 
 
 class _Outputs:
@@ -193,16 +196,11 @@ class EngineModel:
             pass
 
 
-def _says(tensor: Any) -> bool:
-    return bool(tensor.size) and tensor.item(0) != b""
-
-
 def _ids(tensors: Tensors) -> list[int]:
     if "output_ids" not in tensors:
         return []
     found = tensors["output_ids"]
     # One prompt and its best beam; the last response of a stream may hold no token at all.
     best = found.reshape(-1)[: found.shape[-1]]
-    lengths = tensors.get("sequence_length")
-    end = len(best) if lengths is None else int(lengths.reshape(-1)[0])
-    return [int(token) for token in best[:end]]
+    ids: list[int] = best[: tensors["sequence_length"].item(0)].tolist()
+    return ids

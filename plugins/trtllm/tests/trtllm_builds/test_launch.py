@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmserve.errors import ConfigError, LLMServeError
-from llmserve_trtllm.build_engine import as_shell, build_commands, run
+from llmserve_trtllm.build_engine import build_commands, run
 from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.target import Target
 from llmserve_trtllm.versions import Version
@@ -91,7 +92,8 @@ def commands(version: str, batching: str = "inflight", model: str = "llama", **o
     defaults = {option.name: option.default for option in OPTIONS}
     asked = {**defaults, "max_batch_size": 8, "tensor_parallel": 2, **options}
     target = Target(Version.parse(version), asked, batching, "max_utilization", streams=False)
-    return as_shell(build_commands(target, Path("/my model"), model, Path("/engine")))
+    made = build_commands(target, Path("/my model"), model, Path("/engine"))
+    return " && ".join(map(shlex.join, made))
 
 
 @pytest.mark.parametrize(("version", "options", "expected"), cases("commands"))

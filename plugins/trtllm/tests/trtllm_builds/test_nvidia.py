@@ -235,8 +235,12 @@ def test_a_decoding_mode_is_one_that_the_version_knows(version: str) -> None:
     options = {option.name: option.default for option in OPTIONS}
     for mode in option.choices:
         asked = {**options, "batching": "inflight", "decoding_mode": mode}
-        if mode in RELEASES[version].modes:
-            refuse(asked, Version.parse(version))
+        if mode not in RELEASES[version].modes:
+            why = f"has no decoding_mode {mode}"
+        elif mode == "lookahead":
+            why = "decoding_mode lookahead needs lookahead_window_size"
         else:
-            with pytest.raises(IncompatibleError, match=f"has no decoding_mode {mode}"):
-                refuse(asked, Version.parse(version))
+            refuse(asked, Version.parse(version))
+            continue
+        with pytest.raises(IncompatibleError, match=why):
+            refuse(asked, Version.parse(version))
