@@ -116,6 +116,12 @@ def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
     assert len(seeds) == 8, "the engine's own seed is always the same"
 
 
+def test_padding_is_no_end_that_no_engine_makes() -> None:
+    writer = RequestWriter({**SETTINGS, "no_end": 2**32 - 1}, parts())
+    made = writer.write([Prompt("", [1], Params(ignore_eos=True))], [1], None, None)
+    assert (made["OUT_END_ID"], made["OUT_PAD_ID"]) == ([[2**32 - 1]], [[0]])
+
+
 REQUEST = {
     "prompt": "", "params": {}, "input_tokens": 2,
     "context": [97, 98], "max_tokens": 8, "end": [0],
