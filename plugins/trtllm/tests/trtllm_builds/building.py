@@ -12,10 +12,12 @@ from typing import Any
 import llmserve
 from llmserve.plugin import ModelConfig
 from llmserve.repository import config as modelconfig
+from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.versions import Version
 
 _JSON = re.compile(r"\{.*\}|true|false")
 ENGINES = Path(__file__).with_name("engines")
+DEFAULTS = {option.name: option.default for option in OPTIONS}
 
 
 def cases(heading: str) -> list[list[Any]]:

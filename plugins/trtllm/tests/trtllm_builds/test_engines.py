@@ -10,11 +10,10 @@ import pytest
 
 from llmserve.errors import ConfigError, LLMServeError, OptionError
 from llmserve_trtllm.engine import check_engine, read_engine
-from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.target import scheduler_of
 from llmserve_trtllm.versions import Version, choose_version
 
-from .building import ENGINES, build, cases, engine_of
+from .building import DEFAULTS, ENGINES, build, cases, engine_of
 
 
 @pytest.mark.parametrize(("version", "container", "chosen"), cases("containers"))
@@ -66,9 +65,8 @@ def test_an_engine_that_fits_is_taken(tmp_path: Path) -> None:
     folder = engine_of(tmp_path, "1.2.1", changes)
     for rank in (0, 1):
         (folder / f"rank{rank}.engine").touch()
-    defaults = {option.name: option.default for option in OPTIONS}
     asked = {"max_batch_size": 64, "decoding_mode": "medusa", "gpu_device_ids": "0,1"}
-    options = {**defaults, **asked}
+    options = {**DEFAULTS, **asked}
     check_engine(read_engine(folder), Version(1, 2, 1), batching="static", options=options)
 
 

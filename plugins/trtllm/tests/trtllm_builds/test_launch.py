@@ -12,11 +12,10 @@ import pytest
 
 from llmserve.errors import ConfigError, LLMServeError
 from llmserve_trtllm.build_engine import build_commands, run
-from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.target import Target
 from llmserve_trtllm.versions import Version
 
-from .building import build, cases, engine_of
+from .building import DEFAULTS, build, cases, engine_of
 
 TOOLS = Path(__file__).with_name("tools")
 
@@ -89,8 +88,7 @@ def test_one_process_needs_no_script(tmp_path: Path) -> None:
 
 
 def commands(version: str, batching: str = "inflight", model: str = "llama", **options: Any) -> str:
-    defaults = {option.name: option.default for option in OPTIONS}
-    asked = {**defaults, "max_batch_size": 8, "tensor_parallel": 2, **options}
+    asked = {**DEFAULTS, "max_batch_size": 8, "tensor_parallel": 2, **options}
     target = Target(Version.parse(version), asked, batching, "max_utilization", streams=False)
     made = build_commands(target, Path("/my model"), model, Path("/engine"))
     return " && ".join(map(shlex.join, made))

@@ -9,10 +9,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.errors import IncompatibleError
 from llmserve.plugin import ModelConfig
-from llmserve_trtllm.options import OPTIONS, PARAMETERS, refuse
+from llmserve_trtllm.options import PARAMETERS, refuse
 from llmserve_trtllm.versions import Version
 
-from .building import cases, steps
+from .building import DEFAULTS, cases, steps
 from .conftest import Built
 from .nvidia import Tensor, releases
 
@@ -232,9 +232,8 @@ def test_every_parameter_that_a_version_reads_can_be_set_to_anything(
 @pytest.mark.parametrize("version", LATER)
 def test_a_decoding_mode_is_one_that_the_version_knows(version: str) -> None:
     (option,) = (p for p in PARAMETERS if p.name == "decoding_mode")
-    options = {option.name: option.default for option in OPTIONS}
     for mode in option.choices:
-        asked = {**options, "batching": "inflight", "decoding_mode": mode}
+        asked = {**DEFAULTS, "batching": "inflight", "decoding_mode": mode}
         if mode not in RELEASES[version].modes:
             why = f"has no decoding_mode {mode}"
         elif mode == "lookahead":
