@@ -175,6 +175,11 @@ class Backend(Role):
     folder: Path
     stand_in_for: str = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name in ("python", "ensemble"):
+            raise PluginError(f"Triton has a backend {self.name!r}", mend="give it another name")
+
 
 @dataclass(frozen=True)
 class Place:

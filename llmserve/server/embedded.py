@@ -53,23 +53,35 @@ def find_embedded() -> Path:
     return home
 
 
-def backends_of(settings: ServerSettings) -> tuple[Backend, ...]:
-    """Return the backends beside Triton's own: those given, else all that plugins register."""
+def _backends(
+    settings: ServerSettings,
+) -> tuple[tuple[Backend, ...], dict[str, LLMServeError]]:
+    """Return the backends beside Triton's own: those given, else all that plugins register.
+
+    Of one that two plugins have, what is wrong is returned by its name.
+    """
     if settings.backends is not None:
-        return settings.backends
+        return settings.backends, {}
     from llmserve.registry import Registry
     from llmserve.roles import Backend
 
     registry = Registry.load()
-    # By name, which refuses one that two plugins have.
-    return tuple(registry.get(Backend, backend.name) for backend in registry.all(Backend))
+    usable: list[Backend] = []
+    clashes: dict[str, LLMServeError] = {}
+    for name in sorted({backend.name for backend in registry.all(Backend)}):
+        try:
+            usable.append(registry.get(Backend, name))
+        except PluginError as error:
+            clashes[name] = error
+    return tuple(usable), clashes
 
 
 def missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
     """Return which of these models need a backend that is not there."""
     from llmserve.repository import config
 
-    there = {backend.name: Path(backend.folder, "model.py") for backend in backends_of(settings)}
+    backends, clashes = _backends(settings)
+    there = {backend.name: Path(backend.folder, "model.py") for backend in backends}
     problems: list[LLMServeError] = []
     for name in models:
         try:
@@ -77,7 +89,9 @@ def missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LL
         except (ConfigError, OSError):
             continue
         needed = config.backend_of(found)
-        if needed not in {"", "python", "ensemble", *there}:
+        if needed in clashes:
+            problems.append(clashes[needed])
+        elif needed not in {"", "python", "ensemble", *there}:
             problems.append(
                 ConfigError(
                     f"model {name!r} needs Triton's backend {needed!r}, which the embedded server "
@@ -144,7 +158,7 @@ def _libpython() -> Path:
 def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
     """Start it with the backends laid out in its scratch folder."""
     home = find_embedded()
-    backends, libraries = lay_out(home, instance.scratch, backends_of(settings))
+    backends, libraries = lay_out(home, instance.scratch, _backends(settings)[0])
     return Launch(
         argv=(
             str(home / "bin" / "tritonserver"),

@@ -248,6 +248,8 @@ def test_what_keeps_a_server_from_starting_names_whose_it_is(tmp_path: Path) -> 
     told = run(*serve, "door", "--frontend-port", "0", env=env).stderr
     assert "frontend 'door' cannot be started: ZeroDivisionError: division by zero: leave" in told
     env["LLMSERVE_PLUGINS"] = "acme,bolt"
+    (tmp_path / "r" / "needy").mkdir()
+    (tmp_path / "r" / "needy" / "config.pbtxt").write_text('backend: "echo"', encoding="utf-8")
     told = run(*serve, "none", env=env).stderr
     assert "backend 'echo' is registered by 'acme' (acme 1.2) and by 'bolt' (bolt 1.2): " in told
 

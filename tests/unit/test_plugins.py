@@ -21,6 +21,7 @@ from llmserve.options import Option
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
 from llmserve.runtime.contract import Tensor
+from llmserve.server import ServerSettings, find_problems
 from llmserve_cli.plugins import unmatched_names
 from tests.support import ROOT, install, run
 
@@ -89,6 +90,24 @@ def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
     assert any("'words' is registered by" in problem for problem in found.problems())
 
 
+def test_a_backend_that_two_plugins_have_stops_only_the_models_that_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def brings_acme() -> ModuleType:
+        backend = Backend(name="acme", summary="", folder=tmp_path)
+        return module(llmserve_register_backends=lambda: [backend])
+
+    found = registry(one=brings_acme(), two=brings_acme())
+    monkeypatch.setattr(Registry, "load", lambda: found)
+    for name, backend in (("needy", "acme"), ("plain", "python")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(f'backend: "{backend}"')
+    assert find_problems(ServerSettings(tmp_path, "embedded", models=("plain",))) == []
+    (problem,) = find_problems(ServerSettings(tmp_path, "embedded"))
+    assert "backend 'acme' is registered by 'one' (one-dist 1.0) and by 'two'" in problem.problem
+    assert "uninstall one" in str(problem.mend)
+
+
 def fails() -> list[Tokenizer]:
     raise RuntimeError("no licence")
 
@@ -109,6 +128,10 @@ def given(**fields: Any) -> ModuleType:
 def of_wrong_default() -> list[Tokenizer]:
     wrong: Any = [5]
     return [replace(WORDS, options=(Option("pace", wrong, ""),))]
+
+
+def reserved() -> list[Backend]:
+    return [Backend(name="python", summary="", folder=Path())]
 
 
 def unmarked() -> ModuleType:
@@ -140,10 +163,14 @@ RECIPE = Recipe(name="r", summary="", generator="")
         (module(llmserve_register_tokenizers=of_wrong_default), "option pace has the default [5]"),
         (given(requires="numpy"), "requires of 'words' is 'numpy': give a tuple of str"),
         (given(inputs=("pace",)), "a tuple of Tensor"),
+        (
+            module(llmserve_register_backends=reserved),
+            "Triton has a backend 'python': give it another name",
+        ),
     ],
     ids=[
         "misspelt", "unmarked", "arguments", "raises", "ends the process", "recipe", "no list",
-        "type", "default", "no tuple", "no tensor",
+        "type", "default", "no tuple", "no tensor", "reserved",
     ],
 )  # fmt: skip
 def test_a_hook_that_is_wrong_breaks_its_plugin_alone(broken: ModuleType, told: str) -> None:
