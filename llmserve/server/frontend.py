@@ -53,8 +53,8 @@ def log_beside(log_file: Path, frontend: Frontend) -> Path:
 
 def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningFrontend:
     """Start a frontend and return when it listens."""
-    name, scratch = make_scratch()
     words = [str(word) for word in frontend.command(place)]
+    name, scratch = make_scratch()
     launch = Launch((sys.executable, *words), inherited_environment(), frontend.name)
     process = None
     try:

@@ -93,6 +93,10 @@ def port_problems(settings: ServerSettings) -> list[LLMServeError]:
 
 
 def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeError]]:
+    if ":" in settings.host:
+        problem = f"a Triton is started on IPv4 alone, not on {settings.host}"
+        mend = "give an IPv4 address of this machine as --host"
+        return None, [UsageError(problem, mend=mend)]
     asked = settings.ports()
     fixed = [port for port in asked.values() if port]
     if len(set(fixed)) < len(fixed):

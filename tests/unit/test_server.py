@@ -235,6 +235,7 @@ def test_every_taken_port_is_named_at_once() -> None:
         (ports(4711, 4711, 0), UsageError, "the same"),
         (ports(70000, 0, 0), UsageError, "70000 is no port"),
         (ports(0, 0, 0, host="192.0.2.1"), ServerError, r"192\.0\.2\.1"),
+        (ports(0, 0, 0, host="::1"), UsageError, "IPv4 alone, not on ::1: give an IPv4 address"),
     ],
 )
 def test_ports_that_cannot_be_meant(

@@ -240,12 +240,13 @@ def _ratios(result: Result, load: str) -> Table:
 
 def _ranking(result: Result) -> Table:
     rows, rate = [], throughput_figure(result)
+    has_limits = any(case.load.limit_latency or case.load.limit_ttft for case in result.cases)
     for at, one in enumerate(ranking(result.cases), 1):
-        figures = _mean(rate, one.rounds), number(one.latency_p99 * 1000)
+        row = [one.name, str(at), _mean(rate, one.rounds), number(one.latency_p99 * 1000)]
         limits = "within" if one.within_limits else "over the limit"
-        rows.append((one.name, str(at), *figures, limits))
-    columns = "Variant", "rank", f"{rate.label} (rounds)", "P99 latency (ms)", "limits"
-    return Table("Ranking", columns, rows)
+        rows.append([*row, limits] if has_limits else row)
+    columns = ["Variant", "rank", f"{rate.label} (rounds)", "P99 latency (ms)"]
+    return Table("Ranking", [*columns, "limits"] if has_limits else columns, rows)
 
 
 def _failures(result: Result) -> Table:

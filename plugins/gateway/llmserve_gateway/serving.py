@@ -200,7 +200,8 @@ async def _serve(
         await serving
         raise ServerError("the gateway did not start", mend="its log says why")
     scheme = "https" if listening.tls_cert else "http"
-    say(f"{scheme}://{listening.host}:{listener.getsockname()[1]}/v1")
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    say(f"{scheme}://{host}:{listener.getsockname()[1]}/v1")
     await _drained(gateway, serving, listening.grace)
     server.should_exit = True
     await serving

@@ -327,6 +327,18 @@ def listening(*words: str, told: str = "") -> Iterator[int]:
         process.wait()
 
 
+def test_its_address_is_one_that_a_client_takes_with_ipv6_as_well() -> None:
+    command = ["-m", "llmserve_cli", "gateway", "--host", "::1", "--port", "0", "--url", NOBODY]
+    with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            address = process.stderr.readline().split()[-1]
+            assert address.startswith("http://[::1]:")
+            assert httpx.get(address.replace("/v1", "/livez")).status_code == 200
+        finally:
+            process.kill()
+
+
 def test_tls(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

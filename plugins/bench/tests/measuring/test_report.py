@@ -126,6 +126,8 @@ def test_notes_say_what_makes_figures_doubtful() -> None:
 def test_the_ranking_says_who_is_over_the_limit_and_has_the_spread() -> None:
     table, *_ = tables_of(make_sweep(limit=0.001))
     assert [row[-1] for row in table.rows] == ["over the limit"] * 3
+    unlimited, *_ = tables_of(make_sweep(limit=None))
+    assert "limits" not in unlimited.columns
     table, *_ = tables_of(make_sweep())
     assert all(" to " in row[2] for row in table.rows)
 
