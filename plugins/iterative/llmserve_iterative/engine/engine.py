@@ -63,7 +63,7 @@ class Engine:
         if prompt + answer - 1 > self.cache_tokens:
             raise RequestError(
                 f"the prompt's {prompt} tokens and max_tokens {answer} are over the cache of "
-                f"{self.cache_tokens} tokens: ask for fewer, or serve with more cache"
+                f"{self.cache_tokens} tokens: ask for fewer, or build it with more cache_tokens"
             )
         self._scheduler.waiting.append(Sequence(generation, self._tokenizer))
 
