@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 20.0
 """How often to check that the server still responds, while waiting for an answer."""
+_NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "timeout"}
 
 
 @click.command()
@@ -208,7 +209,7 @@ def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
     for key in options:
         if key in taken:
             raise OptionError(f"{key} is given twice", mend="leave it out of --set")
-        if key in ("self", "model", "prompt", "messages", "stream", "timeout"):
+        if key in _NOT_BY_SET:
             raise OptionError(f"--set cannot give {key}", mend="see `llmserve query --help`")
     return {key: _value(text) for key, text in options.items()}
 
@@ -220,7 +221,8 @@ def _refuse_unread(info: ModelInfo, options: Iterable[str]) -> None:
     for name in options:
         known = input_of(info, name) or name in ("priority", "queue_timeout")
         if info.made_by_llmserve and not known:
-            raise OptionError(f"{info.name} takes no {name}", mend=near(name, info.inputs))
+            mend = near(name, info.inputs.keys() - _NOT_BY_SET)
+            raise OptionError(f"{info.name} takes no {name}", mend=mend)
 
 
 def _value(text: str) -> bool | int | float | str:

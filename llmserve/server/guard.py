@@ -164,10 +164,10 @@ def _heeds(process: int) -> bool:
 def members(group: int) -> set[int]:
     """Return the processes of a group."""
     found = set()
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH112, PTH208
-        with suppress(OSError, ValueError):
-            if os.getpgid(int(name)) == group:
-                found.add(int(name))
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(entry.name)) == group:
+                found.add(int(entry.name))
     return found
 
 

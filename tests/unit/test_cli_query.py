@@ -57,6 +57,7 @@ def test_each_line_of_a_file_has_its_answer_in_its_place(
         (["--logprobs", "2", "Hi"], "", "--logprobs needs --json"),
         (["--set", "seed=1", "--seed", "2", "Hi"], "", "seed is given twice"),
         (["--set", "stream=true", "Hi"], "", "--set cannot give stream"),
+        (["--set", "text_input=x", "Hi"], "", "--set cannot give text_input"),
     ],
 )
 def test_what_cannot_be_sent_is_told_with_what_would_do(

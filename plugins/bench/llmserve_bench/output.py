@@ -80,9 +80,9 @@ def check_outputs(report: Path | None, *outputs: Path | None) -> None:
         folders.append(next(folder for folder in above if folder.exists()))
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder")
+            raise UsageError(f"{folder} is not a folder", mend="name one, or a new one")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise UsageError(f"{folder} cannot be written to")
+            raise UsageError(f"{folder} cannot be written to", mend="name another place")
 
 
 def write(result: Result, report: Path | None, as_json: Path | None, as_csv: Path | None) -> None:
