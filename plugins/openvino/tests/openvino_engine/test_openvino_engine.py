@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def test_a_draft_model_gives_the_same_tokens_in_fewer_steps(
     converted: Path, tmp_path: Path
 ) -> None:
     prompts = [[7, 8, 9] * 6, list(range(30, 60)), [40, 50, 60]]
+    # Together more than OpenVINO computes in a step, of which it would lose count.
+    prompts += [[(13 * i * i + row) % 1000 + 1 for i in range(110)] for row in range(8)]
     answers: list[list[list[int]]] = []
     steps: list[int] = []
     for options in ({}, {"draft_model": str(converted), "draft_tokens": 3}):
@@ -76,7 +79,7 @@ def test_a_draft_model_gives_the_same_tokens_in_fewer_steps(
         asked: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.3}, {"presence_penalty": 1.5}]
         several = [
             generation(prompt, 40, ignore_eos=True, **own)
-            for prompt, own in zip(prompts, asked, strict=True)
+            for prompt, own in zip(prompts, cycle(asked))
         ]
         leaves = generation([1, 2, 3], 40, ignore_eos=True)
         for each in (*several, leaves):
