@@ -7,7 +7,6 @@ own senders. It drives any generator of the mode ``"step"``.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
-from llmserve.runtime.errors import panics_as_errors
 from llmserve.runtime.job import Job, begin
-from llmserve.runtime.metrics import Metrics
 from llmserve.runtime.protocols import Parts
 from llmserve.runtime.steps import StepDriver
 
@@ -38,9 +35,7 @@ class ContinuousDriver(StepDriver):
         """The requests under way, each with the time from which its next piece may leave."""
 
     def start(self, parts: Parts) -> None:
-        self._parts = parts
-        self._engine = parts.generator.stepper(parts.tokenizer)
-        self._metrics = Metrics(parts, self._engine, time.monotonic())
+        self._take(parts, time.monotonic())
         self._unloaded = Event()
         self._threads = [
             Thread(target=self._run, name=f"{parts.name}-steps", daemon=True),
@@ -52,7 +47,6 @@ class ContinuousDriver(StepDriver):
     def execute(self, requests: Sequence[Any]) -> None:
         """Read requests and hand them to the thread; Triton may bring the next ones at once."""
         for job in begin(requests, self._parts, eager=False):
-            job.responder.recent = math.inf
             self._arrived.put((job, time.monotonic()))
 
     def is_ready(self) -> bool:
@@ -101,20 +95,12 @@ class ContinuousDriver(StepDriver):
     def _send(self, now: float) -> None:
         """Send first pieces and whole answers at once, other pieces at a steady pace."""
         interval = _STREAM_INTERVAL * sum(job.streams for job in self._active)
-        for job, next_send in self._active.items():
-            self._metrics.made(job, now)
-            try:
-                with panics_as_errors():
-                    if job.responder.gone:
-                        self._cancel(job)
-                    if job.done or (job.streams and now >= next_send and _has_news(job)):
-                        self._active[job] = now + interval
-                        job.send()
-            except Exception as error:
-                self._give_up(job, error)
+        for job, next_piece in self._active.items():
+            if job.responder.gone:
+                self._cancel(job)
+            if self._send_news(job, now, next_piece):
+                self._active[job] = now + interval
         for job in [job for job in self._active if job.responder.closed]:
+            # One that Triton could not take an answer of is not done.
+            self._drop(job)
             del self._active[job]
-
-
-def _has_news(job: Job) -> bool:
-    return any(generation.has_news for generation in job.generations)

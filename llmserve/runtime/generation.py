@@ -155,7 +155,8 @@ class Generation:
 
     def cancel(self) -> None:
         if not self.done:
-            self._finish(CANCELLED)
+            # Nobody reads the text, and to finish it could fail.
+            self._end(CANCELLED)
 
     @property
     def has_news(self) -> bool:
@@ -192,7 +193,10 @@ class Generation:
         self._decode()
         rest = self._scanner.push(self._decoder.flush())
         self._append(rest if self._scanner.hit else rest + self._scanner.flush())
-        self.finish_reason = STOP if self._scanner.hit else reason
+        self._end(STOP if self._scanner.hit else reason)
+
+    def _end(self, reason: str) -> None:
+        self.finish_reason = reason
         if self.on_text:
             self.on_text()
 

@@ -16,8 +16,8 @@ from llmserve.runtime.responder import Responder
 class Job:
     """A request from its arrival to its last response.
 
-    An ``eager`` job sends what is new as soon as a generator pushes it; the driver of another
-    calls :meth:`send` when it is time.
+    An ``eager`` job sends what is new, and asks whether its client is there, as soon as a generator
+    pushes it; the driver of another calls :meth:`send`, and asks, when it is time.
     """
 
     def __init__(self, raw: Any, parts: Parts, *, eager: bool = True) -> None:
@@ -55,7 +55,7 @@ class Job:
         return not self._sent
 
     def _generation(self, prompt: Prompt) -> Generation:
-        parts = self._parts
+        parts, responder = self._parts, self.responder
         context = parts.generator.context_length
         limit = answer_limit(prompt, context, parts.defaults["max_tokens"])
         eos = parts.generator.eos_ids | parts.tokenizer.eos_ids
@@ -68,7 +68,7 @@ class Job:
             eos_ids=eos,
             decode=parts.tokenizer.decode,
             prompt=prompt.text,
-            is_cancelled=self.responder.cancelled,
+            is_cancelled=responder.cancelled if self._eager else lambda: responder.gone,
         )
         if prompt.params.prompt_only:
             generation.tell(about_prompt(prompt, parts))
@@ -83,6 +83,10 @@ class Job:
     @property
     def done(self) -> bool:
         return all(generation.done for generation in self.generations)
+
+    @property
+    def has_news(self) -> bool:
+        return any(generation.has_news for generation in self.generations)
 
     def send(self) -> None:
         """Send what is new, if the request wants a stream or everything is complete."""

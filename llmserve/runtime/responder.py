@@ -81,8 +81,6 @@ class Responder:
         self.closed = False
         self.gone = False
         """Whether the client is known to have left."""
-        self.recent = _CANCELLED_HOLDS
-        """For how many seconds Triton's answer that the client is there is taken to hold."""
         self._checked = 0.0
         # Asking after a request that has just been answered would be fatal.
         self._asking = Lock()
@@ -101,10 +99,15 @@ class Responder:
     def attached(self) -> bool:
         return self._raw is not None
 
+    @property
+    def waits(self) -> bool:
+        """Whether somebody is there for more."""
+        return not (self.closed or self.gone)
+
     def cancelled(self, *, now: bool = False) -> bool:
         """Whether the client is gone or asked to stop: lately, or ``now``."""
         moment = time.monotonic()
-        if now or moment - self._checked >= self.recent:
+        if now or moment - self._checked >= _CANCELLED_HOLDS:
             with self._asking:
                 if self._raw is not None:
                     self._checked = moment
@@ -135,15 +138,23 @@ class Responder:
         if self.closed:
             return
         self.closed = final
-        if final:
-            # The flag goes with the last response: clients of /generate count one for one.
-            flag = self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            with self._asking:
-                self._sender.send(response, flags=flag)
-                # A request that outlives its model, in a cycle say, brings the process down too.
-                self.detach()
-        else:
+        try:
+            self._hand_over(response, final)
+        except Exception as error:
+            # Triton may have no memory left for it. An error takes little, and somebody waits.
+            self.closed = True
+            self._hand_over(_refusal(failure(error, self._parts), self._parts), True)
+
+    def _hand_over(self, response: Any, final: bool) -> None:
+        if not final:
             self._sender.send(response)
+            return
+        # The flag goes with the last response: clients of /generate count one for one.
+        flag = self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        with self._asking:
+            self._sender.send(response, flags=flag)
+            # A request that outlives its model, in a cycle say, brings the process down too.
+            self.detach()
 
     def _texts(self, logprobs: Sequence[Logprob]) -> dict[int, str]:
         ids = {one.token for place in logprobs for one in (place, *place.top)}

@@ -7,11 +7,15 @@ from collections.abc import Iterable
 from llmserve.runtime.errors import panics_as_errors
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.job import Job
-from llmserve.runtime.protocols import Stepper
+from llmserve.runtime.metrics import Metrics
+from llmserve.runtime.protocols import Parts, Stepper
 
 
 class StepDriver:
-    _engine: Stepper
+    def _take(self, parts: Parts, now: float) -> None:
+        self._parts = parts
+        self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
+        self._metrics = Metrics(parts, self._engine, now)
 
     def _admit(self, job: Job) -> bool:
         """Give the engine a request, which fails if that is refused; say whether it was taken."""
@@ -33,6 +37,22 @@ class StepDriver:
         except Exception as error:
             # Nobody knows whose fault it was, so all of them fail, and the next can come.
             return [(generation, error) for job in jobs for generation in job.generations]
+
+    def _send_news(self, job: Job, now: float, next_piece: float) -> bool:
+        """Send the end at once and a stream's piece when it is time; say whether any left."""
+        self._metrics.made(job, now)
+        due = job.done or (job.streams and now >= next_piece)
+        if not due or job.responder.closed:
+            return False
+        try:
+            with panics_as_errors():
+                if news := job.done or job.has_news:
+                    job.send()
+                return news
+        except Exception as error:
+            # What a tokenizer or formatter makes of one answer is no reason for others to fail.
+            self._give_up(job, error)
+            return False
 
     def _give_up(self, job: Job, error: Exception) -> None:
         """Answer a request with what went wrong, and free what it holds."""

@@ -11,6 +11,7 @@ import pytest
 
 from llmserve.runtime.continuous import ContinuousDriver
 from llmserve.testing import FakeRequest, make_parts
+from llmserve.testing.fake import FakeModelException
 from tests.echoes import Echoes
 
 # However slow the machine is, such an answer is under way when a test looks at it.
@@ -80,6 +81,29 @@ def test_triton_is_not_asked_after_a_request_that_is_answered(
     # Whom the fake answers with an error has ended.
     assert model.driver.is_ready()
     model.driver.finalize()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_who_cannot_be_given_an_answer_gets_an_error_and_holds_nothing(
+    model: Model, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    send = FakeRequest.send
+
+    def full(request: FakeRequest, response: Any = None, flags: int = 0) -> None:
+        if request is culprit and not response.error:
+            raise FakeModelException("no shared memory is left")
+        send(request, response, flags=flags)
+
+    monkeypatch.setattr(FakeRequest, "send", full)
+    model.engine.may_step.clear()
+    culprit = model.send("ab", max_tokens=ENDLESS if stream else 3, stream=stream)
+    good = model.send("cd", max_tokens=9)
+    model.engine.may_step.set()
+    closed(culprit, good)
+    told = "the model failed: FakeModelException: no shared memory is left"
+    assert (culprit.error, good.text) == (told, "cdcdcdcdc")
+    closed(model.send("e", max_tokens=5))
+    assert not model.engine.under_way
 
 
 def test_the_figures_are_those_of_what_happened(model: Model) -> None:

@@ -21,23 +21,15 @@ from llmserve.plugin import (
 # A request that is cancelled keeps Triton's place for its sequence until it has been idle for
 # long enough (seen on 2.51). So there are many more places than sequences under way.
 _PLACES = 65_536
-_IDLE_SECONDS = 300.0
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
     cache_tokens = Option(
-        "cache_tokens",
-        0,
-        "Tokens that the cache holds for all sequences together; 0 is four contexts, or a "
-        "quarter of one for every sequence if that is more.",
-        minimum=0,
+        "cache_tokens", 0, "Tokens that the cache holds; 0 is four contexts, or more.", minimum=0
     )
     prefill_chunk = Option(
-        "prefill_chunk",
-        256,
-        "Most prompt tokens in one step, so that a long prompt does not stall others.",
-        minimum=1,
+        "prefill_chunk", 256, "Most prompt tokens in one step: others go on beside.", minimum=1
     )
     return [
         Generator(
@@ -66,17 +58,15 @@ def llmserve_register_batchings() -> Sequence[Batching]:
     )
     idle_seconds = Option(
         "idle_seconds",
-        _IDLE_SECONDS,
-        "How long Triton keeps the place of a sequence whose client has gone. Steps that take "
-        "nearly as long let nobody join.",
+        300.0,
+        "How long Triton keeps a place whose client has gone; longer than any step.",
         minimum=0.001,
         maximum=3600,
     )
     burst_ms = Option(
         "burst_ms",
         8.0,
-        "How long steps follow one another before new requests can join; 0 makes one step at a "
-        "time and sends every piece by itself.",
+        "How long steps follow one another before others can join; 0: one by one.",
         minimum=0,
         maximum=1000,
     )

@@ -14,17 +14,13 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
-from llmserve.runtime import Generation, Job, Metrics, Parts, Responder
-from llmserve.runtime.errors import panics_as_errors
+from llmserve.runtime import Generation, Job, Parts, Responder
 from llmserve.runtime.job import begin
 from llmserve.runtime.steps import StepDriver
 
-# What Triton takes for a response, and to say whether a client is still there. The time between
-# two of them is long enough that they stay a small part of it.
-_RESPONSE_COST = 0.00025
-_CANCELLED_COST = 0.00006
-_SMALL_PART = 0.05
-_LATELY = 0.02
+# A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
+# of a stream, for each stream that there is, sending stays a small part of the work.
+_STREAM_INTERVAL = 0.005
 
 # However calm it is, a new request waits no longer than that for its turn. To be given back and
 # to come again costs a request about a twentieth of a millisecond at least, and 0.2 of them where
@@ -57,13 +53,8 @@ class ActiveRequest:
 
     job: Job
     queued: float
-    last_sent: float = 0.0
+    next_piece: float = 0.0
     suspended: bool = False
-
-    @property
-    def over(self) -> bool:
-        """Whether it is answered, or nobody is there to be answered."""
-        return self.job.responder.closed or self.job.responder.gone
 
 
 class IterativeDriver(StepDriver):
@@ -86,9 +77,7 @@ class IterativeDriver(StepDriver):
         self._watcher = Thread(target=self._watch, name="llmserve watcher", daemon=True)
 
     def start(self, parts: Parts) -> None:
-        self._parts = parts
-        self._engine = parts.generator.stepper(parts.tokenizer)
-        self._metrics = Metrics(parts, self._engine, self._clock())
+        self._take(parts, self._clock())
         self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -112,27 +101,23 @@ class IterativeDriver(StepDriver):
         if now - self._turn_ended > _PAUSE:
             self._reached = now - _PAUSE
         self._reached = max([self._reached, *known])
-        newcomers = any(start for _, start in controls)
-        self._turns_alone = 0 if newcomers else self._turns_alone + 1
+        self._turns_alone = 0 if any(start for _, start in controls) else self._turns_alone + 1
         present = {}
         for raw, (number, start) in zip(requests, controls, strict=True):
             if self._arrive(raw, number, start, now):
                 present[number] = raw
         absent = [one for number, one in self._active.items() if number not in present]
         self._suspend([one for one in absent if one.queued < self._reached], now)
-        active = [self._active[number] for number in present]
-        for request in active:
-            request.job.responder.recent = max(_LATELY, len(active) * _CANCELLED_COST / _SMALL_PART)
-        self._step(active, now)
+        self._step([self._active[number] for number in present], now)
         now = self._clock()
         for number, raw in present.items():
             request = self._active[number]
-            closed = request.job.responder.closed
-            if not closed:
+            if not (closed := request.job.responder.closed):
                 # Who has left is given back unanswered as well: then Triton lets go of it and of
                 # its sequence's place at once, and otherwise only after the idle time.
                 raw.set_release_flags(self._parts.pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
             if closed or self._left(request, now=True):
+                self._drop(request.job)
                 del self._active[number]
             else:
                 request.queued = now
@@ -156,10 +141,8 @@ class IterativeDriver(StepDriver):
 
     def _begin(self, raw: Any, number: int, now: float) -> bool:
         if not self._numbered_by_triton(raw, number):
-            Responder(raw, self._parts).refuse(
-                "this model makes a sequence of every request by itself: send it without a "
-                "sequence id"
-            )
+            message = "this model numbers requests by itself: send it without a sequence id"
+            Responder(raw, self._parts).refuse(message)
             return False
         for job in begin([raw], self._parts, eager=False):
             if self._admit(job):
@@ -179,8 +162,7 @@ class IterativeDriver(StepDriver):
 
     def _left(self, request: ActiveRequest, *, now: bool = False) -> bool:
         """Whether the client has gone; then nothing of its request is left."""
-        gone = request.job.responder.cancelled(now=now)
-        if gone:
+        if gone := request.job.responder.cancelled(now=now):
             self._cancel(request.job)
         return gone
 
@@ -190,8 +172,7 @@ class IterativeDriver(StepDriver):
         Those that Triton would lose are made to their end, however long that takes.
         """
         turn = self._turn_length(len(active))
-        streams = sum(request.job.streams for request in active)
-        interval = streams * _RESPONSE_COST / _SMALL_PART if turn else 0.0
+        interval = _STREAM_INTERVAL * sum(one.job.streams for one in active) if turn else 0.0
         if began - self._reached > self._patience / 4:
             # Only who is given back and comes again shows how long the others have been waiting.
             turn = 0.0
@@ -201,8 +182,8 @@ class IterativeDriver(StepDriver):
                 self._fail(generation, why)
             now = self._clock()
             self._send(active, now, interval)
-            going = [request for request in active if not request.over]
-            late = any(now - request.queued > self._patience for request in going)
+            going = [one for one in active if one.job.responder.waits]
+            late = any(now - one.queued > self._patience for one in going)
             if not going or (now - began >= turn and not late):
                 break
         # What was away while others' steps made its last tokens comes with none to make.
@@ -223,29 +204,17 @@ class IterativeDriver(StepDriver):
     def _send(self, active: Iterable[ActiveRequest], now: float, interval: float) -> None:
         """Send what is new: the first piece and the end at once, the others at a steady pace."""
         for request in active:
-            job = request.job
-            self._metrics.made(job, now)
-            due = job.done or (job.streams and now - request.last_sent >= interval)
-            if request.over or not due:
-                continue
-            try:
-                with panics_as_errors():
-                    if any(generation.has_news for generation in job.generations):
-                        request.last_sent = now
-                    job.send()
-            except Exception as error:
-                # What a tokenizer or formatter makes of one answer is no reason for others to fail.
-                self._give_up(job, error)
+            waits = request.job.responder.waits
+            if waits and self._send_news(request.job, now, request.next_piece):
+                request.next_piece = now + interval
 
     def _fail(self, generation: Generation, error: Exception) -> None:
-        for request in self._active.values():
-            if generation not in request.job.generations:
-                continue
-            if request.job.responder.attached:
-                self._give_up(request.job, error)
+        for job in (one.job for one in self._active.values() if generation in one.job.generations):
+            if job.responder.attached:
+                self._give_up(job, error)
             else:
                 # Its request is with Triton now; it is told when it comes again.
-                self._cancel(request.job)
+                self._cancel(job)
 
     def _watch(self) -> None:
         """Free what nobody waits for when no request comes that would bring it to light."""

@@ -5,23 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmserve.runtime import Generation, Tokenizer, run_batch
+from llmserve.runtime import Generation, Stepper, Tokenizer, run_batch
 from llmserve.runtime.causal import context_length, eos_ids, load
-
-if TYPE_CHECKING:
-    from llmserve_iterative.engine.engine import Engine
 
 LOG = logging.getLogger(__name__)
 
 
 class StepwiseGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
-        # Here and not above: a build only looks at the class, and need not wait for torch.
-        from llmserve_iterative.engine.engine import Engine
-
-        self._new_engine = Engine
         self._model = load(settings, folder)
         self.context_length = exact_length(self._model)
         if self.context_length != (whole := context_length(self._model)):
@@ -33,14 +26,17 @@ class StepwiseGenerator:
             )
         self.eos_ids = eos_ids(self._model)
         self._settings = settings
-        self._engine: Engine | None = None
+        self._engine: Stepper | None = None
 
-    def stepper(self, tokenizer: Tokenizer) -> Engine:
+    def stepper(self, tokenizer: Tokenizer) -> Stepper:
         """Return the engine; it takes the model over, so there is one."""
         if self._engine is None:
+            # Here and not above: a build only looks at the class, and need not wait for torch.
+            from llmserve_iterative.engine.engine import Engine
+
             sequences = self._settings["max_sequences"]
             context = self.context_length or 2048
-            self._engine = self._new_engine(
+            self._engine = Engine(
                 self._model,
                 tokenizer,
                 max_sequences=sequences,
@@ -64,8 +60,7 @@ def exact_length(model: Any) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     # Some models have one for each kind of layer.
     ropes = [rope, *(one for one in rope.values() if isinstance(one, dict))]
-    ends = [
-        r["original_max_position_embeddings"] for r in ropes if r.get("rope_type") == "longrope"
-    ]
+    long = [one for one in ropes if one.get("rope_type") == "longrope"]
+    ends = [one["original_max_position_embeddings"] for one in long]
     ends += [context_length(model), getattr(config, "attention_chunk_size", None)]
     return min((end for end in ends if end), default=None)

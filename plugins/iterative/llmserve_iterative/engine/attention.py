@@ -39,9 +39,7 @@ class Store:
         if layer not in self._layers:
             # Zeros and not just any memory: a kernel may multiply what it masks by nought.
             keys, values = (
-                torch.zeros(
-                    self._rows, len(part), part.shape[2], dtype=self._dtype, device=part.device
-                )
+                part.new_zeros((self._rows, len(part), part.shape[2]), dtype=self._dtype)
                 for part in new
             )
             self._layers[layer] = keys, values

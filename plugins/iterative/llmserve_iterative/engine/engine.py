@@ -105,16 +105,15 @@ class Engine:
 
     def _push(self, sequence: Sequence, logits: Tensor, token: int, progress: Progress) -> None:
         """Choose a sequence's next token; who fails at it, or is done, leaves."""
-        generation, own = sequence.generation, None
-        if sequence.sampler is not None or generation.wants_logits:
-            own = logits.float().cpu().numpy()
+        generation, sampler = sequence.generation, sequence.sampler
+        row = logits.float().cpu().numpy() if sampler or generation.wants_logits else None
         try:
-            if sequence.sampler is not None and own is not None:
-                token = sequence.sampler.choose(own)
-            generation.push(token, own if generation.wants_logits else None)
-            if sequence.sampler is not None and self._runner.takes_runs and own is not None:
+            if sampler and row is not None:
+                token = sampler.choose(row)
+            generation.push(token, row)
+            if sampler and self._runner.takes_runs and not generation.wants_logits:
                 # What a form leaves no choice about is computed together in the next pass.
-                for forced in () if generation.wants_logits else sequence.sampler.forced():
+                for forced in sampler.forced():
                     generation.push(forced)
         except Exception as error:
             progress.failed.append((generation, error))

@@ -10,10 +10,7 @@ START = 0
 """What stands before the first page."""
 
 Key = tuple[int, tuple[int, ...]]
-"""A full page's tokens, behind the number of the content before them.
-
-A number is never used again, so a page is found only behind the very ones it was computed behind.
-"""
+"""A full page's tokens, behind the number of the content before them, which is never used again."""
 
 
 class PagePool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -107,8 +107,7 @@ class FlatRunner:
             logits_to_keep=plan.tokens.starts[1:] - 1,
             llmserve_plan=plan,
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        return cast(Tensor, output.logits[0])
 
 
 class PaddedRunner:
@@ -162,8 +161,7 @@ class PaddedRunner:
             use_cache=True,
             logits_to_keep=1,
         )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        return cast(Tensor, output.logits[:, -1])
 
 
 Runner = FlatRunner | PaddedRunner

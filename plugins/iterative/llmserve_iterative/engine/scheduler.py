@@ -79,12 +79,8 @@ class Scheduler:
         """In the order in which they came."""
 
     def plan(self) -> list[Chunk]:
-        """Return the newest token of every running sequence and pieces of what has several.
-
-        Those are new prompts, and sequences to which a form added a run of tokens.
-
-        Chunks of a single token come first.
-        """
+        """Return the newest token of every running sequence, and behind them pieces of those that
+        have several: new prompts, and what a form added a run of tokens to."""
         self._admit()
         chunks = []
         budget = self.prefill_chunk
@@ -94,14 +90,11 @@ class Scheduler:
             single = sequence.length - start == 1
             if not (single or budget) or not self._grow(sequence):
                 continue
-            if single:
-                chunks.append(Chunk(sequence, start, start + 1))
-            else:
-                # The logits of every token are wanted, and a pass gives those of the last one.
-                most = 1 if sequence.generation.wants_prompt_logits else budget
-                stop = min(sequence.length, start + most)
-                chunks.append(Chunk(sequence, start, stop))
-                budget -= stop - start
+            # A pass gives the logits of a chunk's last token, and some want those of every one.
+            most = 1 if single or sequence.generation.wants_prompt_logits else budget
+            chunks.append(Chunk(sequence, start, min(sequence.length, start + most)))
+            if not single:
+                budget -= chunks[-1].stop - start
         return sorted(chunks, key=lambda chunk: not chunk.single)
 
     def computed(self, chunk: Chunk) -> None:
