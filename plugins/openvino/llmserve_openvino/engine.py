@@ -23,6 +23,7 @@ LOG = logging.getLogger(__name__)
 # Below this temperature the likeliest token is all that is left of a distribution.
 _GREEDY_BELOW = 1e-5
 _UINT32 = (1 << 32) - 1
+_UNLIMITED = 1 << 30
 # What follows the last time that so many tokens stood in the prompt is what is tried.
 _NGRAM = 3
 _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
@@ -54,11 +55,10 @@ class OpenVinoGenerator:
             properties["prompt_lookup"] = True
         draft = settings["draft"]
         guesses = settings["draft_tokens"] if draft else lookup
-        if draft:
-            # Where a prompt takes several steps, OpenVINO (2026.4) answers wrongly: it loses count
-            # of what the draft has read. So each is computed whole, however long.
-            scheduling.dynamic_split_fuse = False
-            scheduling.max_num_batched_tokens = self.context_length or 1 << 20
+        if guesses:
+            # Where a prompt takes several steps beside guesses, OpenVINO (2026.4) loses count and
+            # answers wrongly. So a step reads all that have come, however long.
+            scheduling.max_num_batched_tokens = _UNLIMITED
 
         def make() -> Any:
             whole = dict(properties)
