@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -97,6 +98,34 @@ def test_a_draft_model_gives_the_same_tokens_in_fewer_steps(
     for wish in ({"temperature": 0.8}, {"min_tokens": 4}):
         with pytest.raises(RequestError, match="it has a draft model"):
             made.engine.admit(generation([40], 8, **wish))
+
+
+def test_a_prompt_longer_than_a_step_is_read_whole_beside_guesses(
+    converted: Path, tmp_path: Path
+) -> None:
+    """Two prompts are more than OpenVINO reads in a step, and with guesses it lost count of one."""
+    guessing = made_of(converted, tmp_path / "guessing", dtype="float32", prompt_lookup=4)
+    alone = made_of(converted, tmp_path / "alone", dtype="float32")
+    for seed in range(8):
+        rng = random.Random(seed)
+        head, first, *rest = (
+            [rng.randrange(1, 1000) for _ in range(n)] for n in (260, 32, 1, 1, 90)
+        )
+        second = generation([*head, *rest[0]], 2, ignore_eos=True)
+        third = generation([*head, *rest[1]], 30, ignore_eos=True, presence_penalty=1.0)
+        last = generation([*head, *rest[2]], 8, ignore_eos=True)
+        leaves = generation(first, 7, ignore_eos=True, repetition_penalty=1.3)
+        for each in (leaves, second, third):
+            guessing.engine.admit(each)
+        for _ in range(2):
+            guessing.engine.step()
+        guessing.engine.drop(leaves)
+        guessing.engine.drop(third)
+        guessing.engine.step()
+        guessing.generate([last], ByteTokenizer())
+        expected = generation([*head, *rest[2]], 8, ignore_eos=True)
+        alone.generate([expected], ByteTokenizer())
+        assert last.token_ids == expected.token_ids
 
 
 def test_what_prompt_lookup_would_get_wrong_is_refused(converted: Path, tmp_path: Path) -> None:
