@@ -50,6 +50,7 @@ bench: .venv/.ready
 	@$(BIN)/python -m tests.bench.engines
 	@$(BIN)/python -m tests.bench.gateway
 	@$(BIN)/python plugins/gpt2/bench/table.py
+	@$(BIN)/python plugins/openvino/bench/guessing.py
 
 # Every engine and what it is held against, in turns in one run.
 bench-engines: .venv/.ready

@@ -18,9 +18,6 @@ from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts
 from llmserve.runtime.steps import StepDriver
 
-# A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
-# of a stream, for each stream that there is, sending stays a small part of the work.
-_STREAM_INTERVAL = 0.005
 # How often Triton is asked whether clients are still there.
 _CANCEL_INTERVAL = 0.2
 
@@ -35,7 +32,7 @@ class ContinuousDriver(StepDriver):
         """The requests under way, each with the time from which its next piece may leave."""
 
     def start(self, parts: Parts) -> None:
-        self._take(parts, time.monotonic())
+        self._set_up(parts, time.monotonic())
         self._unloaded = Event()
         self._threads = [
             Thread(target=self._run, name=f"{parts.name}-steps", daemon=True),
@@ -94,7 +91,7 @@ class ContinuousDriver(StepDriver):
 
     def _send(self, now: float) -> None:
         """Send first pieces and whole answers at once, other pieces at a steady pace."""
-        interval = _STREAM_INTERVAL * sum(job.streams for job in self._active)
+        interval = self._interval(self._active)
         for job, next_piece in self._active.items():
             if job.responder.gone:
                 self._cancel(job)

@@ -10,9 +10,13 @@ from llmserve.runtime.job import Job
 from llmserve.runtime.metrics import Metrics
 from llmserve.runtime.protocols import Parts, Stepper
 
+# A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
+# of a stream, for each stream that there is, sending stays a small part of the work.
+_STREAM_INTERVAL = 0.005
+
 
 class StepDriver:
-    def _take(self, parts: Parts, now: float) -> None:
+    def _set_up(self, parts: Parts, now: float) -> None:
         self._parts = parts
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
         self._metrics = Metrics(parts, self._engine, now)
@@ -37,6 +41,10 @@ class StepDriver:
         except Exception as error:
             # Nobody knows whose fault it was, so all of them fail, and the next can come.
             return [(generation, error) for job in jobs for generation in job.generations]
+
+    def _interval(self, jobs: Iterable[Job]) -> float:
+        """Return the time between two pieces of a stream."""
+        return _STREAM_INTERVAL * sum(job.streams for job in jobs)
 
     def _send_news(self, job: Job, now: float, next_piece: float) -> bool:
         """Send the end at once and a stream's piece when it is time; say whether any left."""

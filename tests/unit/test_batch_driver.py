@@ -23,6 +23,7 @@ from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.protocols import Answer, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
+from llmserve.testing.fake import FakeModelException
 from tests.echoes import Panic
 from tests.support import drive
 
@@ -186,6 +187,27 @@ def test_a_stream_that_was_begun_is_not_begun_again() -> None:
     assert "".join(texts) == "aba"
     assert "MemoryError" in (stream.error or "")
     assert stream.closed
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_response_that_triton_cannot_take_is_an_error_of_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    culprit = ask("ab", max_tokens=4, stream=stream)
+    whole, pieces = ask("cd", max_tokens=4), ask("ef", max_tokens=4, stream=True)
+    send = FakeRequest.send
+
+    def full(request: FakeRequest, response: Any = None, flags: int = 0) -> None:
+        if request is culprit and not response.error:
+            raise FakeModelException("no shared memory is left")
+        send(request, response, flags=flags)
+
+    monkeypatch.setattr(FakeRequest, "send", full)
+    generator = Repeats()
+    drive(generator, whole, culprit, pieces)
+    assert culprit.error == "the model failed: FakeModelException: no shared memory is left"
+    assert (whole.text, pieces.text, pieces.error) == ("cdcd", "efef", None)
+    assert generator.batches == [3], "nobody had to begin again"
 
 
 def test_a_cancelled_request_stops_and_its_neighbour_goes_on() -> None:

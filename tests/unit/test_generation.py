@@ -60,6 +60,16 @@ def test_cancellation_ends_it_at_the_next_token() -> None:
     assert (generation.text, generation.finish_reason) == ("a", "cancelled")
 
 
+def test_to_cancel_needs_no_text_which_a_tokenizer_might_fail_at() -> None:
+    def fails(ids: object) -> str:
+        raise ValueError(ids)
+
+    generation = Generation(b"", Params(), max_tokens=9, eos_ids=frozenset(), decode=fails)
+    generation.push(ord("a"))
+    generation.cancel()
+    assert generation.finish_reason == "cancelled"
+
+
 def test_a_generator_that_keeps_the_end_to_itself_says_so() -> None:
     ended = run("hello", end=False)
     assert not ended.done

@@ -29,7 +29,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
         "cache_tokens", 0, "Tokens that the cache holds; 0 is four contexts, or more.", minimum=0
     )
     prefill_chunk = Option(
-        "prefill_chunk", 256, "Most prompt tokens in one step: others go on beside.", minimum=1
+        "prefill_chunk", 256, "Most prompt tokens in one step, beside the others'.", minimum=1
     )
     return [
         Generator(
@@ -59,14 +59,16 @@ def llmserve_register_batchings() -> Sequence[Batching]:
     idle_seconds = Option(
         "idle_seconds",
         300.0,
-        "How long Triton keeps a place whose client has gone; longer than any step.",
+        "How long Triton keeps the place of a sequence whose client has gone. Steps that take "
+        "nearly as long let nobody join.",
         minimum=0.001,
         maximum=3600,
     )
     burst_ms = Option(
         "burst_ms",
         8.0,
-        "How long steps follow one another before others can join; 0: one by one.",
+        "How long steps follow one another before new requests can join; 0 makes one step at a "
+        "time and sends every piece by itself.",
         minimum=0,
         maximum=1000,
     )

@@ -18,10 +18,6 @@ from llmserve.runtime import Generation, Job, Parts, Responder
 from llmserve.runtime.job import begin
 from llmserve.runtime.steps import StepDriver
 
-# A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
-# of a stream, for each stream that there is, sending stays a small part of the work.
-_STREAM_INTERVAL = 0.005
-
 # However calm it is, a new request waits no longer than that for its turn. To be given back and
 # to come again costs a request about a twentieth of a millisecond at least, and 0.2 of them where
 # there are many: a turn is 20 times as long, the latter when nobody has come for a while.
@@ -77,7 +73,7 @@ class IterativeDriver(StepDriver):
         self._watcher = Thread(target=self._watch, name="llmserve watcher", daemon=True)
 
     def start(self, parts: Parts) -> None:
-        self._take(parts, self._clock())
+        self._set_up(parts, self._clock())
         self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -172,7 +168,7 @@ class IterativeDriver(StepDriver):
         Those that Triton would lose are made to their end, however long that takes.
         """
         turn = self._turn_length(len(active))
-        interval = _STREAM_INTERVAL * sum(one.job.streams for one in active) if turn else 0.0
+        interval = self._interval(one.job for one in active) if turn else 0.0
         if began - self._reached > self._patience / 4:
             # Only who is given back and comes again shows how long the others have been waiting.
             turn = 0.0

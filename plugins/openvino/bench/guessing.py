@@ -125,7 +125,6 @@ def main() -> None:
     torch.manual_seed(0)
     demo = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
-    results: dict[str, dict[tuple[str, int], Result]] = {}
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         with torch.inference_mode():
@@ -149,13 +148,15 @@ def main() -> None:
         # What an answer repeats stands in the prompt: the text so far, and its beginning again.
         again = [[*ids, *said, *ids] for ids, said in zip(first, told, strict=True)]
         kinds = {"new": first, "repeating": again}
+        results = {
+            way: {(kind, count): Result() for kind in kinds for count in COUNTS} for way in WAYS
+        }
         for turn in range(rounds):
             for kind, prompts in kinds.items():
                 for count in COUNTS:
                     right = None
                     for way in random.Random(turn).sample(list(engines), len(engines)):
-                        by_kind = results.setdefault(way, {})
-                        result = by_kind.setdefault((kind, count), Result())
+                        result = results[way][kind, count]
                         found = answer(engines[way], prompts[:count], result)
                         if right not in (None, found):
                             raise SystemExit(f"{way} gave other tokens")
