@@ -14,7 +14,6 @@ from importlib.resources import files
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import click
 from jinja2 import Environment
@@ -86,7 +85,6 @@ def check_outputs(report: Path | None, *outputs: Path | None) -> None:
 
 
 def write(result: Result, report: Path | None, as_json: Path | None, as_csv: Path | None) -> None:
-    page = None
     try:
         # Files first: who reads standard output may be gone before its end.
         if as_json and as_json != STDOUT:
@@ -104,7 +102,7 @@ def write(result: Result, report: Path | None, as_json: Path | None, as_csv: Pat
             print_tables(result)
         for note in notes_of(result):
             click.echo(f"llmserve: {note}", err=True)
-    if page:
+    if report:
         click.echo(f"llmserve: wrote {page}", err=True)
 
 
@@ -124,8 +122,7 @@ def tables_of(result: Result) -> list[Table]:
     if result.kind == "compare":
         found = [*(_ratios(result, load) for load in result.loads), *found]
     elif result.kind == "sweep":
-        left = [case for case in result.cases if case.state != "done"]
-        rows = [(case.name, case.state, case.why) for case in left]
+        rows = [(case.name, case.state, case.why) for case in result.cases if case.state != "done"]
         unfinished = Table("Not measured to the end", ("Variant", "state", "why"), rows)
         found = [_ranking(result), unfinished]
     return [table for table in [*found, _failures(result)] if table.rows]
@@ -156,8 +153,7 @@ def notes_of(result: Result) -> list[str]:
 
 def _notes_on_generator(runs: Sequence[Run]) -> list[str]:
     """Say whether the load generator is to blame for a part of the figures."""
-    busy = max((run.generator.busy for run in runs), default=0.0)
-    if busy > _BUSY:
+    if (busy := max((run.generator.busy for run in runs), default=0.0)) > _BUSY:
         return [
             f"the load generator used {busy:.0%} of a core and may have been the bottleneck: "
             "use more --processes"
@@ -275,8 +271,9 @@ def print_tables(result: Result) -> None:
     for table in tables:
         made = RichTable(box=box.ASCII)
         for at, column in enumerate(table.columns):
-            justify: Any = "left" if table.is_text(at) else "right"
-            made.add_column(column, justify=justify, overflow="fold")
+            made.add_column(
+                column, justify="left" if table.is_text(at) else "right", overflow="fold"
+            )
         for row in table.rows:
             made.add_row(*row)
         # Not printed by rich, which ends the process where nobody reads it.
@@ -315,13 +312,16 @@ def to_json(result: Result) -> str:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write a result to a file, all of it or nothing."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a result to a file, all of it or nothing; a pipe or a device is written to."""
+    whole = path.is_file() or not path.exists()
+    path = path.resolve() if whole else path  # What a link names is replaced, and not the link.
+    draft = path.with_name(f".{path.name}.{os.getpid()}") if whole else path
     try:
         draft.write_text(to_json(result) + "\n", encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        if whole:
+            draft.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 

@@ -126,7 +126,10 @@ class CompletionAnswers(ChatAnswers):
 
     def __init__(self, asked: Asked, request_id: str) -> None:
         super().__init__(asked, request_id)
-        self._offsets = [0] * asked.count
+        self._lengths = [0] * asked.count
+        # Where the next token's text begins. A piece may hold back what its tokens say, and a
+        # stop word takes some of it away.
+        self._offsets: list[int | None] = [None] * asked.count
 
     def opening(self, piece: Piece) -> bytes:
         del piece
@@ -141,7 +144,7 @@ class CompletionAnswers(ChatAnswers):
     def _echoed(self, index: int, answer: Completion | Piece) -> str:
         asked, text = self._asked, answer.text
         prompt = asked.prompts[index // asked.choices_each]
-        if asked.echo and not self._offsets[index]:
+        if asked.echo and not self._lengths[index]:
             if isinstance(prompt, str):
                 text = prompt if asked.silent else prompt + text
             elif asked.silent:
@@ -150,7 +153,7 @@ class CompletionAnswers(ChatAnswers):
                 text = text[: len(text) - end] if end else text
         elif asked.silent:
             text = ""
-        self._offsets[index] += len(text)
+        self._lengths[index] += len(text)
         return text
 
     def _logprobs(self, index: int, answer: Completion | Piece) -> dict[str, Any] | None:
@@ -159,11 +162,14 @@ class CompletionAnswers(ChatAnswers):
         read = json.loads(answer.extra.get("prompt_logprobs") or "[]")
         written = () if self._asked.silent else answer.logprobs
         tokens = [one["token"] for one in read] + [one.token for one in written]
-        start = 0 if read else max(0, self._offsets[index] - sum(map(len, tokens)))
+        start = self._offsets[index]
+        if start is None:
+            start = 0 if read else self._prompt_length(index, tokens)
         offsets = []
         for token in tokens:
             offsets.append(start)
             start += len(token)
+        self._offsets[index] = start
         return {
             "tokens": tokens,
             "token_logprobs": [one["logprob"] for one in read] + [one.logprob for one in written],
@@ -171,6 +177,15 @@ class CompletionAnswers(ChatAnswers):
             + [{o.token: o.logprob for o in one.top} for one in written],
             "text_offset": offsets,
         }
+
+    def _prompt_length(self, index: int, tokens: Sequence[str]) -> int:
+        """Return how much of the text stands before the first tokens that the model wrote."""
+        prompt = self._asked.prompts[index // self._asked.choices_each]
+        if not self._asked.echo:
+            return 0
+        if isinstance(prompt, str):
+            return len(prompt)
+        return max(0, self._lengths[index] - sum(map(len, tokens)))
 
 
 def _top_read(one: Mapping[str, Any]) -> dict[str, float] | None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
 from llmserve.client import Completion, Piece
+from llmserve.client.results import Logprob
 from llmserve.client.tools import ToolsError
 from llmserve.errors import (
     LLMServeError,
@@ -250,6 +251,27 @@ def test_an_echo_alone_has_written_nothing_in_a_stream_either() -> None:
     answers = CompletionAnswers(asked, "x")
     answers.chunk(Piece("!", finish_reason="length", input_tokens=2, output_tokens=1))
     assert (answers.usage.read, answers.usage.written) == (2, 0)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_tokens_stand_where_they_began_whatever_was_held_back_or_cut(echo: bool) -> None:
+    asked = read_completion({**TEXT, "echo": echo, "logprobs": 0})
+    first, *others = [Logprob(place, token, -1.0) for place, token in enumerate((" a", "bc", "d."))]
+    start = len("Hi") if echo else 0
+    expected = [start, start + 2, start + 4]
+    whole = CompletionAnswers(asked, "x").whole(
+        [Completion(" ab", "stop", 1, 3, logprobs=(first, *others))]
+    )
+    assert json.loads(whole)["choices"][0]["logprobs"]["text_offset"] == expected
+    answers = CompletionAnswers(asked, "x")
+    pieces = [
+        Piece("", logprobs=(first,)),
+        Piece(" a", logprobs=tuple(others)),
+        Piece("b", finish_reason="stop"),
+    ]
+    chunks = [json.loads(answers.chunk(one).removeprefix(b"data: ")) for one in pieces]
+    told = [chunk["choices"][0]["logprobs"] or {"text_offset": []} for chunk in chunks]
+    assert [place for one in told for place in one["text_offset"]] == expected
 
 
 def test_places_are_taken_in_the_step_that_checks() -> None:

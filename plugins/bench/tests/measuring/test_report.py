@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -90,6 +92,22 @@ def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
         load(tmp_path / "x.json")
     with pytest.raises(ConfigError, match="cannot write"):
         save(RESULTS["bench"], tmp_path / "missing" / "x.json")
+
+
+def test_a_pipe_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link.json"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_text)
+        save(RESULTS["bench"], pipe)
+        assert json.loads(read.result(timeout=60))["kind"] == "bench"
+    assert pipe.is_fifo()
+    link.symlink_to(tmp_path / "result.json")
+    save(RESULTS["bench"], link)
+    assert link.is_symlink()
+    assert load(tmp_path / "result.json") == RESULTS["bench"]
+    with pytest.raises(ConfigError, match="cannot write"):
+        save(RESULTS["bench"], tmp_path)
 
 
 def test_csv_has_a_request_a_line_and_nothing_where_nothing_is() -> None:

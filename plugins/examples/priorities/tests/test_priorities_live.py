@@ -122,7 +122,8 @@ def test_a_request_can_have_less_patience_than_its_queue(crowd: Crowd) -> None:
         impatient.result()
     running.result()
     patient.result()
-    assert crowd.order == ["running", "patient"]
+    # The last token of one and the first of the other come so close that either may be noted first.
+    assert sorted(crowd.order) == ["patient", "running"]
 
 
 def test_the_command_asks_for_it_too(triton: LiveTriton, crowd: Crowd) -> None:
