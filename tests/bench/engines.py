@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import os
 import platform
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import GenerationMixin
 
 from llmserve.client import AsyncClient, connect_async
 from llmserve.testing import LiveTriton
@@ -63,6 +65,40 @@ def timed(make: Callable[[Ids], int]) -> Way:
     return rate
 
 
+def apart(
+    make: Callable[..., Callable[[Ids], int]], *arguments: object
+) -> Callable[[], Callable[[Ids], int]]:
+    """Return what starts a process with nothing in it but what answers there.
+
+    Where several compute in one process, each from a thread of its own, all of them are slower.
+    """
+
+    def start() -> Callable[[Ids], int]:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        context.Process(target=_answer, args=(theirs, make, arguments), daemon=True).start()
+        theirs.close()
+
+        def ask(prompts: Ids) -> int:
+            ours.send(prompts)
+            return int(ours.recv())
+
+        return ask
+
+    return start
+
+
+def _answer(pipe: Any, make: Callable[..., Callable[[Ids], int]], arguments: Any) -> None:
+    answer = make(*arguments)
+    with suppress(EOFError):
+        while True:
+            pipe.send(answer(pipe.recv()))
+
+
+def with_model(answer: Callable[[Any, Ids], int], *of: str) -> Callable[[Ids], int]:
+    return partial(answer, make_model(*of))
+
+
 def generate(model: Any, prompts: Ids) -> int:
     """Answer with transformers' own loop, all prompts in one batch."""
     ids = torch.tensor(prompts, device=model.device)
@@ -94,14 +130,17 @@ def generate_batch(model: Any, prompts: Ids) -> int:
     return sum(len(answer.generated_tokens) for answer in found.values())
 
 
-def iterative(model: Any) -> Callable[[Ids], int]:
+def iterative(*model: str) -> Callable[[Ids], int]:
     """Answer with the engine of ``iterative``, without Triton and its driver."""
     from llmserve.runtime import Generation, Params
     from llmserve.testing.fake import ByteTokenizer
     from llmserve_iterative.engine.engine import Engine
 
     engine = Engine(
-        model, ByteTokenizer(), max_sequences=max(COUNTS), cache_tokens=256 * max(COUNTS)
+        make_model(*model),
+        ByteTokenizer(),
+        max_sequences=max(COUNTS),
+        cache_tokens=256 * max(COUNTS),
     )
 
     def make(prompts: Ids) -> int:
@@ -203,13 +242,12 @@ def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]
     with tempfile.TemporaryDirectory() as home, closing(asyncio.new_event_loop()) as loop:
         folder = Path(home)
         checkpoint = save(args.shape, args.device, folder / "model")
-        reference = make_model(args.shape, args.dtype, args.device)
-        add("generate(), in process", lambda: partial(generate, reference))
-        own = make_model(args.shape, args.dtype, args.device)
-        add("iterative's engine, in process", lambda: iterative(own))
-        if hasattr(reference, "generate_batch"):
-            add("generate_batch(), in process", lambda: partial(generate_batch, reference))
-        add("CTranslate2 int8, in process", lambda: ctranslate2(checkpoint, folder), "ctranslate2")
+        model = (args.shape, args.dtype, args.device)
+        add("generate(), in process", apart(with_model, generate, *model))
+        add("iterative's engine, in process", apart(iterative, *model))
+        if hasattr(GenerationMixin, "generate_batch"):
+            add("generate_batch(), in process", apart(with_model, generate_batch, *model))
+        add("CTranslate2 int8, in process", apart(ctranslate2, checkpoint, folder), "ctranslate2")
         with LiveTriton.start(folder / "repository") as live:
             client = loop.run_until_complete(connected(live.server.grpc_url))
             common = {"dtype": args.dtype, "device": args.device}
@@ -225,7 +263,7 @@ def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]
             if args.device == "cpu":
                 add(
                     "OpenVINO GenAI, in process",
-                    lambda: openvino_genai(live.repository / builds["openvino"]()),
+                    lambda: apart(openvino_genai, live.repository / builds["openvino"]())(),
                     "openvino_genai",
                 )
             yield found

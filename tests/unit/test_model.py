@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,31 @@ class Newer:
         assert "patience" not in settings
         assert settings.get("patience", 3) == 3
         self.pace, self.patience = settings["pace"], settings["patience"]
+
+
+class Engine:
+    """A generator that keeps in mind which thread made it."""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        self.made_in = threading.current_thread()
+
+
+class Inline:
+    """A driver that computes where Triton calls it."""
+
+    has_thread = False
+
+    seen: tuple[threading.Thread, ...] = ()
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        del settings, folder
+
+    def start(self, parts: Any) -> None:
+        Inline.seen = (parts.generator.made_in, threading.current_thread())
+
+
+class Threaded(Inline):
+    has_thread = True
 
 
 def manifest(stage: type[Any], **settings: Any) -> dict[str, Any]:
@@ -85,6 +111,21 @@ def test_a_setting_that_an_older_build_did_not_write_says_what_to_do(
         f"built by another version of {package}, which wrote no 'patience' down: "
         "build the model again"
     )
+
+
+@pytest.mark.parametrize("driver", [Inline, Threaded])
+def test_what_loads_for_a_thread_of_the_drivers_leaves_no_helpers_in_tritons(
+    load: Callable[[dict[str, Any]], None], driver: type[Inline]
+) -> None:
+    content = manifest(Stage)
+    content["components"] = {
+        role: {"runtime": f"{__name__}:{kind.__name__}", "settings": {}}
+        for role, kind in (("batching", driver), ("generator", Engine))
+    }
+    load(content)
+    made_in, started_in = Inline.seen
+    assert made_in is started_in
+    assert made_in.is_alive() is (driver is Inline)
 
 
 def test_unloading_what_never_loaded_is_no_matter() -> None:
