@@ -84,9 +84,15 @@ def test_several_run_side_by_side(page: Page) -> None:
 
 
 def test_a_request_can_be_stopped(page: Page) -> None:
+    # An answer that nobody stops is over in a fifth of a second, before the button is looked at.
+    slow = {"ignore_eos": True, "logprobs": 5, "repetition_penalty": 1.01}
+    page.route(
+        "**/v1/completions",
+        lambda route: route.continue_(post_data={**route.request.post_data_json, **slow}),
+    )
     page.locator("#kind").select_option("completion")
     page.locator("#prompt").fill("Once upon a time")
-    page.locator("#tokens").fill("400")
+    page.locator("#tokens").fill("480")
     page.get_by_role("button", name="Send", exact=True).click()
     stop = page.get_by_role("button", name="Stop", exact=True)
     place = stop.bounding_box()
