@@ -26,7 +26,6 @@ class ContinuousDriver(StepDriver):
     """Answers requests through a generator that can be stepped, from a thread of its own."""
 
     has_thread = True
-    """The parts are made in another thread than Triton's as well, which ends with that."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder

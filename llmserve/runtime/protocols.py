@@ -141,7 +141,11 @@ class ConstrainingFormatter(Formatter, Protocol):
 
 
 class Driver(Protocol):
-    """How requests reach the generator: the runtime of a batching strategy."""
+    """How requests reach the generator: the runtime of a batching strategy.
+
+    One that computes in a thread of its own says ``has_thread = True``. Then the parts are made,
+    and ``start`` is called, in a thread that ends, so that none but its own computes.
+    """
 
     def start(self, parts: Parts) -> None:
         """Take the model's other parts; called once, before the first request."""

@@ -47,13 +47,24 @@ def failure(error: Exception, parts: Parts) -> Any:
     """Return Triton's error for what went wrong.
 
     It is the request's own fault where it is a :class:`RequestError`. Of any other the client is
-    told the kind and the first line, and the log gets a traceback.
+    told the kind and the first line that says something, and the log gets a traceback.
     """
     if isinstance(error, RequestError):
         return _error(str(error), parts, internal=False)
     parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-    first = (str(error).strip().splitlines() or [""])[0]
-    return _error(f"the model failed: {type(error).__name__}: {first}", parts, internal=True)
+    return _error(
+        f"the model failed: {type(error).__name__}: {_beginning(error)}", parts, internal=True
+    )
+
+
+def _beginning(error: Exception) -> str:
+    """Return an error's first line, and the next where it ends with a colon and says only where."""
+    told = []
+    for line in filter(None, map(str.strip, str(error).splitlines())):
+        told.append(line)
+        if not line.endswith(":"):
+            break
+    return " ".join(told)
 
 
 def _error(message: str, parts: Parts, *, internal: bool) -> Any:

@@ -51,7 +51,7 @@ class Repeats:
         while not all(generation.done for generation in generations):
             for generation in generations:
                 if b"!" in bytes(generation.prompt_ids) and step == 2:
-                    raise MemoryError("no memory left\nfor this")
+                    raise MemoryError("in cache.cpp:7:\n\nno memory left\nfor this")
                 generation.push(generation.prompt_ids[step % len(generation.prompt_ids)])
             step += 1
             if b"." in prompts:
@@ -99,7 +99,7 @@ def test_the_prompt_is_told_once_if_asked() -> None:
         (ask("ab", max_tokens=0), "max_tokens", "INVALID_ARG"),
         (ask("ab", top_k=3), "this model does not take top_k", "INVALID_ARG"),
         (ask("?"), "no questions: send an order", "INVALID_ARG"),
-        (ask("!"), "the model failed: MemoryError: no memory left", "INTERNAL"),
+        (ask("!"), "the model failed: MemoryError: in cache.cpp:7: no memory left", "INTERNAL"),
         (ask("~"), "the model failed: RuntimeError: Panic: index out of bounds", "INTERNAL"),
     ],
     ids=["wrong", "unknown", "refused", "failing", "panicking"],
