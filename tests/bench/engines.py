@@ -279,7 +279,7 @@ def measure(
         try:
             way(prompts.ids(2))
         except Exception as error:
-            # OpenVINO's int8 runs under no ONEDNN_MAX_CPU_ISA that takes AVX-512 away.
+            # OpenVINO's int8 may not run on a processor with AVX-512 that is held to AVX2.
             console.print(f"{name} is left out: {error}")
             del found[name]
     rates: dict[str, dict[int, list[float]]] = {name: {n: [] for n in COUNTS} for name in found}
