@@ -61,9 +61,9 @@ class TritonPythonModel:
             )
 
         if getattr(self._driver, "has_thread", False):
-            # Every thread that has computed keeps OpenMP's helpers for as long as it lives. Had
-            # this one some, there would be more of them than cores, and then they sleep between
-            # any two sums instead of waiting: that costs a quarter of all tokens.
+            # OpenMP keeps helper threads for every thread that has computed, as long as it lives.
+            # With those of this one there would be more than cores. The driver's would then sleep
+            # where they wait for each other for a moment, which costs a quarter of all tokens.
             with ThreadPoolExecutor(1) as loader:
                 loader.submit(start).result()
         else:

@@ -90,7 +90,7 @@ def apart(
 
 def _answer(pipe: Any, make: Callable[..., Callable[[Ids], int]], arguments: Any) -> None:
     answer = make(*arguments)
-    with suppress(EOFError):
+    with suppress(EOFError, KeyboardInterrupt):
         while True:
             pipe.send(answer(pipe.recv()))
 
@@ -280,7 +280,7 @@ def measure(
             way(prompts.ids(2))
         except Exception as error:
             # OpenVINO's int8 may not run on a processor with AVX-512 that is held to AVX2.
-            console.print(f"{name} is left out: {error}")
+            console.print(f"{name} is left out: {str(error) or 'its process has ended'}")
             del found[name]
     rates: dict[str, dict[int, list[float]]] = {name: {n: [] for n in COUNTS} for name in found}
     for turn in range(rounds):
