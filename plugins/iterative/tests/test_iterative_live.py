@@ -87,7 +87,10 @@ def test_figures_outlive_the_process_before(triton: LiveTriton, options: dict[st
 
 
 def test_a_request_joins_while_others_are_under_way(triton: LiveTriton, in_flight: str) -> None:
-    assert order_of_ends(triton, in_flight, long=400, short=5) == ["short", "long"]
+    # A fast engine can be done before a busy machine runs the second client; one that lets
+    # nobody join is first every time.
+    tries = (order_of_ends(triton, in_flight, long=400, short=5) for _ in range(3))
+    assert ["short", "long"] in tries
 
 
 def ask_as_the_tutorial(triton: LiveTriton, model: str, **asked: Any) -> list[Any]:

@@ -85,7 +85,10 @@ def test_what_openvino_cannot_do_is_refused(
 
 
 def test_a_request_joins_while_another_is_under_way(triton: LiveTriton, model: str) -> None:
-    assert order_of_ends(triton, model, long=450, short=4) == ["short", "long"]
+    # A fast engine can be done before a busy machine runs the second client; one that lets
+    # nobody join is first every time.
+    tries = (order_of_ends(triton, model, long=450, short=4) for _ in range(3))
+    assert ["short", "long"] in tries
 
 
 def test_a_client_that_leaves_frees_the_engine(triton: LiveTriton, converted: Path) -> None:
