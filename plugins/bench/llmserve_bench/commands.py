@@ -265,16 +265,16 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
             given = "".join(f" --build {key}={value}" for key, value in one.common.items())
             click.echo(f"{one.name}: {one.first} {one.second}{given}")
         raise SystemExit(0)
-    settings, texts = parse_assignments(options["build"]), options["subjects"]
+    settings, texts, asked = parse_assignments(options["build"]), options["subjects"], set[str]()
     if pair is not None:
         if texts:
             raise click.UsageError("give a pair or subjects, not both")
         if pair not in pairs:
             names = ", ".join(pairs) or "no recipe that is installed offers one"
             raise click.UsageError(f"there is no pair {pair!r}: {names}")
-        texts = pairs[pair].first, pairs[pair].second
+        texts, asked = (pairs[pair].first, pairs[pair].second), settings.keys() - {"batching"}
         settings = {**pairs[pair].defaults(settings), **settings}
-    subjects = [targets.parse_subject(text) for text in texts]
+    subjects = [targets.parse_subject(text, asked) for text in texts]
     if len(subjects) < 2:
         raise click.UsageError("give two subjects or more, or --pair")
     levels = _numbers(options["concurrency"] or str(_CONCURRENCY))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,11 +96,11 @@ class Variant:
             return None
 
 
-def parse_subject(text: str) -> Variant | Target:
+def parse_subject(text: str, given: Collection[str] = ()) -> Variant | Target:
     """Read a subject of ``compare``.
 
     ``PLUGIN:KEY=VALUE,...`` (or ``PLUGIN:``) is to be built; ``MODEL`` or ``MODEL@URL`` is served
-    already. ``LABEL=`` in front names either.
+    already. ``LABEL=`` in front names either. Settings that are ``given`` to all are left out.
 
     >>> parse_subject("static=iterative:batching=static")
     Variant(label='static', plugin='iterative', settings={'batching': 'static'})
@@ -115,7 +115,7 @@ def parse_subject(text: str) -> Variant | Target:
     plugin, colon, settings = rest.partition(":")
     if url or not colon:
         return Target(model, url, label or rest)
-    assignments = [part for part in settings.split(",") if part]
+    assignments = [one for one in settings.split(",") if one and one.split("=")[0] not in given]
     return Variant(label or rest.rstrip(":"), plugin, parse_assignments(assignments))
 
 

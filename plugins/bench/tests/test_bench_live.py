@@ -112,7 +112,10 @@ def test_compare_builds_a_pair_serves_it_and_takes_it_away(tmp_path: Path) -> No
     )  # fmt: skip
     found = load(tmp_path / "pair.json")
     assert [case.subject.name for case in found.cases] == ["static", "inflight"]
-    assert found.cases[1].subject.build["max_batch_size"] == "4"
+    # What the user gives goes before the pair's own sizes, but does not undo what it compares.
+    builds = [case.subject.build for case in found.cases]
+    assert [build["max_batch_size"] for build in builds] == ["4", "4"]
+    assert builds[0]["batching"] == "static"
     assert [len(run.records) for run in found.runs] == [6, 6]
     assert (tmp_path / "report" / "report.html").exists()
 

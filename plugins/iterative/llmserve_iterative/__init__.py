@@ -21,6 +21,7 @@ from llmserve.plugin import (
 # A request that is cancelled keeps Triton's place for its sequence until it has been idle for
 # long enough (seen on 2.51). So there are many more places than sequences under way.
 _PLACES = 65_536
+_EIGHT = "static=iterative:batching=static,max_batch_size=8"
 
 
 @hookimpl
@@ -94,7 +95,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             batching="iterative",
             suits={"cpu": 10, "cuda": 10},
             pairs=(
-                Pair("static-inflight", "static=iterative:batching=static", "inflight=iterative:"),
+                Pair("static-inflight", _EIGHT, "inflight=iterative:max_batch_size=64"),
                 Pair("static-iterative", "static=hf:batching=static", "iterative=iterative:"),
             ),
         )

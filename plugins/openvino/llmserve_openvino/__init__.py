@@ -122,8 +122,8 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             pairs=(
                 Pair(
                     "openvino-static-inflight",
-                    "static=openvino:batching=static",
-                    "inflight=openvino:",
+                    "static=openvino:batching=static,max_batch_size=8",
+                    "inflight=openvino:max_batch_size=64",
                 ),
             ),
         )
