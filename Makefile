@@ -1,4 +1,4 @@
-# Two commands do all the set-up themselves: `make demo` and `make test`.
+# `make demo` and `make test` do all the set-up themselves.
 
 # The embedded Triton needs Python 3.10 to 3.12; PYTHON=... overrides the search.
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
@@ -8,7 +8,7 @@ BIN := .venv/bin
 SOURCES := llmserve cli/llmserve_cli plugins tests
 PACKAGES := constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml plugins/examples/*/pyproject.toml)
 
-# What somebody has set for themselves would leave out plugins that are tested here.
+# Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
 .PHONY: demo test test-ray lint format bench bench-engines soak clean
@@ -16,17 +16,17 @@ unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
 
-# Each worker has a Triton of its own and a thread for its sums. They are more than two cores could
-# keep busy, because nearly half of the time a test waits: for a server, a process, a back-off.
+# Each worker has its own Triton and one compute thread. There are more workers than two cores can
+# run at once, because tests wait for nearly half of the time: for a server, a process, a back-off.
 WORKERS ?= 3
 test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not alone" \
-		|| { [ $$? = 1 ] && echo "What failed is run once more, with nothing beside it:" \
+		|| { [ $$? = 1 ] && echo "Failed tests are run once more, on their own:" \
 		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
 	@$(BIN)/pytest -m alone tests/live
 
 lint: .venv/.ready
-	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format puts that right"; exit 1; }
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format fixes this"; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
 	@$(BIN)/mypy
 
@@ -34,12 +34,12 @@ format: .venv/.ready
 	@$(BIN)/ruff format --quiet $(SOURCES)
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)
 
-# Two nodes of Ray on this machine, in an environment of its own: Ray brings 470 MB.
+# Two Ray nodes on this machine, in a separate environment: Ray installs 470 MB.
 test-ray: build/ray/.ready
 	@build/ray/bin/pytest -s tests/reliability/test_ray.py
 
 build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml plugins/deploy/pyproject.toml
-	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 here: install one, or name it with PYTHON=..."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 found: install one, or name it with PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv --clear build/ray
 	@build/ray/bin/python -m pip install --quiet -c constraints.txt \
 		-e .[embedded,test] -e plugins/gateway -e plugins/deploy[ray]
@@ -52,28 +52,28 @@ bench: .venv/.ready
 	@$(BIN)/python plugins/gpt2/bench/table.py
 	@$(BIN)/python plugins/openvino/bench/guessing.py
 
-# Every engine and what it is held against, in turns in one run.
+# Every engine and its reference points, in one run.
 bench-engines: .venv/.ready
 	@$(BIN)/python -m tests.bench.engines
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
 
-# An hour of 24 clients of whom 40 in 100 leave, at 80 % of the peak: no failure, nothing left, and
-# memory that stays; SOAK=600 for ten minutes. Then servers whose processes are killed.
+# An hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure, no leftovers,
+# and constant memory; SOAK=600 for ten minutes. Then servers whose processes are killed.
 SOAK ?= 3600
 soak: .venv/.ready
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK)
 	@$(BIN)/pytest -m soak -s
 
-# What serves the demo model, and nothing more.
+# Only what is needed to serve the demo model.
 .venv/.demo: requirements.txt $(PACKAGES)
-	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 here: install one, or name it with PYTHON=..."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.10, 3.11 or 3.12 found: install one, or name it with PYTHON=..."; exit 1; }
 	@echo "Setting up .venv with $$($(PYTHON) --version); the first time takes minutes"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet -r requirements.txt
 	@touch $@
 
-# What the tests need beside it.
+# What the tests need in addition.
 .venv/.ready: .venv/.demo requirements-dev.txt
 	@echo "Adding what the tests need"
 	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt

@@ -6,8 +6,8 @@
     with llmserve.connect() as client:
         print(client.generate("demo", "Programming in C++ is like").text)
 
-The names below are loaded when they are first used, so that importing llmserve
-costs nothing and drags in neither torch nor transformers nor click.
+The names below are loaded on first use, so that importing llmserve is cheap and
+loads neither torch nor transformers nor click.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 from llmserve.version import __version__ as __version__
 
-_HOMES = {
+_MODULES = {
     "BuildResult": "llmserve.builder.build",
     "BuildSpec": "llmserve.builder.build",
     "LLMServeError": "llmserve.errors",
@@ -36,14 +36,14 @@ _HOMES = {
     "hookimpl": "llmserve.hookspecs",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'llmserve' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -1,16 +1,16 @@
-"""What plugins may rely on: which modules are public, and the number of this state of them.
+"""The API that plugins may rely on: its public modules and its version number.
 
-``API`` is raised when something that was public goes or changes, so that a plugin made for
-another number is refused in one line instead of failing somewhere inside. What is only added
-does not raise it. A plugin says what it is made for by the group of its entry point, which is
-read before anything of it is imported::
+``API`` is raised when a public name is removed or changed, so that a plugin for another version
+is refused in one line instead of failing somewhere inside. Additions do not raise it. A plugin
+declares its API version with the group of its entry point, which is read before any of its
+modules is imported::
 
     [project.entry-points."llmserve.api2"]
     acme = "acme_llmserve"
 
-In the group ``llmserve`` a plugin says nothing, and counts as made for the current number.
+A plugin in the group ``llmserve`` declares no version and counts as made for the current one.
 
-``api.txt`` beside this file has every public name, a line each.
+``api.txt`` in this folder lists every public name, one per line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from llmserve.version import __version__
 
 API = 2
-"""The number of the API that this llmserve has."""
+"""The API version of this llmserve."""
 
 MODULES = (
     "llmserve",
@@ -30,30 +30,30 @@ MODULES = (
     "llmserve.server",
     "llmserve.testing",
 )
-"""The public modules: every name in ``__all__`` is, or without that, every one that is imported
-under its own name, or made there."""
+"""The public modules. Their public names are those in ``__all__``, or without it, those that are
+re-exported (``import X as X``) or defined there."""
 
 GROUP = "llmserve"
-"""The group of entry points in which plugins are looked for."""
+"""The entry point group in which plugins are searched for."""
 
 CURRENT = f"{GROUP}.api{API}"
-"""The group of those that are made for the current number."""
+"""The entry point group of plugins made for the current API version."""
 
 
 def number_in(group: str) -> int | None:
-    """Return the number of the API that plugins in a group of entry points are made for."""
+    """Return the API version that plugins in an entry point group are made for."""
     number = group.removeprefix(f"{GROUP}.api")
     return int(number) if number.isdecimal() else None
 
 
 def entry_point_problem(group: str, entry_point: str, distribution: str) -> str | None:
-    """Say why an entry point cannot be loaded, if it cannot."""
+    """Return why an entry point cannot be loaded, or None."""
     number = number_in(group)
     if number is not None and number != API:
         mend = f"install a version of {distribution} for API {API}"
         mend = f"upgrade llmserve, or {mend}" if number > API else mend
-        has = f"of llmserve, and llmserve {__version__} has {API}"
-        return f"it is made for API {number} {has}: {mend}"
+        current = f"llmserve {__version__} has {API}"
+        return f"it is made for API {number} of llmserve, and {current}: {mend}"
     if group not in (GROUP, CURRENT):
         return f"its entry point is in the group {group}: name it {CURRENT} or {GROUP}"
     module, colon, _ = entry_point.partition(":")

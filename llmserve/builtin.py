@@ -1,4 +1,4 @@
-"""The core's own plugin: what several recipes share. It registers like any other."""
+"""The core's own plugin, with the components that several recipes share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 DECOUPLED_OPTION = Option(
     "decoupled",
     False,
-    "Send pieces as they are made, over gRPC streams and /generate_stream; Triton's /infer then "
-    "refuses the model.",
+    "Stream pieces as they are generated, over gRPC streams and /generate_stream; Triton's /infer "
+    "then refuses the model.",
 )
-"""The option of batchings that can answer in one piece or in many."""
+"""The option of batchings that can send an answer whole or in pieces."""
 
 
 @hookimpl
@@ -42,7 +42,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
     return [
         Batching(
             name="dynamic",
-            summary="Requests that wait together run together, each with its own parameters",
+            summary="Batches waiting requests; each keeps its own parameters",
             runtime="llmserve.runtime.batch:BatchDriver",
             requires=(),
             prepare=_prepare_dynamic,
@@ -50,13 +50,13 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                 Option(
                     "max_batch_size",
                     8,
-                    "Most prompts in one batch; 0 makes a model without a batch dimension.",
+                    "Maximum prompts per batch; 0 builds a model without a batch dimension.",
                     minimum=0,
                 ),
                 Option(
                     "queue_delay_us",
                     0,
-                    "How long a request may wait for company, in microseconds.",
+                    "How long a request may wait for others to batch with, in microseconds.",
                     minimum=0,
                 ),
                 DECOUPLED_OPTION,
@@ -64,7 +64,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
         ),
         Batching(
             name="static",
-            summary="The next batch begins when the last request of this one is done",
+            summary="Starts the next batch when the last request of the current one is done",
             runtime="llmserve.runtime.batch:BatchDriver",
             requires=(),
             prepare=_prepare_streaming,
@@ -72,19 +72,19 @@ def llmserve_register_batchings() -> Sequence[Batching]:
                 Option(
                     "max_batch_size",
                     32,
-                    "Most sequences under way at a time; others wait.",
+                    "Maximum sequences in flight; others wait.",
                     minimum=1,
                 ),
             ),
         ),
         Batching(
             name="continuous",
-            summary="A thread makes steps without pause; requests join between two of them",
+            summary="A thread runs steps continuously; requests join between steps",
             runtime="llmserve.runtime.continuous:ContinuousDriver",
             requires=(),
             mode="step",
             prepare=_prepare_streaming,
-            options=(Option("max_batch_size", 32, "Most prompts in one request.", minimum=1),),
+            options=(Option("max_batch_size", 32, "Maximum prompts per request.", minimum=1),),
         ),
     ]
 

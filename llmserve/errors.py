@@ -1,8 +1,8 @@
-"""Every error llmserve raises on purpose, in one tree.
+"""All errors that llmserve raises on purpose.
 
-An error is one line that says what is wrong, and ``mend``, where there is one,
-says what to do about it. The command line prints both and exits with
-``exit_code``. Anything else that is raised is a bug, and reported as one.
+An error is one line that describes the problem, and ``mend``, if there is one,
+describes the fix. The command line prints both and exits with ``exit_code``.
+Any other exception is a bug, and reported as one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import sys
 
 TRACEBACK = "LLMSERVE_TRACEBACK"
-"""Set, it shows where in somebody's code an error was raised."""
+"""The environment variable that makes llmserve print tracebacks."""
 
 
 class LLMServeError(Exception):
-    """The root of the tree."""
+    """The base class of all errors of llmserve."""
 
     exit_code = 1
 
@@ -26,37 +26,37 @@ class LLMServeError(Exception):
 
 
 class UsageError(LLMServeError):
-    """An argument that cannot be meant."""
+    """An invalid argument."""
 
     exit_code = 2
 
 
 class OptionError(UsageError):
-    """An option that no component knows, or a value of the wrong type or range."""
+    """An option that no component has, or a value of the wrong type or out of range."""
 
 
 class PluginError(LLMServeError):
-    """A plugin that is missing, broken, blocked or clashes with another."""
+    """A plugin that is missing, broken, blocked or in conflict with another."""
 
     exit_code = 3
 
 
 class ConfigError(LLMServeError):
-    """A repository, a manifest or a ``config.pbtxt`` that is wrong."""
+    """An invalid repository, manifest or ``config.pbtxt``."""
 
     exit_code = 3
 
 
 class ModelSourceError(ConfigError):
-    """``--model`` names nothing that can be served."""
+    """``--model`` does not name a model that can be served."""
 
 
 class IncompatibleError(ConfigError):
-    """Components that cannot work together; the mend names those that can."""
+    """Components that cannot work together; ``mend`` names ones that can."""
 
 
 class OutputError(ConfigError):
-    """The output folder holds something that a build must not touch."""
+    """The output folder contains something that a build must not touch."""
 
 
 class ServerError(LLMServeError):
@@ -64,11 +64,11 @@ class ServerError(LLMServeError):
 
 
 class PortInUseError(ServerError):
-    """Somebody else listens on a port that was asked for."""
+    """Another process listens on a requested port."""
 
 
 class ClientError(LLMServeError):
-    """A request that did not come through."""
+    """A request that failed."""
 
 
 class UnreachableError(ClientError):
@@ -84,13 +84,13 @@ class ModelNotReadyError(ClientError):
 
 
 class RequestTimeoutError(ClientError):
-    """The time that was given is over."""
+    """The request's time limit has passed."""
 
     exit_code = 6
 
 
 class RequestRejectedError(ClientError):
-    """The server refused the request and said why."""
+    """The server refused the request and gave a reason."""
 
     exit_code = 7
 
@@ -102,7 +102,7 @@ class RequestCancelledError(ClientError):
 
 
 def reason(error: BaseException) -> str:
-    """Say in one line what went wrong in a plugin's code, which is not ours to mend."""
+    """Describe in one line an error that plugin code raised."""
     if isinstance(error, LLMServeError):
         return str(error)
     if os.environ.get(TRACEBACK):

@@ -1,9 +1,9 @@
-"""The hooks, typed. ``plugins/README.md`` has each with a whole example and its test.
+"""The hook specifications. ``plugins/README.md`` has a complete example of each, with its test.
 
 A plugin is a module with some of these functions, each marked ``@llmserve.plugin.hookimpl``, and
-an entry point that names it (``llmserve.api``).
+an entry point that names the module (``llmserve.api``).
 
-They run when something is built, listed or checked, never for a request, and import nothing heavy.
+Hooks run during a build, listing or check, never for a request, and must not import heavy packages.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def llmserve_register_tokenizers() -> Sequence[roles.Tokenizer]:  # type: ignore[empty-body]
-    """Return tokenizers: text to ids and back, incrementally, inside Triton."""
+    """Return tokenizers, which convert text to ids and back, incrementally, inside Triton."""
 
 
 @hookspec
 def llmserve_register_generators() -> Sequence[roles.Generator]:  # type: ignore[empty-body]
-    """Return generators: ids to more ids on the device, token by token or in batches."""
+    """Return generators, which continue ids on the device, token by token or in batches."""
 
 
 @hookspec
@@ -41,27 +41,27 @@ def llmserve_register_batchings() -> Sequence[roles.Batching]:  # type: ignore[e
 
 @hookspec
 def llmserve_register_formatters() -> Sequence[roles.Formatter]:  # type: ignore[empty-body]
-    """Return formatters: answers to response tensors, and what an answer is held to."""
+    """Return formatters, which turn answers into response tensors and may constrain them."""
 
 
 @hookspec
 def llmserve_register_recipes() -> Sequence[roles.Recipe]:  # type: ignore[empty-body]
-    """Return recipes: one component per role under a name that ``build --plugin`` takes."""
+    """Return recipes: one component per role, under a name that ``build --plugin`` accepts."""
 
 
 @hookspec
 def llmserve_register_backends() -> Sequence[roles.Backend]:  # type: ignore[empty-body]
-    """Return Triton backends written in Python, which the embedded server is to have."""
+    """Return Triton backends written in Python, to be installed in the embedded server."""
 
 
 @hookspec
 def llmserve_register_frontends() -> Sequence[roles.Frontend]:  # type: ignore[empty-body]
-    """Return what listens before Triton and speaks another protocol; ``serve`` starts it."""
+    """Return frontends: processes in front of Triton that speak another protocol."""
 
 
 @hookspec
 def llmserve_register_tool_parsers() -> Sequence[roles.ToolParser]:  # type: ignore[empty-body]
-    """Return parsers: how a family of models writes that it calls tools."""
+    """Return parsers for the tool call syntax of a model family."""
 
 
 @hookspec
@@ -71,4 +71,4 @@ def llmserve_register_commands(cli: click.Group) -> None:
 
 @hookspec
 def llmserve_check_model(model: CheckedModel) -> Sequence[Problem]:  # type: ignore[empty-body]
-    """Return what only this plugin can see to be wrong with a model, whoever built it."""
+    """Return problems that only this plugin can detect, in any model of a repository."""

@@ -1,4 +1,4 @@
-"""Names: which are allowed, and which one was probably meant."""
+"""Validation of names, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from llmserve.errors import UsageError
 
-# What Triton takes as a model's folder, a shell as a word and a URL as a path segment.
+# Valid as a model folder for Triton, as a shell word and as a URL path segment.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Say what was probably meant, else all there is.
+def near(name: str, candidates: Iterable[str]) -> str:
+    """Suggest the closest candidates, or list all of them if none is close.
 
     >>> near("itertive", ["hf", "iterative"])
     "did you mean 'iterative'?"
@@ -21,25 +21,25 @@ def near(name: str, known: Iterable[str]) -> str:
     """
     import difflib
 
-    names = sorted(known)
+    names = sorted(candidates)
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(repr(match) for match in close) + "?"
-    return f"choose one of {', '.join(names)}" if names else "there is none"
+    return f"choose one of {', '.join(names)}" if names else "none is available"
 
 
 def normal(distribution: str) -> str:
-    """Return the one spelling of a distribution's name by which names are compared."""
+    """Normalize a distribution's name for comparison."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def is_model_name(name: str) -> bool:
-    """Tell whether Triton, a shell and a URL take a name for a model's, and no path for one."""
+    """Return whether a name is safe in Triton, a shell and a URL, and is not a path."""
     return bool(_MODEL_NAME.fullmatch(name))
 
 
 def check_model_name(name: str) -> str:
-    """Refuse a name that Triton, a shell or a URL would stumble over."""
+    """Refuse a name that is not safe in Triton, a shell and a URL."""
     if not is_model_name(name):
         raise UsageError(
             f"{name!r} cannot be a model's name",
@@ -50,6 +50,6 @@ def check_model_name(name: str) -> str:
 
 
 def model_name_from(source: str) -> str:
-    """Derive a model's name from what ``--model`` said."""
-    last = source.rstrip("/").rsplit("/", 1)[-1]
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", last).strip("-.") or "model"
+    """Derive a model's name from the value of ``--model``."""
+    basename = source.rstrip("/").rsplit("/", 1)[-1]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", basename).strip("-.") or "model"

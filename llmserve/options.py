@@ -1,4 +1,4 @@
-"""Typed options: what a component takes with ``--set key=value``."""
+"""Typed options of components, set with ``--set key=value``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from llmserve.names import near
 Value = bool | int | float | str
 
 INT32_MAX = 2**31 - 1
-"""The most that a whole number can be which goes into Triton's configuration or a tensor."""
+"""The maximum of a whole number in Triton's configuration or a tensor."""
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a component at build time.
-
-    The type is that of the default, so an option always has one.
-    """
+    """A build-time option of a component; its type is that of its default, which is required."""
 
     name: str
     default: Value
@@ -29,9 +26,9 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
-    """For a whole number what fits into Triton's configuration, where nothing is said."""
+    """For a whole number, None means the most that fits into Triton's configuration."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """Choices that had another name: the old one is still taken, and means the new one."""
+    """Pairs of an old choice, which is still accepted, and the choice that replaced it."""
 
     def __post_init__(self) -> None:
         if type(self.default) not in _WORDS:
@@ -39,7 +36,7 @@ class Option:
             raise OptionError(problem, mend="give text, a number, or true or false")
 
     def parse(self, text: str) -> Value:
-        """Read a value from the command line; refuse what is not of the option's type."""
+        """Parse a value from the command line; refuse one of another type."""
         kind = type(self.default)
         if kind is bool:
             if text not in ("true", "false"):
@@ -51,7 +48,7 @@ class Option:
             raise self._wrong(text) from None
 
     def check(self, value: object) -> Value:
-        """Refuse a value of the wrong type or out of range; whole numbers pass for numbers."""
+        """Refuse a value of the wrong type or out of range; floats may be whole numbers."""
         kind = type(self.default)
         if kind is float and type(value) is int:
             value = float(value)
@@ -67,12 +64,12 @@ class Option:
         return value
 
     def _check_range(self, value: float) -> None:
-        # Written so that nan, which compares false with everything, is refused too.
+        # `not value >= minimum` also refuses nan, which compares false with everything.
         if self.minimum is not None and not value >= self.minimum:
             raise OptionError(f"{self.name} must be at least {self.minimum}, not {value}")
-        most = INT32_MAX if self.maximum is None and type(value) is int else self.maximum
-        if most is not None and not value <= most:
-            raise OptionError(f"{self.name} must be at most {most}, not {value}")
+        maximum = INT32_MAX if self.maximum is None and type(value) is int else self.maximum
+        if maximum is not None and not value <= maximum:
+            raise OptionError(f"{self.name} must be at most {maximum}, not {value}")
 
     def _wrong(self, value: object) -> OptionError:
         return OptionError(f"{self.name} takes {_WORDS[type(self.default)]}, not {value!r}")
@@ -91,28 +88,28 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def renamed_values(options: Iterable[Option], given: Mapping[str, object]) -> list[str]:
-    """Return a line for each value that was given by its old name."""
+def renamed_values(options: Iterable[Option], values: Mapping[str, object]) -> list[str]:
+    """Return a notice for each value that has been renamed."""
     return [
-        f"{option.name}={old} is called {option.name}={new} now"
+        f"{option.name}={old} is now called {option.name}={new}"
         for option in options
         for old, new in option.renamed
-        if given.get(option.name) == old
+        if values.get(option.name) == old
     ]
 
 
-def resolve(options: Iterable[Option], given: Mapping[str, object]) -> dict[str, Value]:
-    """Give every option its value: the one that was given, else the default.
+def resolve(options: Iterable[Option], values: Mapping[str, object]) -> dict[str, Value]:
+    """Return the value of every option, or its default where ``values`` has none.
 
-    Text is parsed, because the command line has nothing else; other values are checked.
+    Text is parsed, because the command line passes nothing else; other values are checked.
     """
-    known = {option.name: option for option in options}
-    for name in given:
-        if name not in known:
-            raise OptionError(f"no option {name!r} here", mend=near(name, known))
-    values: dict[str, Value] = {}
-    for name, option in known.items():
-        value = given.get(name, option.default)
+    by_name = {option.name: option for option in options}
+    for name in values:
+        if name not in by_name:
+            raise OptionError(f"no option {name!r} here", mend=near(name, by_name))
+    resolved: dict[str, Value] = {}
+    for name, option in by_name.items():
+        value = values.get(name, option.default)
         is_text = isinstance(value, str) and not isinstance(option.default, str)
-        values[name] = option.parse(str(value)) if is_text else option.check(value)
-    return values
+        resolved[name] = option.parse(str(value)) if is_text else option.check(value)
+    return resolved

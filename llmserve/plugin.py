@@ -1,10 +1,9 @@
-"""What a plugin is written with: the one import for everything that runs where models are built.
+"""The API for plugin code that runs where models are built, in a single module.
 
     from llmserve.plugin import Option, Tokenizer, hookimpl
 
-What runs inside Triton imports :mod:`llmserve.runtime` instead. Importing this module loads
-neither torch nor transformers nor click; what needs protobuf or the model sources is loaded when
-it is first used.
+Code that runs inside Triton imports :mod:`llmserve.runtime` instead. Importing this module loads
+neither torch nor transformers nor click; names that need protobuf are loaded on first use.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from llmserve.repository.config import set_parameters as set_parameters
     from llmserve.repository.manifest import Manifest as Manifest
 
-_LOADED_WHEN_USED = {
+_LAZY_MODULES = {
     "Assembly": "llmserve.builder.ensemble",
     "Manifest": "llmserve.repository.manifest",
     "ModelConfig": "llmserve.repository.config",
@@ -89,10 +88,10 @@ def section(name: str) -> Callable[[C], C]:
 
 
 def lazy_command(name: str, path: str, summary: str, *, under: str = "") -> click.Command:
-    """Make a command whose module is imported when somebody runs it.
+    """Return a command whose module is imported only when the command runs.
 
-    ``path`` is ``"module:command"``. ``llmserve --help`` shows ``summary``, under a heading as
-    :func:`section` puts it.
+    ``path`` is ``"module:command"``. ``llmserve --help`` shows ``summary``, under the heading
+    ``under``, as with :func:`section`.
     """
     import click
 
@@ -102,7 +101,7 @@ def lazy_command(name: str, path: str, summary: str, *, under: str = "") -> clic
 
 
 def __getattr__(name: str) -> Any:
-    home = _LOADED_WHEN_USED.get(name)
-    if home is None:
+    module = _LAZY_MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)

@@ -1,7 +1,7 @@
-"""The registry: every installed plugin, and every component by role and name.
+"""The registry of installed plugins and their components, by role and name.
 
-Our own plugins register like anybody's and have no privilege. One that is broken stops only
-who selects it; a name that two plugins register stops whoever selects it, and names both.
+Our own plugins have no privileges over third-party ones. A broken plugin causes an error only
+when it is selected; so does a name that two plugins register, and the error names both.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from llmserve.roles import ROLES, Recipe, Role
 from llmserve.version import __version__
 
 ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
-"""Which plugins to load or to leave out: names, or ``distribution:name``, with commas between."""
+"""Which plugins to load or to leave out: names, or ``distribution:name``, separated by commas."""
 R = TypeVar("R", bound=Role)
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """An installed plugin: ``problem`` says why it cannot be used, if it cannot.
+    """An installed plugin; ``problem`` is the reason why it cannot be used, if there is one.
 
-    ``api`` is the number of the API that it is made for, None where it does not say.
+    ``api`` is the API version that it is made for, or None if it declares none.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Plugin:
 
     @property
     def selector(self) -> str:
-        """What names this plugin and no other, for the two variables of the environment."""
+        """The unambiguous name of this plugin in the two environment variables."""
         return f"{self.origin}:{self.name}"
 
     def is_among(self, names: set[str]) -> bool:
@@ -64,7 +64,7 @@ class Entry:
 
 
 def find_plugins(environment: Mapping[str, str] = os.environ) -> Iterator[Plugin]:
-    """Find the core's own plugin and every installed one, without importing any."""
+    """Yield the core's own plugin and every installed one, without importing any."""
     yield Plugin("core", "llmserve", __version__, entry_point="llmserve.builtin", api=API)
     only, blocked = names_in(environment, ONLY), names_in(environment, BLOCKED)
     for plugin in sorted(_installed(), key=lambda plugin: (plugin.name, plugin.origin)):
@@ -82,35 +82,36 @@ def names_in(environment: Mapping[str, str], variable: str) -> set[str]:
 
 def _installed() -> Iterator[Plugin]:
     seen: set[str] = set()
-    for found in metadata.distributions():
+    for distribution in metadata.distributions():
         try:
-            points = [p for p in found.entry_points if p.group.split(".")[0] == GROUP]
-            key = normal(found.name) if points else ""
-            version = found.version or ""
-        except Exception:  # noqa: S112 - a stranger's damaged metadata must hide nobody else
+            points = [p for p in distribution.entry_points if p.group.split(".")[0] == GROUP]
+            key = normal(distribution.name) if points else ""
+            version = distribution.version or ""
+        except Exception:  # noqa: S112 - damaged metadata must not hide other plugins
             continue
-        # The first distribution of a name on the path counts, as it does for imports; of what it
-        # offers under one name for several APIs, what fits best.
+        # The first distribution of a name on the path wins, as for imports; of its entry points of
+        # one name for several API versions, the best match wins.
         if points and key not in seen:
             seen.add(key)
             points.sort(key=lambda point: (point.group == CURRENT, point.group == GROUP))
             for name, point in {point.name: point for point in points}.items():
-                problem = entry_point_problem(point.group, point.value, found.name)
+                problem = entry_point_problem(point.group, point.value, distribution.name)
                 if not version:
                     problem = "its metadata has no version: install it again"
-                api, folder = number_in(point.group), str(found.locate_file(""))
-                yield Plugin(name, found.name, version, problem, None, point.value, api, folder)
+                origin, folder = distribution.name, str(distribution.locate_file(""))
+                api = number_in(point.group)
+                yield Plugin(name, origin, version, problem, None, point.value, api, folder)
 
 
 class Registry:
-    """All plugins and what they registered; without ``components`` their commands alone."""
+    """All plugins and their components; without ``components``, only their commands."""
 
     def __init__(self, plugins: Iterable[Plugin], *, components: bool = True) -> None:
         self._components = components
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self.entries: list[Entry] = []
-        self.plugins = tuple(self._take(plugin) for plugin in plugins)
+        self.plugins = tuple(self._register(plugin) for plugin in plugins)
 
     @classmethod
     def load(cls, *, components: bool = True) -> Registry:
@@ -120,14 +121,14 @@ class Registry:
         return self.get(Recipe, name)
 
     def all(self, kind: type[R]) -> list[R]:
-        """Return every component of a role, in the order of discovery."""
+        """Return every component of a role, in order of discovery."""
         return [e.component for e in self.entries if isinstance(e.component, kind)]
 
     def plugin_of(self, component: Role) -> Plugin:
         return next(entry.plugin for entry in self.entries if entry.component is component)
 
     def get(self, kind: type[R], name: str) -> R:
-        """Return a component, or say which name was probably meant and what is broken."""
+        """Return a component, or raise an error that suggests names or names the broken plugin."""
         same = [e for e in self.entries if type(e.component) is kind and e.component.name == name]
         if len(same) > 1:
             mend = f"uninstall one, or set {BLOCKED}={same[-1].plugin.selector}"
@@ -138,15 +139,14 @@ class Registry:
             if plugin.problem and plugin.name == name:
                 raise PluginError(f"plugin {plugin} cannot be used: {plugin.problem}")
         names = {component.name for component in self.all(kind)}
-        role = next(role for role, known in ROLES.items() if known is kind)
+        role = next(role for role, role_type in ROLES.items() if role_type is kind)
         label = "plugin" if kind is Recipe else role.replace("_", " ")
-        mend = (
-            near(name, names) if names else f"pip install the package that has it (llmserve-{name})"
-        )
+        mend = f"pip install the package that provides it (llmserve-{name})"
+        mend = near(name, names) if names else mend
         raise PluginError(f"no {label} is called {name!r}", mend=mend)
 
     def problems(self) -> list[str]:
-        """Say what is wrong with the installed plugins, a line each."""
+        """Return one line for each problem with the installed plugins."""
         broken = [f"plugin {p} cannot be used: {p.problem}" for p in self.plugins if p.problem]
         by_name: dict[tuple[str, str], list[Entry]] = defaultdict(list)
         for entry in self.entries:
@@ -154,27 +154,27 @@ class Registry:
         return broken + [_clash(same) for same in by_name.values() if len(same) > 1]
 
     def implementations(self, hook: str) -> Iterator[tuple[Plugin, Any]]:
-        """Go through the plugins that implement a hook, with the function of each."""
+        """Yield the plugins that implement a hook, each with its function."""
         by_name = {str(plugin): plugin for plugin in self.plugins if plugin.module}
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             yield by_name[implementation.plugin_name], implementation.function
 
-    def _take(self, plugin: Plugin) -> Plugin:
-        """Import and register a plugin, all of it or nothing."""
+    def _register(self, plugin: Plugin) -> Plugin:
+        """Import and register a plugin completely or not at all."""
         if plugin.problem:
             return plugin
-        # Under no name of its own: two distributions may name their entry points alike.
+        # Not the entry point's name, which two distributions may share.
         name = str(plugin)
         try:
             module = plugin.module or import_module(plugin.entry_point)
             if owner := self._manager.get_name(module):
-                raise PluginError(f"plugin {owner} has brought its module")
+                raise PluginError(f"plugin {owner} already registered the same module")
             _refuse_misspelt(module)
             self._manager.register(module, name)
             if self._components:
                 self.entries += list(_entries(replace(plugin, module=module)))
         except (Exception, SystemExit) as error:
-            # Whatever a stranger's module does, it stops only that plugin.
+            # Whatever a third-party module does, only its own plugin becomes unusable.
             if self._manager.has_plugin(name):
                 self._manager.unregister(name=name)
             return replace(plugin, problem=reason(error), module=None)
@@ -190,8 +190,8 @@ def _entries(plugin: Plugin) -> Iterator[Entry]:
             raise PluginError(f"{hook} failed: {reason(error)}") from None
         for component in components:
             if type(component) is not kind:
-                given = f"{type(component).__name__}, not {kind.__name__}"
-                raise PluginError(f"{hook} returned a list of {given}")
+                types = f"{type(component).__name__}, not {kind.__name__}"
+                raise PluginError(f"{hook} returned a list of {types}")
             yield Entry(component, role, plugin)
 
 
@@ -201,11 +201,11 @@ def _clash(same: list[Entry]) -> str:
 
 
 def _refuse_misspelt(module: ModuleType) -> None:
-    """Refuse a hook that no specification has, or without its mark: it would never be called."""
-    known = [name for name in dir(hookspecs) if name.startswith("llmserve_")]
+    """Refuse an unknown or unmarked hook, which pluggy would never call."""
+    hooks = [name for name in dir(hookspecs) if name.startswith("llmserve_")]
     for name, value in vars(module).items():
         if name.startswith("llmserve_") and callable(value):
-            if name not in known:
-                raise PluginError(f"there is no hook {name}", mend=near(name, known))
+            if name not in hooks:
+                raise PluginError(f"there is no hook {name}", mend=near(name, hooks))
             if not hasattr(value, f"{hookspecs.PROJECT}_impl"):
                 raise PluginError(f"{name} is not marked", mend="put @llmserve.hookimpl above it")

@@ -1,7 +1,7 @@
-"""The roles a plugin can fill: frozen dataclasses that name their runtime by an import string.
+"""The roles that a plugin can fill: frozen dataclasses that refer to their runtime class by name.
 
-In Triton, the class that ``runtime`` names does the work; nothing imports it before that, so
-listing plugins loads no torch.
+The class that ``runtime`` names does the work in Triton. It is imported only there, so listing
+plugins does not load torch.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from llmserve.builder.ensemble import Assembly
 
 Prepare = Callable[["BuildContext"], Mapping[str, Any]]
-"""Writes what the runtime class needs, and returns the settings it is made with (JSON)."""
+"""Writes the runtime class's files and returns its settings (JSON)."""
 Assemble = Callable[["Assembly"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What is registered: ``name`` selects it, ``summary`` says in one line what it does."""
+    """Base of everything that plugins register: ``name`` selects it, ``summary`` is one line."""
 
     name: str
     summary: str
 
     def __post_init__(self) -> None:
-        """Refuse what is not a tuple: of one element, the comma is easily left out."""
+        """Refuse fields that are not tuples: ``(x)`` without its comma is an easy mistake."""
         for field_name, kind in _ELEMENTS.items():
-            given = getattr(self, field_name, None)
-            alike = isinstance(given, (tuple, list)) and all(isinstance(one, kind) for one in given)
-            if given is not None and not alike:
-                problem = f"{field_name} of {self.name!r} is {given!r}"
-                raise PluginError(problem, mend=f"give a tuple of {kind.__name__}, as in (one,)")
+            value = getattr(self, field_name, None)
+            valid = isinstance(value, (tuple, list)) and all(isinstance(v, kind) for v in value)
+            if value is not None and not valid:
+                problem = f"{field_name} of {self.name!r} is {value!r}"
+                raise PluginError(problem, mend=f"give a tuple of {kind.__name__}, as in (item,)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component(Role):
-    """What the roles share that run in Triton.
+    """Base of the roles that run in Triton.
 
-    ``runtime`` is ``"package.module:Class"``, made in Triton as ``Class(settings, folder)``
-    with the settings that ``prepare`` returned and the version folder it wrote to. ``inputs`` are
-    the tensors it reads, ``requires`` the distributions that it imports, by default those that
-    the plugin's own depends on.
+    ``runtime`` is ``"package.module:Class"``, constructed in Triton as ``Class(settings, folder)``
+    with the settings that ``prepare`` returned and the version folder that it wrote to. ``inputs``
+    are the tensors that the class reads, ``requires`` the distributions that it imports; the
+    default is the dependencies of the plugin's distribution.
     """
 
     runtime: str
@@ -62,21 +62,21 @@ class Component(Role):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Component):
-    """Text to ids and back. Runtime: :class:`llmserve.runtime.Tokenizer`."""
+    """Converts text to ids and back. Runtime: :class:`llmserve.runtime.Tokenizer`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generator(Component):
-    """Ids to more ids. Runtime: :class:`llmserve.runtime.Generator`.
+    """Continues ids. Runtime: :class:`llmserve.runtime.Generator`.
 
-    ``modes`` says how it can be driven, in the words of ``Batching.mode``. One that runs in a
-    backend other than Python's has ``assemble``, which adds the models of an ensemble.
-    ``source`` says what ``--model`` has to name: ``"huggingface"`` a model as ``save_pretrained``
-    writes it, in a folder or on the hub; ``"folder"`` any local folder; None whatever the engine
-    makes of it. A model has a file that fits one of the patterns in ``weights``. ``outputs`` are
-    tensors that only this generator can fill. One that ``constrains`` asks
-    ``Generation.constrain`` before it chooses a token, so that a formatter can hold answers to
-    a form.
+    ``modes`` are the values of ``Batching.mode`` that it supports. A generator that runs in
+    another backend than Python's has ``assemble``, which adds the models of an ensemble.
+    ``source`` defines what ``--model`` must name: ``"huggingface"`` a model as ``save_pretrained``
+    writes it, in a folder or on the hub; ``"folder"`` any local folder; None anything, which the
+    engine interprets. A model has a file that matches one of the patterns in ``weights``.
+    ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
+    calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
+    answers.
     """
 
     modes: frozenset[str] = frozenset({"batch"})
@@ -89,10 +89,10 @@ class Generator(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Batching(Component):
-    """How requests share the machine. Runtime: :class:`llmserve.runtime.Driver`.
+    """Decides how requests share the machine. Runtime: :class:`llmserve.runtime.Driver`.
 
-    ``mode`` is what it asks of a generator: ``"batch"`` hands over whole batches. ``prepare``
-    edits ``context.config``, and calls ``context.streams()`` where answers leave in pieces.
+    ``mode`` is what the generator must support: ``"batch"`` passes it whole batches. ``prepare``
+    edits ``context.config``, and calls ``context.streams()`` if answers are sent in pieces.
     """
 
     mode: str = "batch"
@@ -108,11 +108,11 @@ class Batching(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Formatter(Component):
-    """Answers to response tensors. Runtime: :class:`llmserve.runtime.Formatter`.
+    """Turns answers into response tensors. Runtime: :class:`llmserve.runtime.Formatter`.
 
-    It has the tensors of the contract, and with ``extra_inputs`` and ``extra_outputs`` its own:
-    among them the options of a runtime class that can ``constrain`` answers. ``constrains_with``
-    are distributions that this takes, which are wanted in Triton where they are installed here.
+    ``extra_inputs`` and ``extra_outputs`` add to the tensors of the contract; a runtime class that
+    can ``constrain`` answers declares its options there. ``constrains_with`` are distributions
+    needed for that; the model requires those of them that are installed where it is built.
     """
 
     inputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_INPUTS
@@ -131,8 +131,8 @@ class Formatter(Component):
 class Pair:
     """Two builds worth comparing: ``compare --pair`` measures ``second`` against ``first``.
 
-    Both are written ``label=recipe:option=value``. ``common`` are options of both, used where a
-    recipe has them and the user has set none of ``unless``.
+    Both are written ``label=recipe:option=value``. ``common`` are options of both; each is used if
+    the recipe has it, and none is if the user has set any of ``unless``.
     """
 
     name: str
@@ -147,11 +147,12 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Role):
-    """One choice per role under a name: what ``--plugin`` selects.
+    """One component per role, under a name that ``--plugin`` selects.
 
     ``defaults`` replaces defaults of the components' options; ``client`` is the module whose
     source becomes the emitted ``client.py``; ``pairs`` are comparisons worth offering by name.
-    ``suits`` ranks it for who names no recipe: for ``"cpu"`` and ``"cuda"``, the highest is taken.
+    ``suits`` ranks the recipe for builds without ``--plugin``: for ``"cpu"`` and ``"cuda"``, the
+    recipe with the highest number is used.
     """
 
     generator: str
@@ -166,10 +167,10 @@ class Recipe(Role):
 
 @dataclass(frozen=True, kw_only=True)
 class Backend(Role):
-    """A Triton backend written in Python, which the embedded server is to have.
+    """A Triton backend written in Python, which is installed in the embedded server.
 
-    ``folder`` holds its ``model.py`` and what that needs. ``stand_in_for`` names the backend of
-    NVIDIA's that it imitates where that is not installed, so that servers and benchmarks say so.
+    ``folder`` contains its ``model.py`` and the files that it needs. ``stand_in_for`` names the
+    NVIDIA backend that it imitates where that is not installed; servers and benchmarks report it.
     """
 
     folder: Path
@@ -183,13 +184,13 @@ class Backend(Role):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a frontend listens, and what it stands before.
+    """Where a frontend listens, and which Tritons it forwards to.
 
-    ``url`` is Triton's gRPC address, ``metrics`` the URL of its own metrics. ``replicas`` are the
+    ``url`` is Triton's gRPC address, ``metrics`` the URL of Triton's metrics. ``replicas`` are the
     gRPC addresses of other Tritons that serve the same, ``replica_metrics`` the URLs of their
-    metrics. ``status`` is the socket at which ``serve`` tells the state of each model. Without
-    ``keys``, a file, a frontend lets in only this machine, unless ``open``. ``collector`` is the
-    address that takes spans, as OpenTelemetry's OTLP over HTTP.
+    metrics. ``status`` is the socket at which ``serve`` reports the state of each model. Without
+    the file ``keys``, a frontend accepts connections only from this machine, unless ``open``.
+    ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     """
 
     url: str
@@ -208,11 +209,11 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontend(Role):
-    """What listens before Triton and speaks another protocol: a process that ``serve`` starts.
+    """A process in front of Triton that speaks another protocol and that ``serve`` starts.
 
-    ``command`` returns the words that start it, after Python's own, or refuses the place. The
-    process listens on the place's port, and on SIGTERM finishes what is under way within its
-    grace. ``path`` is what the address ends with that is shown to people.
+    ``command`` returns the arguments of the Python interpreter that runs it, or refuses the place.
+    The process listens on the place's port, and on SIGTERM finishes requests in flight within its
+    grace period. ``path`` is appended to the address that is shown to users.
     """
 
     command: Callable[[Place], Sequence[str]]
@@ -222,10 +223,11 @@ class Frontend(Role):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolParser(Role):
-    """How a family of models writes that it calls tools; a frontend reads their answers with it.
+    """The tool call syntax of a model family, with which frontends parse answers.
 
-    ``reader`` makes what reads one answer, of the names of the tools that may be called. ``suits``
-    says of the text of a chat template how well it fits: not at all is 0, the highest is taken.
+    ``reader`` returns a reader for one answer, given the names of the tools that may be called.
+    ``suits`` rates how well the parser fits the text of a chat template, from 0 (not at all); the
+    highest is used.
     """
 
     reader: Callable[[frozenset[str]], ToolReader]
@@ -242,7 +244,7 @@ ROLES: dict[str, type[Role]] = {
     "frontend": Frontend,
     "tool_parser": ToolParser,
 }
-"""Every role by its name, in the order in which a request meets them."""
+"""Every role by its name, in the order in which a request passes through them."""
 
 _ELEMENTS: Mapping[str, type] = {
     "options": Option,
@@ -252,4 +254,4 @@ _ELEMENTS: Mapping[str, type] = {
     "weights": str,
     "pairs": Pair,
 }
-"""The fields that hold several things, and of which type these are."""
+"""The tuple fields of roles, with the type of their elements."""

@@ -1,4 +1,4 @@
-"""What a reader of tool calls says of an answer, for whoever tells clients of it."""
+"""The output of tool call parsers, which frontends forward to their clients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 class ToolPart:
     """The next part of an answer.
 
-    It is text, the ``name`` of a tool that a call begins with, more of its ``arguments`` (JSON),
-    or the ``end`` of a call that is complete. ``source`` is what the model wrote for the part of
-    a call: where a call does not end, that was text after all.
+    It is text, the ``name`` of a tool at the start of a call, more of its ``arguments`` (JSON), or
+    the ``end`` of a complete call. ``source`` is what the model generated for this part of a call;
+    if the call never ends, it is text after all.
     """
 
     kind: Literal["text", "name", "arguments", "end"]
@@ -22,10 +22,10 @@ class ToolPart:
 
 
 class ToolReader(Protocol):
-    """Reads one answer as it comes; how it is cut into pieces makes no difference."""
+    """Parses one answer incrementally; how it is split into pieces makes no difference."""
 
     def read(self, text: str) -> Iterable[ToolPart]:
-        """Take more of the answer, and return what is certain by now."""
+        """Read more of the answer, and return the parts that are certain by now."""
 
     def end(self) -> Iterable[ToolPart]:
-        """Return the rest; nothing more will come."""
+        """Return the remaining parts at the end of the answer."""

@@ -1,3 +1,3 @@
-"""The version, in a module of its own: what the package offers needs it while it is imported."""
+"""The version, in a separate module because modules need it while ``llmserve`` is imported."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The examples of the page for plugin authors, taken out of it and installed as a package."""
+"""The examples of ``plugins/README.md``, extracted and installed as a package."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _BLOCK = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DO
 
 
 def blocks(text: str) -> dict[str, str]:
-    """Return every example that has a file name; those of one name make one file."""
-    found: dict[str, str] = {}
+    """Return every example that has a file name; blocks with the same name are joined."""
+    files: dict[str, str] = {}
     for name, part in _BLOCK.findall(text):
-        found[name] = f"{found[name]}\n\n{part}" if name in found else part
-    return found
+        files[name] = f"{files[name]}\n\n{part}" if name in files else part
+    return files
 
 
 def install_examples(folder: Path) -> Path:
-    """Put the examples into a folder, their tests apart; return where Python is to look."""
+    """Install the examples into a folder, their tests separately; return the site directory."""
     site, tests = folder / "site", folder / "tests"
     tests.mkdir(parents=True)
-    found = blocks(PAGE.read_text(encoding="utf-8"))
-    entries = found.pop("entry_points").replace("[project.entry-points.", "[").replace('"', "")
+    files = blocks(PAGE.read_text(encoding="utf-8"))
+    entries = files.pop("entry_points").replace("[project.entry-points.", "[").replace('"', "")
     install(site, "llmserve-acme", entries, version="0.1.0")
-    for name, text in found.items():
-        home = tests if name.startswith("test_") else site
-        (home / name).parent.mkdir(exist_ok=True)
-        (home / name).write_text(text, encoding="utf-8")
+    for name, text in files.items():
+        path = (tests if name.startswith("test_") else site) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return site

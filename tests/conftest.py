@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and hooks that apply to all tests."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Other work on the machine makes examples slow to draw; that says nothing of what is tested.
+# Other load on the machine slows down the drawing of examples, not the code under test.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _processes_can_be_interrupted() -> Iterator[None]:
-    """A shell starts background jobs deaf to Ctrl-C, and what they start would inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell starts background jobs with SIGINT ignored, and child processes inherit that."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share tests among workers so that who asks for the same models asks the same Triton."""
+    """Run tests that need the same models on the same worker, so that they share a Triton."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Together(LoadScopeScheduling):  # type: ignore[misc]
+    class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
 
-    return Together(config, log)
+    return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let workers begin with what takes longest, so that they end at about the same time."""
+    """Start the longest tests first, so that all workers finish at about the same time."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _rank(_group(item.nodeid)))
 
@@ -46,7 +46,7 @@ _LONG = ("live/test_scaffold.py", "live/test_readme.py", "reliability/test_serve
 
 
 def _rank(group: str) -> int:
-    """Plugins' live tests are the longest, then some files, then whatever starts a Triton."""
+    """Live tests of plugins take longest, then ``_LONG``, then other files that start a Triton."""
     if not group.endswith(".py"):
         return 0
     return 1 if group.endswith(_LONG) else 2 + ("live" not in group)
@@ -57,9 +57,9 @@ _SAME_MODELS = {
     "tests/reliability/test_requests.py": "plugins/iterative/tests",
     "plugins/deploy/tests/test_deploy_live.py": "plugins/iterative/tests",
     "plugins/examples/tokens/tests/test_tokens_conformance.py": "plugins/bench/tests",
-    # The first export to ONNX of a process takes 12 s to import what does it.
+    # The first ONNX export in a process spends 12 s on imports.
     "tests/contract/test_build.py": "plugins/gpt2/tests",
-    # A model that was converted for one of them is there for the others.
+    # A model that is converted for one of them is reused by the others.
     f"{_OPENVINO}/test_openvino_build.py": _OPENVINO,
     f"{_OPENVINO}/test_openvino_engine.py": _OPENVINO,
 }
@@ -69,10 +69,10 @@ _EVERY_RECIPE = (
 
 
 def _group(nodeid: str) -> str:
-    """Each file is a group of its own, but for those that share models: a plugin's, as a rule."""
+    """Each file is its own group, except files that share models: usually those of a plugin."""
     file = nodeid.partition("::")[0]
     if nodeid.startswith(_EVERY_RECIPE):
-        # As in "openvino]" or "trtllm-llmapi]".
+        # For example "openvino]" or "trtllm-llmapi]".
         plugin = re.split(r"\W", nodeid.removeprefix(_EVERY_RECIPE))[0]
         return _OPENVINO if plugin == "openvino" else f"plugins/{plugin}/tests"
     if file in _SAME_MODELS:

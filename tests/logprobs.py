@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer held against transformers' own logits for the same text."""
+"""Compares log-probabilities of an answer with transformers' own logits for the same text."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _model() -> Any:
     return AutoModelForCausalLM.from_pretrained(demo_model_path()).eval()
 
 
-def _prompt_agrees_with_the_model(answer: Completion) -> None:
-    """How likely each token of the prompt was, behind those before it."""
+def _check_prompt(answer: Completion) -> None:
+    """Check the log-probability of each token of the prompt, given the tokens before it."""
     import torch
 
     entries = json.loads(answer.extra["prompt_logprobs"])
@@ -46,50 +46,50 @@ def _prompt_agrees_with_the_model(answer: Completion) -> None:
         assert [top["logprob"] for top in entry["top"]] == pytest.approx(likeliest, abs=1e-4)
 
 
-def agrees_with_the_model(answer: Completion) -> None:
+def _check_answer(answer: Completion) -> None:
     import torch
     from transformers import AutoTokenizer
 
     assert answer.logprobs is not None
-    prompt = AutoTokenizer.from_pretrained(demo_model_path()).encode(PROMPT)
-    answered = [entry.id for entry in answer.logprobs]
-    assert len(answered) == answer.output_tokens
+    prompt_ids = AutoTokenizer.from_pretrained(demo_model_path()).encode(PROMPT)
+    answer_ids = [entry.id for entry in answer.logprobs]
+    assert len(answer_ids) == answer.output_tokens
     with torch.inference_mode():
-        logits = _model()(torch.tensor([prompt + answered])).logits[0]
-    expected = logits[len(prompt) - 1 : -1].log_softmax(dim=-1)
+        logits = _model()(torch.tensor([prompt_ids + answer_ids])).logits[0]
+    expected = logits[len(prompt_ids) - 1 : -1].log_softmax(dim=-1)
     for entry, row in zip(answer.logprobs, expected, strict=True):
         assert entry.logprob == pytest.approx(row[entry.id].item(), abs=1e-4)
         likeliest = row.topk(len(entry.top)).values.tolist() if entry.top else []
-        assert [other.logprob for other in entry.top] == pytest.approx(likeliest, abs=1e-4)
-        assert [row[other.id].item() for other in entry.top] == pytest.approx(likeliest, abs=1e-4)
+        assert [top.logprob for top in entry.top] == pytest.approx(likeliest, abs=1e-4)
+        assert [row[top.id].item() for top in entry.top] == pytest.approx(likeliest, abs=1e-4)
 
 
 def check_logprobs(triton: LiveTriton, model: str) -> None:
-    """Check answers alone, streamed, and beside neighbours with other options and with none."""
+    """Check answers alone, streamed, and batched with requests that have other or no options."""
     client = triton.client
 
     def ask(options: dict[str, Any]) -> Completion:
         return client.generate(model, PROMPT, max_tokens=24, ignore_eos=True, **options)
 
     alone = [ask(options) for options in OPTIONS]
-    before = triton.executions(model)
+    executions_before = triton.executions(model)
     with ThreadPoolExecutor(len(OPTIONS)) as pool:
-        together = list(pool.map(ask, OPTIONS))
-    shared = triton.executions(model) - before
+        batched = list(pool.map(ask, OPTIONS))
+    executions = triton.executions(model) - executions_before
     if client.model(model).exchange == "unary":
-        # The first may have run alone while the others waited; they then ran together.
-        assert shared <= 3
-    for options, answer, beside in zip(OPTIONS, alone, together, strict=True):
-        assert answer.text == beside.text
+        # The first request may run alone while the others wait; these then run together.
+        assert executions <= 3
+    for options, answer, batched_answer in zip(OPTIONS, alone, batched, strict=True):
+        assert answer.text == batched_answer.text
         if not options:
-            assert answer.logprobs is None is beside.logprobs
+            assert answer.logprobs is None is batched_answer.logprobs
             continue
-        agrees_with_the_model(answer)
-        agrees_with_the_model(beside)
+        _check_answer(answer)
+        _check_answer(batched_answer)
     assert alone[0].logprobs is not None
     assert "".join(entry.token for entry in alone[0].logprobs) == alone[0].text
     assert {len(entry.top) for entry in alone[0].logprobs} == {5}
-    _prompt_agrees_with_the_model(client.generate(model, PROMPT, max_tokens=1, prompt_logprobs=2))
+    _check_prompt(client.generate(model, PROMPT, max_tokens=1, prompt_logprobs=2))
     pieces = list(client.stream(model, PROMPT, max_tokens=24, ignore_eos=True, logprobs=5))
     streamed = [entry for piece in pieces for entry in piece.logprobs or ()]
     assert [entry.id for entry in streamed] == [entry.id for entry in alone[0].logprobs]

@@ -1,4 +1,4 @@
-"""What tests of several tiers share."""
+"""Helpers that tests of several tiers share."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ LLMSERVE = [sys.executable, "-m", "llmserve_cli"]
 
 
 def run(
-    *words: str,
+    *arguments: str,
     stdin: str = "",
     cwd: Path | None = None,
     env: Mapping[str, str] = os.environ,
     stdout: int | IO[str] = subprocess.PIPE,
-    **more: str,
+    **extra_env: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, as a user's shell does."""
+    """Run the command line in a separate process, as a user's shell does."""
     return subprocess.run(
-        [*LLMSERVE, *words],
-        cwd=cwd, env={**env, **more}, input=stdin, stdout=stdout, stderr=subprocess.PIPE,
+        [*LLMSERVE, *arguments],
+        cwd=cwd, env={**env, **extra_env}, input=stdin, stdout=stdout, stderr=subprocess.PIPE,
         encoding="utf-8", check=False, timeout=240,
     )  # fmt: skip
 
 
 def install(site: Path, name: str, entries: str, version: str = "1.2", **modules: str) -> None:
-    """Put a distribution into a folder, as an installer leaves it."""
+    """Write a distribution into a folder, as an installer does."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -52,14 +52,14 @@ def install(site: Path, name: str, entries: str, version: str = "1.2", **modules
 
 
 def with_path(*folders: Path) -> dict[str, str]:
-    """Return an environment in which Python looks for packages in these folders as well."""
+    """Return an environment in which Python also searches these folders for packages."""
     path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 @contextmanager
 def http_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Listen in this process, and give the address; every request is given to a function."""
+    """Serve HTTP in this process and yield the address; ``answer`` handles every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -78,23 +78,23 @@ def http_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[st
 
 
 def reply(
-    asked: BaseHTTPRequestHandler,
+    request: BaseHTTPRequestHandler,
     content: bytes = b"",
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    asked.send_response(status)
+    request.send_response(status)
     for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
-        asked.send_header(name, value)
-    asked.end_headers()
-    if asked.command != "HEAD":
-        asked.wfile.write(content)
+        request.send_header(name, value)
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(content)
 
 
 def metrics_page(page: str) -> AbstractContextManager[str]:
-    """Publish a page as Triton does its metrics; nothing else is there."""
+    """Serve a page at /metrics, as Triton does, and 404 for every other path."""
     return http_server(
-        lambda asked: reply(asked, page.encode(), 200 if asked.path == "/metrics" else 404)
+        lambda request: reply(request, page.encode(), 200 if request.path == "/metrics" else 404)
     )
 
 
@@ -118,11 +118,11 @@ def replace_text(path: Path, old: str, new: str) -> None:
 
 
 def hub_cache(home: Path, repo_id: str, commit: str) -> Path:
-    """Make a cache of the demo model as the hub's client leaves it: links to files by hashes."""
+    """Create a cache of the demo model as the hub's client does: links to files named by hash."""
     folder = home / "hub" / f"models--{repo_id.replace('/', '--')}"
     snapshot = folder / "snapshots" / commit
-    for made in (folder / "refs", folder / "blobs", snapshot):
-        made.mkdir(parents=True)
+    for subfolder in (folder / "refs", folder / "blobs", snapshot):
+        subfolder.mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)
     for file in demo_model_path().iterdir():
         if file.is_file():
@@ -132,36 +132,36 @@ def hub_cache(home: Path, repo_id: str, commit: str) -> Path:
 
 
 def one_layer(folder: Path) -> Path:
-    """Make the demo model without most of it: to export all of it to ONNX takes half a minute."""
+    """Save the demo model with one layer: exporting all of it to ONNX takes half a minute."""
     if not folder.exists():
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(demo_model_path(), n_layer=1)
         shutil.copytree(demo_model_path(), folder)
         model.save_pretrained(folder)
-        # Without what this version of transformers adds to it.
+        # Drop what this version of transformers adds to the config.
         shutil.copy(demo_model_path() / "config.json", folder)
         edit_json(folder / "config.json", n_layer=1)
     return folder
 
 
-def order_of_ends(triton: LiveTriton, model: str, *, long: int, short: int) -> list[str]:
-    """Ask for a long answer and, once it is under way, for a short one; say which ends first."""
-    ends: list[str] = []
-    begun = Event()
+def completion_order(triton: LiveTriton, model: str, *, long: int, short: int) -> list[str]:
+    """Request a long answer and, once it streams, a short one; return which finishes first."""
+    order: list[str] = []
+    started = Event()
 
     def ask(name: str, tokens: int) -> None:
-        asked = {"max_tokens": tokens, "ignore_eos": True}
-        for _ in triton.client.stream(model, "Programming in C++ is like", **asked):
-            begun.set()
-        ends.append(name)
+        options = {"max_tokens": tokens, "ignore_eos": True}
+        for _ in triton.client.stream(model, "Programming in C++ is like", **options):
+            started.set()
+        order.append(name)
 
     with ThreadPoolExecutor(1) as pool:
-        under_way = pool.submit(ask, "long", long)
-        assert begun.wait(60)
+        long_answer = pool.submit(ask, "long", long)
+        assert started.wait(60)
         ask("short", short)
-        under_way.result()
-    return ends
+        long_answer.result()
+    return order
 
 
 def generation(
@@ -176,7 +176,7 @@ def generation(
 
 
 def drive(generator: Any, *requests: FakeRequest, **parts: Any) -> None:
-    """Have a generator answer one batch, without Triton."""
+    """Answer one batch with a generator, without Triton."""
     driver = BatchDriver({}, Path())
     driver.start(make_parts(generator, **parts))
     driver.execute(requests)

@@ -1,4 +1,4 @@
-"""Tiny random models of every family, made from their configurations alone."""
+"""Tiny random models of every family, built from their configurations alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
 
 def make_model(family: str = "gpt2", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """Return a new model; the same family has the same weights each time."""
+    """Return a new model; the same family always has the same weights."""
     name, settings = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(
         **{**settings, **changes},
@@ -54,7 +54,7 @@ def make_model(family: str = "gpt2", dtype: torch.dtype = torch.float32, **chang
     torch.manual_seed(5)
     model = getattr(transformers, _CLASSES.get(name, f"{name}ForCausalLM"))(config)
     with torch.no_grad():
-        # A random start is nearly uniform; stronger weights make a model with opinions.
+        # Random weights give nearly uniform scores; larger weights give clear preferences.
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(6)

@@ -1,1 +1,1 @@
-"""The command line of llmserve: one module per command."""
+"""The command line of llmserve, with one module per command."""

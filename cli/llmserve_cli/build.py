@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import ModelSourceError, OptionError, UsageError
-from llmserve_cli.completion import component_names, known_sources, model_sources, option_keys
-from llmserve_cli.interrupts import end_in_order, while_importing
+from llmserve_cli.completion import component_names, local_sources, model_sources, option_keys
+from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
 if TYPE_CHECKING:
     from llmserve.builder.plan import BuildResult
 
 
 class Build(click.Command):
-    """The command, which takes options of plugins as flags."""
+    """The command, which accepts options of plugins as flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; a flag that is nearly one of ours is taken for a slip."""
-        given = [word.partition("=")[0] for word in args if word.startswith("--")]
+        """Parse the arguments; a flag similar to a missing one is reported as a typo."""
+        flags = [word.partition("=")[0] for word in args if word.startswith("--")]
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             missing = f"--{error.param.name}" if error.param else ""
-            for flag in get_close_matches(missing, given, cutoff=0.7):
+            for flag in get_close_matches(missing, flags, cutoff=0.7):
                 raise click.NoSuchOption(flag, possibilities=[missing], ctx=ctx) from None
             raise
 
@@ -39,29 +39,29 @@ class Build(click.Command):
 @click.option(
     "--plugin",
     shell_complete=component_names,
-    help="How to serve it; `llmserve plugins` lists them. By default what suits --device best.",
+    help="Plugin to build with (default: the best one for --device); see `llmserve plugins`.",
 )
 @click.option(
     "--model",
     required=True,
     shell_complete=model_sources,
-    help="A local folder, an id on the Hugging Face hub, or 'demo'.",
+    help="Local folder, model id on the Hugging Face hub, or 'demo'.",
 )
-@click.option("--name", help="Name to serve it under, by default the model's own.")
+@click.option("--name", help="Name to serve the model under (default: its own name).")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     default=Path("model_repository"),
     show_default=True,
-    help="The model repository.",
+    help="Model repository to write to.",
 )
 @click.option("--tokenizer", shell_complete=component_names, help="Use this tokenizer.")
 @click.option("--generator", shell_complete=component_names, help="Use this generator.")
 @click.option("--batching", shell_complete=component_names, help="Use this batching strategy.")
 @click.option("--formatter", "--format", shell_complete=component_names, help="Use this formatter.")
-@click.option("--max-batch-size", type=int, help="Largest batch; 0 for a model without batches.")
-@click.option("--dtype", help="Type of the weights in memory, such as float32 or bfloat16.")
-@click.option("--device", help="cpu, cuda, cuda:N, balanced or auto.")
+@click.option("--max-batch-size", type=int, help="Maximum batch size; 0 for no batch dimension.")
+@click.option("--dtype", help="Data type of the weights in memory, such as float32 or bfloat16.")
+@click.option("--device", help="Device: cpu, cuda, cuda:N, balanced or auto.")
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to every prompt.")
 @click.option(
     "--set",
@@ -69,12 +69,12 @@ class Build(click.Command):
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=option_keys,
-    help="An option of the plugin, see `llmserve plugins NAME`; --key VALUE is the same.",
+    help="Set an option of the plugin, as --key VALUE does; see `llmserve plugins NAME`.",
 )
 @click.option(
-    "--force", is_flag=True, help="Replace a model that was edited, or not built by llmserve."
+    "--force", is_flag=True, help="Overwrite a model that was edited, or not built by llmserve."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 @click.option(
     "--verbose", is_flag=True, help="Also print how to query it and run it in a container."
 )
@@ -93,8 +93,8 @@ def build(
 ) -> None:
     """Build a model into a Triton repository.
 
-    It writes a client for the model as well, and prints the model's folder. A build that fails
-    leaves the repository as it was.
+    It also writes a client for the model, and prints the model's folder. A failed build leaves the
+    repository unchanged.
 
     \b
     llmserve build --model gpt2 --device cpu
@@ -121,14 +121,14 @@ def build(
             options[key] = value
     registry = Registry.load()
     if not spec_fields["plugin"]:
-        recipe, why = suited_recipe(registry, str(options.get("device", "auto")))
+        recipe, reason = suited_recipe(registry, str(options.get("device", "auto")))
         spec_fields["plugin"] = recipe.name
-        click.echo(f"plugin: {recipe.name}, {why}", err=True)
+        click.echo(f"plugin: {recipe.name}, {reason}", err=True)
     spec = BuildSpec(**spec_fields, options=options)
-    end_in_order(signal.SIGTERM)
+    raise_on_interrupt(signal.SIGTERM)
     with Status(f"building {spec.model_name}") as status:
         try:
-            result = build_spec(spec, registry=registry, report=status.say)
+            result = build_spec(spec, registry=registry, report=status.update)
         except ModelSourceError as error:
             raise _with_suggestion(error, spec.model) from None
     if as_json:
@@ -139,53 +139,53 @@ def build(
 
 
 def read_flags(words: Sequence[str]) -> dict[str, str]:
-    """Read options of a plugin from what is left of a command line: the build knows which are.
+    """Read options of a plugin from the remaining arguments; the build checks their names.
 
     >>> read_flags(["--engine", "./engine", "--build-engine", "--layout=engine"])
     {'engine': './engine', 'build_engine': 'true', 'layout': 'engine'}
     """
-    found: dict[str, str] = {}
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
+    options: dict[str, str] = {}
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
         flag, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not flag:
             raise UsageError(f"{word!r} belongs to no option", mend="see llmserve build --help")
         name = flag.replace("-", "_")
         if not equals:
-            # A flag alone means that it is so.
-            alone = not waiting or waiting[0].startswith("--")
-            value = "true" if alone else waiting.pop(0)
-        if name in found:
+            # A flag without a value means true.
+            has_value = bool(remaining) and not remaining[0].startswith("--")
+            value = remaining.pop(0) if has_value else "true"
+        if name in options:
             raise OptionError(f"--{flag} is given twice")
-        found[name] = value
-    return found
+        options[name] = value
+    return options
 
 
 def _with_suggestion(error: ModelSourceError, model: str) -> ModelSourceError:
-    """Name the model that was probably meant, of those that are on this machine."""
-    names = known_sources()
-    meant = get_close_matches(model, names, n=1)
-    if model in names or not meant:
+    """Suggest the most similar model on this machine."""
+    names = local_sources()
+    similar = get_close_matches(model, names, n=1)
+    if model in names or not similar:
         return error
-    return ModelSourceError(error.problem, mend=f"did you mean {meant[0]!r}?")
+    return ModelSourceError(error.problem, mend=f"did you mean {similar[0]!r}?")
 
 
 def _print_next(result: BuildResult, verbose: bool) -> None:
     from shlex import quote
 
     repository = quote(str(result.repository))
-    where = "" if repository == "model_repository" else f" {repository}"
+    argument = "" if repository == "model_repository" else f" {repository}"
     if result.manifest.trust_remote_code:
         click.echo(
-            "note: trust_remote_code is on: this model runs Python code that came with it", err=True
+            "note: trust_remote_code is on: the model runs Python code that ships with it", err=True
         )
-    click.echo(f"next: llmserve serve{where}", err=True)
+    click.echo(f"next: llmserve serve{argument}", err=True)
     if verbose:
         lines = [
             f'then: llmserve query {result.name} "Once upon a time"',
             f'  or: python {quote(str(result.folder / "client.py"))} "Once upon a time"',
-            "in a container, in place of llmserve serve:",
+            "in a container, instead of llmserve serve:",
             f"      {result.docker_build}",
             f"      {result.docker_run}",
         ]

@@ -12,11 +12,11 @@ from llmserve_cli.terminal import print_json
 
 @click.command()
 @click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
-@click.option("--json", "as_json", is_flag=True, help="Print the problems as a list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print the problems as JSON.")
 def check(repository: Path, as_json: bool) -> int:
-    """Find what would not load in a repository.
+    """Find problems in a model repository.
 
-    No server is needed. The exit code is 3 if something would not load.
+    No server is needed. The exit code is 3 if a model would fail to load.
 
     \b
     llmserve check model_repository
@@ -32,5 +32,5 @@ def check(repository: Path, as_json: bool) -> int:
         for problem in problems:
             click.echo(f"{'' if problem.fatal else 'note: '}{problem}")
         if not problems:
-            click.echo(f"{repository}: nothing found that would not load", err=True)
+            click.echo(f"{repository}: no problems found", err=True)
     return 3 if any(problem.fatal for problem in problems) else 0

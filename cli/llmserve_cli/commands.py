@@ -1,4 +1,4 @@
-"""Our own commands, registered by the hook that plugins use."""
+"""The built-in commands, registered by the hook that plugins use."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _COMMANDS = {
     "Serve": {
         "build": ("build", "Build a model into a Triton repository."),
         "serve": ("serve", "Serve a model repository with Triton."),
-        "query": ("query", "Ask a served model and print its answer."),
-        "status": ("running", "Tell how the models of a server are."),
-        "reload": ("running", "Have a running server take a model in anew."),
-        "check": ("check", "Find what would not load in a repository."),
+        "query": ("query", "Query a served model and print its answer."),
+        "status": ("running", "Show the state of served models."),
+        "reload": ("running", "Reload a model in a running server."),
+        "check": ("check", "Find problems in a model repository."),
         "demo": ("demo", "Build, serve and query a small model."),
     },
     "Extend": {
         "plugins": ("plugins", "List plugins, or the options of one."),
-        "plugin": ("plugin", "Write a plugin of your own."),
-        "completion": ("completion", "Print the completion script of a shell."),
+        "plugin": ("plugin", "Create your own plugin."),
+        "completion": ("completion", "Print the completion script for a shell."),
     },
 }
-"""By heading, in the order in which one meets them: the module of each, and what it does."""
+"""The module and summary of each command, by section, in the order of ``--help``."""
 
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    for heading, commands in _COMMANDS.items():
+    for section, commands in _COMMANDS.items():
         for name, (module, summary) in commands.items():
             path = f"llmserve_cli.{module}:{name}"
-            cli.add_command(lazy_command(name, path, summary, under=heading))
+            cli.add_command(lazy_command(name, path, summary, under=section))

@@ -1,4 +1,4 @@
-"""``llmserve completion``, and what the shell completes."""
+"""``llmserve completion``, and the completions of options and arguments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
 
+from llmserve.errors import PluginError
+
 _SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
@@ -15,7 +17,7 @@ _SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 @click.argument("shell", type=click.Choice([*_SHELLS]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script for a shell.
 
     \b
     eval "$(llmserve completion bash)"
@@ -25,7 +27,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def component_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete an option that has the name of a role, or is a recipe's."""
+    """Complete an option with the components of the role that it names, or else with recipes."""
     from llmserve.registry import Registry
     from llmserve.roles import ROLES
 
@@ -36,27 +38,32 @@ def component_names(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete ``build --set`` with the options of the plugin that is named before it."""
-    from llmserve.builder.plan import known_options
+    """Complete ``build --set`` with the options of the plugin given before it, or by default."""
+    from llmserve.builder.plan import known_options, suited_recipe
     from llmserve.registry import Registry
 
     del param
     registry = Registry.load()
-    recipe = registry.recipe(ctx.params["plugin"])
-    keys = (f"{option.name}=" for option in known_options(recipe, registry))
+    try:
+        name = ctx.params.get("plugin")
+        recipe = registry.recipe(name) if name else suited_recipe(registry, "auto")[0]
+        keys = [f"{option.name}=" for option in known_options(recipe, registry)]
+    except PluginError:
+        # The command itself reports it.
+        return []
     return sorted(key for key in keys if key.startswith(incomplete))
 
 
 def model_sources(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete ``build --model``: the demo model, those of the hub's cache, and folders."""
+    """Complete ``build --model``: the demo model, models in the hub's cache, and folders."""
     del ctx, param
-    known = [CompletionItem(name) for name in known_sources() if name.startswith(incomplete)]
-    return [*known, CompletionItem(incomplete, type="dir")]
+    local = [CompletionItem(name) for name in local_sources() if name.startswith(incomplete)]
+    return [*local, CompletionItem(incomplete, type="dir")]
 
 
-def known_sources() -> list[str]:
+def local_sources() -> list[str]:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folders = cache.glob("models--*")
@@ -69,6 +76,6 @@ def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     del param
     repository = Path(ctx.params.get("repository") or "model_repository")
     names = {path.parent.name for path in repository.glob("*/config.pbtxt")}
-    # What an ensemble is made of is there for the ensemble.
+    # The parts of an ensemble accept no requests of their own.
     parts = {part for name in names for part in parts_of(repository, name)}
     return sorted(name for name in names - parts if name.startswith(incomplete))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmserve_cli.interrupts import end_in_order, while_importing
+from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,20 +30,20 @@ REPLAY_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Arrival:
-    """A piece of an answer: when it came, which prompt it belongs to, what it says."""
+    """A piece of an answer: its arrival time, the index of its prompt, and its text."""
 
-    at: float
+    time: float
     lane: int
     text: str
 
 
 @click.command()
-@click.option("--max-tokens", type=int, default=64, show_default=True, help="Longest answer.")
+@click.option("--max-tokens", type=int, default=64, show_default=True, help="Maximum tokens.")
 def demo(max_tokens: int) -> None:
     """Build, serve and query a small model.
 
-    Two prompts then grow side by side, first in static batches, then in flight. Nothing is left
-    running and nothing is left on disk.
+    It also shows two answers side by side, first with static batching, then with in-flight
+    batching. It leaves nothing running and nothing on disk.
 
     \b
     llmserve demo
@@ -56,7 +56,7 @@ def demo(max_tokens: int) -> None:
         from llmserve.server import ServerSettings, start
         from llmserve_cli.status import Status
 
-    end_in_order(signal.SIGTERM)
+    raise_on_interrupt(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="llmserve-demo-") as folder:
         repository = Path(folder) / "model_repository"
         with Status("building") as status:
@@ -64,7 +64,7 @@ def demo(max_tokens: int) -> None:
                 build("iterative", "demo", name=batching, output=repository, batching=batching)
                 _heading(f"$ llmserve build --plugin iterative --model demo --batching {batching}")
             settings = ServerSettings(repository, http_port=0, grpc_port=0, metrics_port=0)
-            server = start(settings, on_progress=lambda p: status.say(str(p)))
+            server = start(settings, on_progress=lambda p: status.update(str(p)))
         with server, connect(server.grpc_url) as client:
             _heading("$ llmserve serve")
             click.echo(f"  {server.runtime} at {server.http_url}")
@@ -79,28 +79,28 @@ def demo(max_tokens: int) -> None:
 def stream_together(
     client: Client, model: str, prompts: Sequence[str], max_tokens: int
 ) -> list[Arrival]:
-    """Send each prompt when the one before it has its first piece; return what came when."""
+    """Send each prompt when the previous one has its first piece; return all arrivals."""
     from concurrent.futures import ThreadPoolExecutor
 
     started = [Event() for _ in prompts]
     arrivals: list[Arrival] = []
     client.generate(model, prompts[0], max_tokens=1)
-    began = time.perf_counter()
+    start = time.perf_counter()
 
     def send(lane: int) -> None:
         if lane:
             started[lane - 1].wait(timeout=30)
         try:
             for piece in client.stream(model, prompts[lane], max_tokens=max_tokens):
-                arrivals.append(Arrival(time.perf_counter() - began, lane, piece.text))
+                arrivals.append(Arrival(time.perf_counter() - start, lane, piece.text))
                 started[lane].set()
         finally:
             started[lane].set()
 
     with ThreadPoolExecutor(len(prompts)) as pool:
-        for lane in [pool.submit(send, lane) for lane in range(len(prompts))]:
-            lane.result()
-    return sorted(arrivals, key=lambda piece: piece.at)
+        for job in [pool.submit(send, lane) for lane in range(len(prompts))]:
+            job.result()
+    return sorted(arrivals, key=lambda piece: piece.time)
 
 
 def _stream(client: Client, prompt: str, max_tokens: int) -> None:
@@ -116,11 +116,11 @@ def _heading(text: str) -> None:
 
 
 def _show(prompts: Sequence[str], arrivals: Sequence[Arrival]) -> None:
-    """Show on a terminal how answers grew, slowly enough to be seen, and their times anywhere."""
+    """Print the times of answers; on a terminal, first replay them in slow motion."""
     if sys.stdout.isatty():
         _replay(prompts, arrivals)
     for lane, prompt in enumerate(prompts):
-        times = [piece.at for piece in arrivals if piece.lane == lane]
+        times = [piece.time for piece in arrivals if piece.lane == lane]
         click.echo(
             f"  {prompt!r}: first piece after {times[0]:.2f} s, done after {times[-1]:.2f} s"
         )
@@ -130,26 +130,26 @@ def _replay(prompts: Sequence[str], arrivals: Sequence[Arrival]) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    slower = max(1.0, REPLAY_SECONDS / arrivals[-1].at)
+    slowdown = max(1.0, REPLAY_SECONDS / arrivals[-1].time)
     console = Console()
     texts = [""] * len(prompts)
-    # As high as the whole from the beginning, so that the table does not jump.
-    room = max(1, console.width // len(prompts) - 6)
-    whole = [sum(len(p.text) for p in arrivals if p.lane == lane) for lane in range(len(prompts))]
-    height = max(len(p) + length for p, length in zip(prompts, whole, strict=True)) // room
+    # At its final height from the start, so that the table does not jump.
+    width = max(1, console.width // len(prompts) - 6)
+    lengths = [sum(len(p.text) for p in arrivals if p.lane == lane) for lane in range(len(prompts))]
+    height = max(len(p) + length for p, length in zip(prompts, lengths, strict=True)) // width
     with Live(console=console, refresh_per_second=30) as live:
-        began = time.perf_counter()
+        start = time.perf_counter()
         for piece in arrivals:
-            time.sleep(max(0.0, began + piece.at * slower - time.perf_counter()))
+            time.sleep(max(0.0, start + piece.time * slowdown - time.perf_counter()))
             texts[piece.lane] += piece.text
-            live.update(_table(prompts, texts, slower, height))
+            live.update(_table(prompts, texts, slowdown, height))
 
 
-def _table(prompts: Sequence[str], texts: Sequence[str], slower: float, height: int) -> Table:
+def _table(prompts: Sequence[str], texts: Sequence[str], slowdown: float, height: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_header=False, expand=True, caption=f"shown {slower:.0f} times slower")
+    table = Table(show_header=False, expand=True, caption=f"shown {slowdown:.0f} times slower")
     cells = []
     for prompt, text in zip(prompts, texts, strict=True):
         table.add_column(ratio=1)

@@ -1,4 +1,4 @@
-"""What `serve` starts before Triton: which frontends, and where each listens."""
+"""The frontends that `serve` starts in front of Triton, and their addresses."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _NONE = "none"
 
 
 @dataclass
-class Wanted:
-    """The frontends that were asked for, or all that are installed."""
+class RequestedFrontends:
+    """The frontends that the user named, or all that are installed."""
 
     names: tuple[str, ...]
     port: int | None
     place: Place
-    """Where each is to listen, but for its port, and without what it is to stand before."""
+    """Where each frontend listens, still without its port and without Triton's address."""
     _places: list[tuple[Frontend, Place]] = field(default_factory=list)
 
     def choose_places(self) -> None:
-        """Choose where each is to listen; what keeps one from that is raised."""
+        """Choose the port of each frontend; raise if it is unavailable or the frontend refuses."""
         from llmserve.server.settings import free_port
 
         for frontend in self._chosen():
-            asked = frontend.port if self.port is None else self.port
-            place = replace(self.place, port=free_port(self.place.host, asked, "frontend"))
-            # It refuses what it does not want before anything is started.
+            port = frontend.port if self.port is None else self.port
+            place = replace(self.place, port=free_port(self.place.host, port, "frontend"))
+            # The frontend refuses invalid settings here, before anything is started.
             try:
                 frontend.command(place)
             except LLMServeError:
@@ -42,7 +42,7 @@ class Wanted:
             except Exception as error:
                 raise PluginError(
                     f"frontend {frontend.name!r} cannot be started: {reason(error)}",
-                    mend="leave it out with --frontend, and tell its plugin's author",
+                    mend="leave it out with --frontend, and report it to its plugin's author",
                 ) from None
             self._places.append((frontend, place))
 
@@ -50,14 +50,14 @@ class Wanted:
     def started(
         self, servers: Sequence[Server], models: tuple[str, ...], *, keep_logs: bool
     ) -> Iterator[list[RunningFrontend]]:
-        """Start them before all servers, and end them where whoever watches has not."""
+        """Start the frontends in front of all servers; stop those that still run at the end."""
         from llmserve.server.control import control_socket
         from llmserve.server.frontend import log_beside, start_frontend
 
         server, others = servers[0], servers[1:]
         status = None
         with suppress(OSError, ServerError):
-            # Whoever watches says why there is none.
+            # The supervisor reports why there is no socket.
             status = control_socket(server.grpc_url)
         running = []
         with ExitStack() as stack:
@@ -89,7 +89,7 @@ class Wanted:
         chosen = [registry.get(Frontend, name) for name in self.names] or registry.all(Frontend)
         if len(chosen) > 1 and self.port:
             raise UsageError(
-                f"one port for {' and '.join(frontend.name for frontend in chosen)}",
-                mend="name the one that is to have it with --frontend, or give --frontend-port 0",
+                f"{' and '.join(frontend.name for frontend in chosen)} cannot share a port",
+                mend="choose one of them with --frontend, or use --frontend-port 0",
             )
         return chosen

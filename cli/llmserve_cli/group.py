@@ -1,4 +1,4 @@
-"""The group of all commands: our own and those of plugins, added by the same hook."""
+"""The group of all commands, built-in and from plugins, which use the same hook."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from llmserve_cli import commands, interrupts
 from llmserve_cli.usage import Group
 
 SECTIONS = ("Serve", "Measure", "Extend")
-"""The sections of ``--help``, in its order; a plugin may bring more."""
+"""The sections of ``--help``, in order; plugins may add others."""
 NOT_INSTALLED = dict.fromkeys(("bench", "compare", "sweep", "report"), "llmserve-bench")
-"""Commands that a distribution of ours brings, for who types one without having it."""
+"""Commands of other llmserve packages, for the hint on how to install them."""
 
 
 class OutputClosed(Exception):
-    """Who read our output has seen enough; click would make an ordinary failure of it."""
+    """The reader of the output closed the pipe; click would report an ordinary failure."""
 
 
 class Commands(Group):
-    """Commands by name; those of plugins are looked up only where ours do not do."""
+    """Commands by name; plugins are loaded only if a command is not built in."""
 
     def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)
         self._plugin_of: dict[str, str] = {}
-        self._asked_for = ""
+        self._command = ""
         self._has_plugins = False
         self.add_from(commands.llmserve_register_commands)
 
     def add_from(self, register: Callable[..., None], plugin: str = "") -> None:
-        """Add what an implementation of the hook registers; a name belongs to who comes first."""
-        # A group of its own, so that a plugin cannot reach into ours.
-        own = click.Group()
-        register(cli=own)
-        for name, command in own.commands.items():
+        """Add the commands of an implementation of the hook; the first command of a name wins."""
+        # A separate group, so that a plugin cannot modify this one.
+        group = click.Group()
+        register(cli=group)
+        for name, command in group.commands.items():
             if self.commands.setdefault(name, command) is not command:
-                click.echo(f"llmserve: {name} of plugin {plugin} is taken already", err=True)
+                click.echo(f"llmserve: command {name} of plugin {plugin} already exists", err=True)
             elif plugin:
                 self._plugin_of[name] = plugin
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Print help and the version, which click does while it reads the arguments."""
-        with _end_of_output():
+        """Parse the arguments; click prints help and the version while it does so."""
+        with _translated_errors():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        interrupts.end_in_order()
-        with _end_of_output():
+        interrupts.raise_on_interrupt()
+        with _translated_errors():
             return super().invoke(ctx)
 
-    def whose(self) -> str | None:
-        """Name the plugin of the command that was asked for; None where it is ours."""
-        return self._plugin_of.get(self._asked_for)
+    def plugin_of_command(self) -> str | None:
+        """Return the plugin of the current command; None if the command is built in."""
+        return self._plugin_of.get(self._command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -64,29 +64,29 @@ class Commands(Group):
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by its name; ours cannot be replaced by a plugin's."""
+        """Return a command by its name; a plugin cannot replace a built-in command."""
         if cmd_name not in self.commands:
             self._add_plugins()
-        found: Any = super().get_command(ctx, cmd_name)
-        if path := getattr(found, "llmserve_path", ""):
+        command: Any = super().get_command(ctx, cmd_name)
+        if path := getattr(command, "llmserve_path", ""):
             module, _, name = path.partition(":")
-            command = getattr(import_module(module), name)
-            command.llmserve_section = found.llmserve_section
-            found = self.commands[cmd_name] = command
-        return found  # type: ignore[no-any-return]
+            loaded = getattr(import_module(module), name)
+            loaded.llmserve_section = command.llmserve_section
+            command = self.commands[cmd_name] = loaded
+        return command  # type: ignore[no-any-return]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a command line, or say what to install for it."""
-        self._asked_for = args[0]
+        """Find the command of a command line, or name the package to install for it."""
+        self._command = args[0]
         if args[0] in NOT_INSTALLED and self.get_command(ctx, args[0]) is None:
             package = NOT_INSTALLED[args[0]]
             raise click.UsageError(f"{args[0]} comes with {package}: pip install {package}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in sections; one of a plugin is marked with the plugin's name."""
+        """Write the commands in sections; those of plugins have the plugin's name appended."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
         for name in self.list_commands(ctx):
             command = self.commands[name]
@@ -118,13 +118,13 @@ class Commands(Group):
 
 
 @contextmanager
-def _end_of_output() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
         raise OutputClosed from None
     except KeyboardInterrupt as error:
-        # Under another name: click would print an empty line for it.
+        # As another exception: click would print an empty line for KeyboardInterrupt.
         raise click.Abort from error
 
 

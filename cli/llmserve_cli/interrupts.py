@@ -1,7 +1,7 @@
-"""What Ctrl-C does: end at once while nothing has begun, and clean up afterwards.
+"""Handling of Ctrl-C: exit at once before work has started, and clean up afterwards.
 
-A KeyboardInterrupt inside an import is not safe: numpy makes an ImportError of it, other packages
-fall back to something slower and go on. So nothing is raised while modules are imported.
+A KeyboardInterrupt inside an import is not safe: numpy turns it into an ImportError, and other
+packages continue with a slower fallback. So nothing is raised while modules are imported.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ EXIT_CODE = 130
 _interrupted = False
 
 
-def end_at_once() -> None:
-    """From now on Ctrl-C ends the process where it stands: there is nothing to clean up."""
-    # A shell's background job ignores Ctrl-C, and so it stays.
+def exit_at_once() -> None:
+    """From now on, Ctrl-C exits the process at once: there is nothing to clean up."""
+    # A background job of a shell ignores Ctrl-C, and must continue to.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, _exit)
 
 
-def end_in_order(*others: signal.Signals) -> None:
-    """From now on Ctrl-C, and the signals named, raise KeyboardInterrupt."""
-    if signal.getsignal(signal.SIGINT) is _end:
+def raise_on_interrupt(*others: signal.Signals) -> None:
+    """From now on, Ctrl-C and the other signals raise KeyboardInterrupt."""
+    if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, _raise)
     for number in others:
         signal.signal(number, _raise)
@@ -34,28 +34,28 @@ def end_in_order(*others: signal.Signals) -> None:
 
 @contextmanager
 def while_importing() -> Iterator[None]:
-    """Let Ctrl-C end the process at once in this block, which begins nothing."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is _raise:
-        signal.signal(signal.SIGINT, _end)
+    """Let Ctrl-C exit the process at once in this block, which only imports modules."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is _raise:
+        signal.signal(signal.SIGINT, _exit)
     try:
         yield
     finally:
-        if before is _raise:
+        if handler is _raise:
             signal.signal(signal.SIGINT, _raise)
 
 
 def ignore() -> None:
-    """From now on Ctrl-C does nothing: the work is done, and only Python has to end."""
+    """From now on, ignore Ctrl-C: the work is done, and only Python must exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def interrupted() -> bool:
-    """Whether a KeyboardInterrupt was raised, whatever has become of it since."""
+    """Whether a KeyboardInterrupt was raised, even if other code has caught it."""
     return _interrupted
 
 
-def _end(number: int, frame: Any) -> NoReturn:
+def _exit(number: int, frame: Any) -> NoReturn:
     del number, frame
     line = b"llmserve: interrupted\n"
     os.write(2, b"\n" + line if os.isatty(2) else line)
@@ -66,6 +66,6 @@ def _raise(number: int, frame: Any) -> NoReturn:
     global _interrupted
     del number, frame
     _interrupted = True
-    # One raised in a destructor cannot be caught, and Python would print it.
+    # Python would print a KeyboardInterrupt raised in a destructor, which cannot be caught.
     sys.unraisablehook = lambda _: None
     raise KeyboardInterrupt

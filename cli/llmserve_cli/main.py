@@ -1,4 +1,4 @@
-"""Where ``llmserve`` begins and ends: an exit code, and one line for each error."""
+"""The entry point of ``llmserve``: exit codes, and one line for each error."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import sys
 from llmserve_cli import interrupts
 
 BROKEN_PIPE = 141
-"""What a shell reports for a program that SIGPIPE has ended."""
+"""The exit code that a shell reports for a program that SIGPIPE ended."""
 
 
 def main(args: list[str] | None = None) -> None:
-    interrupts.end_at_once()
-    _open_what_is_closed()
+    interrupts.exit_at_once()
+    _open_standard_streams()
     if not os.environ.get("HOME", "set"):
-        # For many a library the root of the file system would be its home.
+        # With an empty HOME, many libraries would use the root of the file system.
         del os.environ["HOME"]
-    # Not at the top: this takes a while, and Ctrl-C has to find the line above done.
+    # Not at the top: this import is slow, and Ctrl-C must be handled before it.
     from llmserve_cli.group import cli
 
     try:
         result = cli.main(args=args, prog_name="llmserve", standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except BaseException as error:
-        # Not only Exception: a panic in a library written in Rust is none.
+        # Not only Exception: a panic in a library written in Rust is not one.
         code = _explain(error)
     interrupts.ignore()
     sys.exit(code)
 
 
-def _open_what_is_closed() -> None:
-    """Have all three standard streams: Python has None for one that was closed before."""
+def _open_standard_streams() -> None:
+    """Replace missing standard streams: Python sets those that were closed to None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _explain(error: BaseException) -> int:
-    """Print an error, and return the exit code that it means."""
+    """Print an error and return its exit code."""
     import click
 
     from llmserve.errors import LLMServeError
@@ -55,14 +55,14 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         return _print(f"llmserve: {explain_usage(error)}", error.exit_code)
     if isinstance(error, OutputClosed):
-        _forget_output()
+        _discard_output()
         return BROKEN_PIPE
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
-    return _explain_unforeseen(error)
+    return _explain_unexpected(error)
 
 
-def _explain_unforeseen(error: BaseException) -> int:
+def _explain_unexpected(error: BaseException) -> int:
     from llmserve.errors import TRACEBACK, reason
     from llmserve_cli.group import cli
 
@@ -71,14 +71,14 @@ def _explain_unforeseen(error: BaseException) -> int:
 
         traceback.print_exception(error)
     if isinstance(error, OSError):
-        what, mend = "the system refused", "shows where"
-        _forget_output()
+        problem, purpose = "a system call failed", "see where"
+        _discard_output()
     else:
-        plugin = cli.whose()
-        what = f"this is a bug of plugin {plugin!r}" if plugin else "this is a bug"
-        mend = "shows where, which belongs in a report"
-    again = f"running it again with {TRACEBACK}=1 {mend}"
-    return _print(f"llmserve: {what}: {reason(error)}: {again}", 1)
+        plugin = cli.plugin_of_command()
+        problem = f"this is a bug of plugin {plugin!r}" if plugin else "this is a bug"
+        purpose = "get a traceback for a bug report"
+    mend = f"run it again with {TRACEBACK}=1 to {purpose}"
+    return _print(f"llmserve: {problem}: {reason(error)}: {mend}", 1)
 
 
 def _print(line: str, code: int) -> int:
@@ -88,6 +88,6 @@ def _print(line: str, code: int) -> int:
     return code
 
 
-def _forget_output() -> None:
-    """Keep Python from writing, at its end, what could not be written before."""
+def _discard_output() -> None:
+    """Keep Python from writing, at exit, output that could not be written before."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

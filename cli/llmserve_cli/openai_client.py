@@ -1,4 +1,4 @@
-"""``query --openai``: a server that speaks OpenAI's API, asked as the other clients are."""
+"""The client of ``query --openai``, for servers with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = {"stop_words": "stop"}
 
 
 class OpenAIClient:
-    """Asks one server; each request has a connection of its own, so threads may share it."""
+    """A client of one server; each request opens its own connection, so threads may share it."""
 
     def __init__(self, url: str, timeout: float | None = None) -> None:
         try:
@@ -34,68 +34,69 @@ class OpenAIClient:
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https"):
-            raise UsageError(f"{url!r} is no address", mend="write http://host:port/v1")
+            raise UsageError(f"{url!r} is not an address", mend="use http://host:port/v1")
         self._url = url
-        self._where = host, port
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._address = host, port
+        self._connection_type = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._path = quote(parts.path.rstrip("/"), safe="/%") or "/v1"
         self._timeout = timeout
 
     def close(self) -> None:
-        """Nothing is kept between two requests."""
+        """Do nothing: no connection outlives its request."""
 
     def generate(self, model: str, prompt: str = "", **options: Any) -> Completion:
         return gather(self.stream(model, prompt, **options), 1)[0]
 
     def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Piece]:
         messages = options.pop("messages", None)
-        what = {"prompt": prompt} if messages is None else {"messages": messages}
-        asked = {
+        content = {"prompt": prompt} if messages is None else {"messages": messages}
+        body = {
             "model": model,
-            **what,
+            **content,
             "stream": True,
             "stream_options": {"include_usage": True},
             **{_NAMES.get(name, name): v for name, v in options.items() if v is not None},
         }
         path = "/completions" if messages is None else "/chat/completions"
-        connection = self._kind(*self._where, timeout=self._timeout)
+        connection = self._connection_type(*self._address, timeout=self._timeout)
         try:
-            answer = self._ask(connection, path, asked)
-            data = None
-            for data in _events(answer):
-                if piece := _piece(data):
+            response = self._send(connection, path, body)
+            event = None
+            for event in _events(response):
+                if piece := _piece(event):
                     yield piece
-            if data is None:
+            if event is None:
                 raise ValueError("no stream")
-        except TimeoutError:
-            raise RequestTimeoutError(
-                f"no answer within {self._timeout:g} s", mend="allow more time, or ask for less"
-            ) from None
         except (OSError, HTTPException) as error:
-            why = printable(str(error)) or type(error).__name__
+            # Without a timeout of its own, this is the system's attempt to connect.
+            if isinstance(error, TimeoutError) and self._timeout is not None:
+                raise RequestTimeoutError(
+                    f"no answer within {self._timeout:g} s", mend="allow more time, or ask for less"
+                ) from None
+            reason = printable(str(error)) or type(error).__name__
             raise UnreachableError(
-                f"no server answers at {self._url}: {why}",
-                mend="start one with `llmserve gateway`, or name another with --openai",
+                f"no server answers at {self._url}: {reason}",
+                mend="start one with `llmserve gateway`, or give another address with --openai",
             ) from None
         except (ValueError, LookupError, TypeError, AttributeError):
             raise UnreachableError(
-                f"what answers at {self._url} does not stream as OpenAI's API does",
-                mend="name another with --openai",
+                f"the server at {self._url} does not stream as OpenAI's API does",
+                mend="give another address with --openai",
             ) from None
         finally:
             connection.close()
 
-    def _ask(self, connection: HTTPConnection, path: str, asked: Any) -> HTTPResponse:
+    def _send(self, connection: HTTPConnection, path: str, body: Any) -> HTTPResponse:
         headers = {"content-type": "application/json"}
         if key := os.environ.get(KEY, "").strip():
             if not (key.isascii() and key.isprintable()):
-                raise UsageError(f"{KEY} has a character that no key has", mend="set it again")
+                raise UsageError(f"{KEY} contains an invalid character", mend="set it again")
             headers["authorization"] = f"Bearer {key}"
-        connection.request("POST", self._path + path, json.dumps(asked).encode(), headers)
-        answer = connection.getresponse()
-        if answer.status == 200:
-            return answer
-        raise _refusal(answer.status, answer.read())
+        connection.request("POST", self._path + path, json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        if response.status == 200:
+            return response
+        raise _refusal(response.status, response.read())
 
 
 def _refusal(status: int, body: bytes) -> ClientError:
@@ -112,16 +113,16 @@ def _refusal(status: int, body: bytes) -> ClientError:
     return RequestRejectedError(message)
 
 
-def _events(answer: HTTPResponse) -> Iterator[Mapping[str, Any]]:
-    for line in answer:
+def _events(response: HTTPResponse) -> Iterator[Mapping[str, Any]]:
+    for line in response:
         if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
             yield json.loads(data)
 
 
 def _piece(chunk: Mapping[str, Any]) -> Piece | None:
     if error := chunk.get("error"):
-        told = error.get("message", error) if isinstance(error, Mapping) else error
-        raise RequestRejectedError(str(told))
+        message = error.get("message", error) if isinstance(error, Mapping) else error
+        raise RequestRejectedError(str(message))
     usage = chunk.get("usage") or {}
     counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not chunk["choices"]:

@@ -1,4 +1,4 @@
-"""``llmserve plugin``: what an author of plugins needs."""
+"""``llmserve plugin``: tools for plugin authors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llmserve_cli.usage import Group
 
 @click.group(cls=Group)
 def plugin() -> None:
-    """Write a plugin of your own.
+    """Create your own plugin.
 
-    `llmserve plugins` lists those that are installed.
+    `llmserve plugins` lists installed plugins.
 
     \b
     llmserve plugin new acme-words --role tokenizer
@@ -28,18 +28,18 @@ def plugin() -> None:
     "--role",
     required=True,
     type=click.Choice(KINDS),
-    help="What it provides; a recipe that uses it is written too.",
+    help="Role of the new component; a recipe that uses it is also created.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
-    help="Folder to put the package in, by default this one.",
+    help="Parent folder of the package (default: the current one).",
 )
 def new(name: str, role: str, output: Path) -> None:
-    """Write a package that works as it stands: code, tests and documentation.
+    """Create a working package with code, tests and documentation.
 
-    Its folder is printed: llmserve-NAME. Nothing is overwritten.
+    It prints the folder of the package, llmserve-NAME. Existing files are not overwritten.
 
     \b
     llmserve plugin new acme-words --role tokenizer
@@ -47,11 +47,11 @@ def new(name: str, role: str, output: Path) -> None:
     """
     folder = new_package(name, role, output)
     click.echo(folder)
-    here = quote(str(folder))
+    path = quote(str(folder))
     with_tests = quote(f"{folder}[test]")
     lines = [
         f"install it:        pip install -e {with_tests}",
-        f"run its tests:     (cd {here} && pytest)",
+        f"run its tests:     (cd {path} && pytest)",
         f"run it:            llmserve {name} --help"
         if role == "command"
         else f"build with it:     llmserve build --plugin {name} --model demo",

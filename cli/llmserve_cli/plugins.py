@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False, shell_complete=component_names)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def plugins(name: str | None, as_json: bool) -> None:
     """List plugins, or the options of one.
 
-    The second table says where the code of each comes from. A plugin that cannot be used is
-    listed with the reason. LLMSERVE_PLUGINS names the only ones to load, LLMSERVE_BLOCK_PLUGINS
-    those to leave out: by name, or as DISTRIBUTION:NAME.
+    The second table shows where the code of each plugin comes from. A plugin that cannot be used
+    is listed with the reason. LLMSERVE_PLUGINS lists the only plugins to load, and
+    LLMSERVE_BLOCK_PLUGINS those not to load, by name or as DISTRIBUTION:NAME.
 
     \b
     llmserve plugins
@@ -56,7 +56,7 @@ def plugins(name: str | None, as_json: bool) -> None:
 
 
 def _rows(registry: Registry) -> list[dict[str, str]]:
-    # Recipes first: they are what one chooses from.
+    # Recipes first: users choose from these.
     entries = sorted(registry.entries, key=lambda e: (e.role != "recipe", e.role))
     return [
         {
@@ -91,11 +91,11 @@ def _problems(registry: Registry) -> list[str]:
 
 
 def unmatched_names(registry: Registry, environment: Mapping[str, str]) -> list[str]:
-    """Say which names in the environment belong to no plugin: a slip there goes unnoticed."""
+    """Report names in the environment that match no plugin: a typo would go unnoticed."""
     from llmserve.registry import BLOCKED, ONLY, names_in
 
     return [
-        f"{variable} names {name!r}, and no installed plugin is called that"
+        f"{variable} names {name!r}, but no installed plugin has that name"
         for variable in (ONLY, BLOCKED)
         for name in sorted(names_in(environment, variable))
         if not any(plugin.is_among({name}) for plugin in registry.plugins)

@@ -1,4 +1,4 @@
-"""The prompts of ``llmserve query``: one, from standard input, or many of a file."""
+"""The prompts of ``llmserve query``: a single one, or one per line of a file."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutE
 if TYPE_CHECKING:
     from llmserve.client import Client, Completion
 
-# What one prompt can be to blame for; anything else would meet the lines after it as well.
-OF_ONE_LINE = (RequestRejectedError, RequestTimeoutError)
+# Errors that one prompt can cause; any other would affect the following lines too.
+LINE_ERRORS = (RequestRejectedError, RequestTimeoutError)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A prompt and where it stands in its file, counted from 1."""
+    """A prompt and its line number, counted from 1."""
 
     number: int
     text: str
 
 
 def read_prompt(prompt: str | None, model: str) -> str:
-    """Return the prompt of the command line, or what standard input has."""
+    """Return the prompt of the command line, or of standard input."""
     if prompt not in (None, "-"):
         return str(prompt)
-    how = f'llmserve query {model} "Once upon a time"'
+    example = f'llmserve query {model} "Once upon a time"'
     if prompt is None and sys.stdin.isatty():
-        raise UsageError("there is no prompt", mend=f"give one, as in {how}, or - to type it")
+        raise UsageError("there is no prompt", mend=f"give one, as in {example}, or - to type it")
     text = _decoded(sys.stdin.buffer.read(), "standard input").rstrip("\r\n")
     if not text:
-        raise UsageError("standard input is empty", mend=f"write a prompt to it, or {how}")
+        raise UsageError("standard input is empty", mend=f"write a prompt to it, or run {example}")
     return text
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Read a file of prompts, a line each; ``-`` is standard input."""
+    """Read a file with one prompt per line; ``-`` is standard input."""
     if str(path) == "-":
         name, raw = "standard input", sys.stdin.buffer.read()
     else:
         name, raw = str(path), path.read_bytes()
     text = _decoded(raw.removeprefix(b"\xef\xbb\xbf"), name)
     if not text.strip():
-        raise UsageError(f"{name} is empty", mend="write a prompt into each line")
-    # Not splitlines, which also splits at characters that editors do not count as line ends.
+        raise UsageError(f"{name} is empty", mend="write one prompt per line")
+    # Not splitlines(), which also splits at characters that editors do not treat as line ends.
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     return [Line(number, line) for number, line in enumerate(lines, 1)]
 
@@ -62,10 +62,10 @@ def answer_lines(
     concurrency: int,
     show: Callable[[Line, Completion | LLMServeError], None],
 ) -> int:
-    """Send several at a time, so that the server can batch; show each in the file's order.
+    """Send several prompts concurrently, so that the server can batch; show answers in order.
 
-    A line that is refused is named and the others go on; the exit code is that of the first. A
-    blank line is no prompt and no mistake: it keeps its place.
+    A refused line is reported and the others continue; the exit code is that of the first such
+    line. A blank line is not sent and not an error: it keeps its place in the output.
     """
     code = 0
     pool = ThreadPoolExecutor(concurrency)
@@ -76,13 +76,13 @@ def answer_lines(
         for line, answer in answers:
             try:
                 show(line, answer.result() if answer else UsageError("the line is blank"))
-            except OF_ONE_LINE as error:
+            except LINE_ERRORS as error:
                 code = code or error.exit_code
                 show(line, error)
                 click.echo(f"llmserve: line {line.number}: {error}", err=True)
     except BaseException:
-        # What still waits is never sent, and what is under way is cancelled: Python waits for
-        # every thread before it ends.
+        # Prompts that still wait are never sent, and those in flight are cancelled: at exit, Python
+        # waits for all threads.
         pool.shutdown(wait=False, cancel_futures=True)
         client.close()
         raise
@@ -90,7 +90,7 @@ def answer_lines(
 
 
 def _decoded(raw: bytes, name: str) -> str:
-    # Not as the locale has it: what is no text must not travel as something else.
+    # Not in the encoding of the locale: bytes that are not UTF-8 must not be sent as other text.
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

@@ -31,68 +31,68 @@ if TYPE_CHECKING:
     from llmserve_cli.prompts import Line
 
 SILENT_SECONDS = 20.0
-"""How often to check that the server still responds, while waiting for an answer."""
+"""Interval for checking that the server still responds, while waiting for an answer."""
 _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "timeout"}
 
 
 @click.command()
 @click.argument("model", shell_complete=built_models)
 @click.argument("prompt", required=False)
-@click.option("--url", envvar="LLMSERVE_URL", help="gRPC address, by default 127.0.0.1:8001.")
+@click.option("--url", envvar="LLMSERVE_URL", help="gRPC address (default: 127.0.0.1:8001).")
 @click.option(
     "--openai",
     metavar="URL",
-    help="Ask a server that speaks OpenAI's API, as in http://127.0.0.1:8080/v1; a key is read "
-    "from OPENAI_API_KEY.",
+    help="Query a server with OpenAI's API, as in http://127.0.0.1:8080/v1, with the key in "
+    "OPENAI_API_KEY.",
 )
-@click.option("--max-tokens", type=int, help="Longest answer.")
+@click.option("--max-tokens", type=int, help="Maximum number of tokens to generate.")
 @click.option(
     "--stream/--no-stream",
     default=None,
-    help="Print the answer while it is generated, or at its end.",
+    help="Print the answer as it is generated, or when it is complete.",
 )
-@click.option("--temperature", type=float, help="0 is greedy.")
-@click.option("--top-k", type=int, help="Sample from this many tokens.")
+@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")
+@click.option("--top-k", type=int, help="Sample from the N likeliest tokens.")
 @click.option(
-    "--top-p", type=float, help="Sample from the likeliest tokens up to this probability."
+    "--top-p", type=float, help="Sample from the likeliest tokens with this total probability."
 )
-@click.option("--seed", type=int, help="The same seed gives the same answer.")
-@click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
+@click.option("--seed", type=int, help="Random seed; the same seed gives the same answer.")
+@click.option("--stop", multiple=True, help="Text that ends the answer (repeatable).")
 @click.option(
     "--logprobs",
     type=click.IntRange(0, 20),
-    help="With --json: log-probabilities, and those of the N likeliest tokens at each position.",
+    help="With --json: include log-probabilities, with the N likeliest tokens at each position.",
 )
 @click.option(
     "--json-schema",
     type=click.File(encoding="utf-8"),
-    help="Hold the answer to the JSON schema in this file.",
+    help="Constrain the answer to the JSON schema in this file.",
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a chat message.")
-@click.option("--timeout", type=float, help="Seconds for the whole request.")
+@click.option("--timeout", type=float, help="Timeout of the whole request in seconds.")
 @click.option(
-    "--queue-timeout", type=float, help="Seconds to wait in the queue, where the model allows it."
+    "--queue-timeout", type=float, help="Timeout in the queue in seconds, if the model allows it."
 )
 @click.option(
     "--file",
     "prompts",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="A prompt per line (- reads standard input); prints an answer per line.",
+    help="Read one prompt per line (- for standard input), and print one answer per line.",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
     default=8,
-    help="Requests at the same time, with --file.",
+    help="Number of concurrent requests, with --file.",
 )
 @click.option(
     "--set",
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any other option that the model takes.",
+    help="Set any other option of the model (repeatable).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each answer with its counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print answers as JSON, with token counts.")
 def query(
     model: str,
     prompt: str | None,
@@ -109,9 +109,9 @@ def query(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Ask a served model and print its answer.
+    """Query a served model and print its answer.
 
-    The prompt can come from standard input (-).
+    The prompt is read from standard input if it is missing or -.
 
     \b
     llmserve query demo "Programming in C++ is like"
@@ -120,14 +120,14 @@ def query(
     """
     if stream and (as_json or prompts):
         flag = "--json" if as_json else "--file"
-        raise UsageError(f"{flag} gives whole answers", mend="leave out --stream")
+        raise UsageError(f"{flag} prints whole answers", mend="leave out --stream")
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs needs --json")
     if prompts and prompt is not None:
-        raise UsageError("a prompt and --file", mend="give one of them, not both")
+        raise UsageError("a prompt and --file cannot be combined", mend="give one of them")
     schema = json_schema.read() if json_schema else None
     if openai and (options["logprobs"] is not None or options["queue_timeout"] is not None):
-        raise UsageError("--openai knows no --logprobs and no --queue-timeout", mend="use --url")
+        raise UsageError("--openai has no --logprobs and no --queue-timeout", mend="use --url")
     options = {"stop_words": list(stop) or None, "json_schema": schema, **options}
     assigned = _assigned(assignments, {k for k, value in options.items() if value is not None})
     options |= assigned
@@ -144,7 +144,7 @@ def query(
         return answer
 
     def show(line: Line, answer: Completion | LLMServeError) -> None:
-        # A line for each, whatever came of it, so that prompts and answers stay side by side.
+        # One line for each prompt, answered or not, so that prompts and answers stay aligned.
         if not isinstance(answer, Exception):
             _print_answer(answer, as_json, one_line=True)
         elif as_json:
@@ -152,10 +152,10 @@ def query(
         else:
             click.echo()
 
-    # What speaks OpenAI's API has time-outs of its own.
+    # Servers with OpenAI's API have their own timeouts.
     with closing(client), nullcontext() if openai else _watched(client):
         if assigned and not openai:
-            _refuse_unread(client.model(model), assigned)
+            _refuse_unknown(client.model(model), assigned)
         if prompts:
             return answer_lines(client, read_lines(prompts), ask, concurrency, show)
         text = read_prompt(prompt, model)
@@ -173,7 +173,7 @@ def query(
 
 @contextmanager
 def _watched(client: Client) -> Iterator[None]:
-    """Give up when the server stops responding; an open connection is no proof that it works."""
+    """Give up when the server stops responding: an open connection does not prove that it works."""
     done, silent = Event(), Event()
 
     def watch() -> None:
@@ -181,12 +181,12 @@ def _watched(client: Client) -> Iterator[None]:
             try:
                 client.index()
             except (UnreachableError, ValueError):
-                return  # The request fails with the same, or has ended and its channel is closed.
+                return  # The request fails with the same error, or the channel is closed.
             except RequestTimeoutError:
                 silent.set()
                 client.close()
             except LLMServeError:
-                pass  # A refusal is an answer too.
+                pass  # A server that refuses still responds.
 
     Thread(target=watch, daemon=True).start()
     try:
@@ -194,7 +194,7 @@ def _watched(client: Client) -> Iterator[None]:
     except LLMServeError:
         if silent.is_set():
             raise UnreachableError(
-                "the server no longer answers", mend="look at its log, or start it again"
+                "the server no longer answers", mend="look at its log, or restart it"
             ) from None
         raise
     finally:
@@ -202,7 +202,7 @@ def _watched(client: Client) -> Iterator[None]:
 
 
 def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
-    """Read ``--set``; what has an argument of its own is given by that."""
+    """Read ``--set``; it cannot set options that have their own argument."""
     from llmserve.options import parse_assignments
 
     options = parse_assignments(assignments)
@@ -210,23 +210,23 @@ def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
         if key in taken:
             raise OptionError(f"{key} is given twice", mend="leave it out of --set")
         if key in _NOT_BY_SET:
-            raise OptionError(f"--set cannot give {key}", mend="see `llmserve query --help`")
+            raise OptionError(f"--set cannot set {key}", mend="see `llmserve query --help`")
     return {key: _value(text) for key, text in options.items()}
 
 
-def _refuse_unread(info: ModelInfo, options: Iterable[str]) -> None:
-    """Refuse what a model of llmserve's has no input for, and nobody would read."""
+def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
+    """Refuse options that a model built by llmserve would silently ignore."""
     from llmserve.client.messages import input_of
 
     for name in options:
-        known = input_of(info, name) or name in ("priority", "queue_timeout")
-        if info.made_by_llmserve and not known:
+        is_known = input_of(info, name) or name in ("priority", "queue_timeout")
+        if info.made_by_llmserve and not is_known:
             mend = near(name, info.inputs.keys() - _NOT_BY_SET)
-            raise OptionError(f"{info.name} takes no {name}", mend=mend)
+            raise OptionError(f"{info.name} has no option {name}", mend=mend)
 
 
 def _value(text: str) -> bool | int | float | str:
-    """Take numbers, true and false for what they are, and anything else for text."""
+    """Interpret numbers, true and false as JSON, and anything else as text."""
     try:
         value = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
@@ -253,7 +253,7 @@ def _print_pieces(pieces: Iterable[Piece]) -> None:
 
 
 def _fields(answer: Completion) -> dict[str, Any]:
-    """Return an answer's fields, without those that hold nothing."""
+    """Return an answer's fields, without optional ones that are empty."""
     fields = asdict(answer)
     if not answer.extra:
         del fields["extra"]
@@ -262,10 +262,10 @@ def _fields(answer: Completion) -> dict[str, Any]:
     if answer.logprobs is None:
         del fields["logprobs"]
     else:
-        fields["logprobs"] = [_entry(one) for one in answer.logprobs]
+        fields["logprobs"] = [_entry(logprob) for logprob in answer.logprobs]
     return fields
 
 
-def _entry(one: Logprob) -> dict[str, Any]:
-    entry = {"id": one.id, "token": one.token, "logprob": one.logprob}
-    return entry | ({"top": [_entry(other) for other in one.top]} if one.top else {})
+def _entry(logprob: Logprob) -> dict[str, Any]:
+    entry = {"id": logprob.id, "token": logprob.token, "logprob": logprob.logprob}
+    return entry | ({"top": [_entry(other) for other in logprob.top]} if logprob.top else {})

@@ -1,4 +1,4 @@
-"""``llmserve status`` and ``llmserve reload``: a word with a `serve` that runs."""
+"""``llmserve status`` and ``llmserve reload``, which talk to a running ``llmserve serve``."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
 from llmserve_cli.completion import built_models
 from llmserve_cli.terminal import print_json, print_table
 
-_URL = click.option("--url", envvar="LLMSERVE_URL", help="Triton's gRPC address, to choose one.")
+_URL = click.option("--url", envvar="LLMSERVE_URL", help="gRPC address, to select a server.")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @_URL
 def status(as_json: bool, url: str | None) -> None:
-    """Tell how the models of a server are.
+    """Show the state of served models.
 
-    It fails where a model is not ready, and where nothing is served.
+    It fails if a model is not ready or no server is running.
 
     \b
     llmserve status
     llmserve status --json
     """
-    told = [found for _, found in _served(url)]
-    things = [one for found in told for one in _things(found)]
+    servers = [server for _, server in _find_servers(url)]
     if as_json:
-        print_json({"servers": told})
+        print_json({"servers": servers})
     else:
-        for found in told:
-            click.echo(f"{found['url']}  {found['runtime']}, {found['state']}")
+        for server in servers:
+            click.echo(f"{server['url']}  {server['runtime']}, {server['state']}")
             rows = [["", "STATE", "RESTARTS", ""]]
-            rows += [
-                [one["name"], one["state"], str(one["restarts"]), one["why"] or one.get("url", "")]
-                for one in _things(found)
-            ]
+            for item in _items(server):
+                note = item["why"] or item.get("url", "")
+                rows.append([item["name"], item["state"], str(item["restarts"]), note])
             print_table(rows)
-    if waiting := [one["name"] for one in things if one["state"] != "ready"]:
-        raise ModelNotReadyError(f"not ready: {', '.join(waiting)}")
+    items = [item for server in servers for item in _items(server)]
+    if not_ready := [item["name"] for item in items if item["state"] != "ready"]:
+        raise ModelNotReadyError(f"not ready: {', '.join(not_ready)}")
 
 
 @click.command()
 @click.argument("model", shell_complete=built_models)
 @_URL
 def reload(model: str, url: str | None) -> None:
-    """Have a running server take a model in anew.
+    """Reload a model in a running server.
 
-    The old one answers until the new one is loaded, and finishes what it has begun. A model
-    that is new in the repository is loaded as well.
+    The old model answers until the new one is loaded, and finishes its requests. A model that was
+    added to the repository can be loaded too.
 
     \b
     llmserve build --plugin hf --model demo --force
@@ -59,35 +58,35 @@ def reload(model: str, url: str | None) -> None:
     from llmserve.server.control import ask
     from llmserve_cli.status import Status
 
-    served = _served(url)
-    if len(served) > 1:
-        urls = ", ".join(found["url"] for _, found in served)
-        raise UsageError("more than one `llmserve serve` runs", mend=f"choose with --url: {urls}")
-    with Status(f"loading {model}"):
-        ask(served[0][0], {"do": "reload", "model": model}, timeout=None)
+    servers = _find_servers(url)
+    if len(servers) > 1:
+        urls = ", ".join(server["url"] for _, server in servers)
+        raise UsageError("several servers are running", mend=f"choose one with --url: {urls}")
+    with Status(f"reloading {model}"):
+        ask(servers[0][0], {"do": "reload", "model": model}, timeout=None)
     click.echo(f"llmserve: {model} is loaded", err=True)
 
 
-def _things(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what a server has, with the number of each replica's where there are several."""
+def _items(server: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the models and frontends of a server; models of replicas have a replica number."""
     models = [
-        {**one, "name": f"{one['name']} ({number})"}
-        for number, replica in enumerate(found.get("replicas", ()), start=1)
-        for one in replica["models"]
+        {**model, "name": f"{model['name']} ({number})"}
+        for number, replica in enumerate(server.get("replicas", ()), start=1)
+        for model in replica["models"]
     ]
-    return [*(models or found["models"]), *found["frontends"]]
+    return [*(models or server["models"]), *server["frontends"]]
 
 
-def _served(url: str | None) -> list[tuple[Path, dict[str, Any]]]:
+def _find_servers(url: str | None) -> list[tuple[Path, dict[str, Any]]]:
     from llmserve.client.url import parse_url
-    from llmserve.server.control import everybody
+    from llmserve.server.control import running_servers
 
-    wanted = str(parse_url(url)) if url else None
-    found = [
-        (path, told)
-        for path, told in everybody()
-        if wanted in (None, told["url"], *(one["url"] for one in told.get("replicas", ())))
+    address = str(parse_url(url)) if url else None
+    servers = [
+        (path, server)
+        for path, server in running_servers()
+        if address in (None, server["url"], *(r["url"] for r in server.get("replicas", ())))
     ]
-    if not found:
-        raise UnreachableError("no `llmserve serve` runs here", mend="start one, or look at --url")
-    return found
+    if not servers:
+        raise UnreachableError("no `llmserve serve` runs here", mend="start one, or check --url")
+    return servers

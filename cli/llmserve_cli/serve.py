@@ -17,7 +17,7 @@ from llmserve_cli.completion import built_models
 if TYPE_CHECKING:
     from llmserve.server import Server, ServerSettings
     from llmserve.server.frontend import RunningFrontend
-    from llmserve_cli.frontends import Wanted
+    from llmserve_cli.frontends import RequestedFrontends
 
 
 @click.command()
@@ -27,49 +27,53 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "embedded", "binary", "docker"]),
     default="auto",
     show_default=True,
-    help="Which Triton: the one from PyPI, one on PATH, or NVIDIA's container.",
+    help="Triton to run: embedded (from PyPI), binary (on PATH), or docker (NVIDIA's container).",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--http-port", type=int, default=8000, show_default=True, help="0 for a free one.")
-@click.option("--grpc-port", type=int, default=8001, show_default=True, help="0 for a free one.")
-@click.option("--metrics-port", type=int, default=8002, show_default=True, help="0 for a free one.")
+@click.option("--http-port", type=int, default=8000, show_default=True, help="0 for any free port.")
+@click.option("--grpc-port", type=int, default=8001, show_default=True, help="0 for any free port.")
+@click.option(
+    "--metrics-port", type=int, default=8002, show_default=True, help="0 for any free port."
+)
 @click.option(
     "--model",
     "models",
     multiple=True,
     shell_complete=built_models,
-    help="Load only this; repeat for several.",
+    help="Load only this model (repeatable).",
 )
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds that requests in flight have when it is stopped.",
+    help="Seconds to wait for requests in flight at shutdown.",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="So many Tritons that share this machine, and one frontend before all.",
+    help="Number of Tritons on this machine, behind one frontend.",
 )
-@click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where Triton's log goes.")
+@click.option("--log", "log_file", type=click.Path(path_type=Path), help="Log file of Triton.")
 @click.option(
     "--frontend",
     "frontend_names",
     multiple=True,
-    help="What listens before Triton, of what is installed; repeat for several, none for none.",
+    help="Frontend to start, or none (repeatable; default: all that are installed).",
 )
-@click.option("--frontend-host", help="Its address; by default the one of --host.")
-@click.option("--frontend-port", type=int, help="0 for a free one; by default its own.")
+@click.option("--frontend-host", help="Address of the frontend (default: that of --host).")
+@click.option(
+    "--frontend-port", type=int, help="Port of the frontend (default: its own; 0 for a free one)."
+)
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="File of the API keys that the frontend asks for.",
+    help="File with the API keys that the frontend accepts.",
 )
-@click.option("--no-auth", is_flag=True, help="Let everybody in at the frontend, on any address.")
-@click.option("--otlp-endpoint", metavar="URL", help="Collector to send traces to (OTLP, HTTP).")
+@click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
+@click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
 def serve(
     repository: Path,
     models: tuple[str, ...],
@@ -83,10 +87,10 @@ def serve(
 ) -> None:
     """Serve a model repository with Triton.
 
-    What is installed to stand before it, such as the OpenAI API, is started as well.
+    It also starts the installed frontends, such as the OpenAI API.
 
-    A model that dies is loaded anew; `llmserve status` tells how all are. It runs until
-    Ctrl-C, when requests in flight are finished first. A second Ctrl-C ends it at once.
+    Models that die are reloaded; `llmserve status` shows the state of all. Ctrl-C stops the server
+    after finishing requests in flight. A second Ctrl-C stops it at once.
 
     \b
     llmserve serve
@@ -97,21 +101,21 @@ def serve(
     from llmserve.roles import Place
     from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
     from llmserve.server.tracing import trace_arguments
-    from llmserve_cli.frontends import Wanted
-    from llmserve_cli.interrupts import end_in_order
+    from llmserve_cli.frontends import RequestedFrontends
+    from llmserve_cli.interrupts import raise_on_interrupt
     from llmserve_cli.status import Status
 
     recover(repository)
-    wanted = [part for name in models for part in (*parts_of(repository, name), name)]
+    to_load = [part for name in models for part in (*parts_of(repository, name), name)]
     settings = ServerSettings(
         repository=repository,
-        models=tuple(dict.fromkeys(wanted)),
+        models=tuple(dict.fromkeys(to_load)),
         renewable=True,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
         extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
         **server_options,
     )
-    frontends = Wanted(
+    frontends = RequestedFrontends(
         frontend_names,
         frontend_port,
         Place(
@@ -125,15 +129,15 @@ def serve(
         ),
     )
     settings = _checked(settings, frontends)
-    # Not needed to say what is wrong, which takes less than a second.
+    # Imported only now, so that problems are reported in less than a second.
     from llmserve.server.supervisor import Supervisor
 
-    # A service manager's signal, and Ctrl-C in a background job too, end the server.
-    end_in_order(signal.SIGTERM, signal.SIGINT)
+    # SIGTERM comes from service managers. SIGINT must work in a background job too.
+    raise_on_interrupt(signal.SIGTERM, signal.SIGINT)
     with ExitStack() as stack:
-        each = [stack.enter_context(one_log(one)) for one in settings_of_each(settings)]
+        replicas = [stack.enter_context(one_log(replica)) for replica in settings_of_each(settings)]
         with Status("starting Triton") as status:
-            servers = start_all(each, on_progress=lambda p: status.say(str(p)))
+            servers = start_all(replicas, on_progress=lambda p: status.update(str(p)))
         for server in servers:
             stack.enter_context(server)
         keep = settings.log_file is not None
@@ -141,20 +145,20 @@ def serve(
         click.echo(_summary(servers, running), err=True)
         for note in servers[0].notes:
             click.echo(f"llmserve: note: {note}", err=True)
-        # Until the supervisor listens for it, Ctrl-C is an exception, and there is nothing yet
-        # to wait for.
+        # Until the supervisor handles signals, Ctrl-C raises an exception, and there is nothing to
+        # wait for yet.
         with suppress(KeyboardInterrupt):
-            Supervisor(each, servers, running, _say).run()
+            Supervisor(replicas, servers, running, _notify).run()
 
 
-def _say(line: str) -> None:
-    # Nobody may read any more, and yet it serves on.
+def _notify(line: str) -> None:
+    # If stderr is closed, the server must continue.
     with suppress(OSError):
         click.echo(f"llmserve: {line}", err=True)
 
 
-def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
-    """Complete the settings, and tell all that would keep the server from starting, at once."""
+def _checked(settings: ServerSettings, frontends: RequestedFrontends) -> ServerSettings:
+    """Complete the settings, and report all problems that would prevent a start, at once."""
     from llmserve.server import find_problems, first_available, port_problems
     from llmserve.server.machine import note_of_memory
 
@@ -166,8 +170,8 @@ def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
             problems.append(error)
     problems += find_problems(settings)
     if settings.repository.is_dir():
-        settings = _in_its_image(settings)
-        problems += _problems_of_models(settings)
+        settings = _with_image(settings)
+        problems += _model_problems(settings)
         if note := note_of_memory(settings):
             click.echo(f"llmserve: note: {note}", err=True)
     problems += port_problems(settings)
@@ -175,7 +179,7 @@ def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
         frontends.choose_places()
     except LLMServeError as error:
         problems.append(error)
-    # Three ports at an address that cannot be had are one problem.
+    # For three ports of an unavailable address, one problem is enough.
     problems = list({str(problem): problem for problem in problems}.values())
     for problem in problems[1:]:
         click.echo(f"llmserve: {problem}", err=True)
@@ -184,20 +188,20 @@ def _checked(settings: ServerSettings, frontends: Wanted) -> ServerSettings:
     return settings
 
 
-def _in_its_image(settings: ServerSettings) -> ServerSettings:
-    """Choose the container's image, and leave out what needs another."""
+def _with_image(settings: ServerSettings) -> ServerSettings:
+    """Choose the container's image, and drop the models that need another image."""
     if settings.runtime != "docker":
         return settings
     from llmserve.repository.dockerfile import served_by
 
     image, models = served_by(settings.repository, settings.models)
     if models != settings.models:
-        click.echo(f"llmserve: the image {image} serves {', '.join(models)} alone", err=True)
+        click.echo(f"llmserve: the image {image} serves only {', '.join(models)}", err=True)
     return replace(settings, image=image, models=models)
 
 
-def _problems_of_models(settings: ServerSettings) -> list[LLMServeError]:
-    """Return what keeps models from loading; what is only worth knowing is printed."""
+def _model_problems(settings: ServerSettings) -> list[LLMServeError]:
+    """Return the problems that prevent models from loading, and print the others."""
     from llmserve.repository.check import check_repository
 
     problems = check_repository(
@@ -215,9 +219,9 @@ def _problems_of_models(settings: ServerSettings) -> list[LLMServeError]:
 def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) -> str:
     server = servers[0]
     models = sorted(name for name, state in server.models().items() if state == "READY")
-    by_original: dict[str, list[str]] = {}
-    for model, original in sorted(server.stand_ins().items()):
-        by_original.setdefault(original, []).append(model)
+    by_backend: dict[str, list[str]] = {}
+    for model, backend in sorted(server.stand_ins().items()):
+        by_backend.setdefault(backend, []).append(model)
     return "\n".join(
         [
             f"{server.runtime}, log in {server.log_file}",
@@ -225,11 +229,11 @@ def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) ->
             f"  http     {server.http_url}",
             f"  grpc     {server.grpc_url}",
             f"  metrics  {server.metrics_url}",
-            *(f"  replica  grpc {one.grpc_url}, log in {one.log_file}" for one in servers[1:]),
+            *(f"  replica  grpc {s.grpc_url}, log in {s.log_file}" for s in servers[1:]),
             f"  models   {', '.join(models)}",
             *(
-                f"  stand-in for {original}, in Python: {', '.join(names)}"
-                for original, names in by_original.items()
+                f"  stand-in for {backend}, in Python: {', '.join(names)}"
+                for backend, names in by_backend.items()
             ),
             "Ctrl-C stops it.",
         ]

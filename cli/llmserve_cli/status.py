@@ -1,4 +1,4 @@
-"""Progress on the error stream: a line that changes on a terminal, plain lines elsewhere."""
+"""Progress on stderr: one line that changes on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Status:
-    """Says what is going on while it takes long; nothing of it reaches stdout.
+    """Shows what a long operation is doing; it prints nothing to stdout.
 
     >>> with Status("building") as status:  # doctest: +SKIP
-    ...     status.say("copying weights")
+    ...     status.update("copying weights")
     """
 
     def __init__(self, message: str) -> None:
@@ -31,8 +31,8 @@ class Status:
             self._live.start()
         return self
 
-    def say(self, message: str) -> None:
-        """Say what is going on now; a repetition is not printed again."""
+    def update(self, message: str) -> None:
+        """Show a new message; a repeated message is not printed again."""
         if message == self._message:
             return
         self._message = message

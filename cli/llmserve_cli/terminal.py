@@ -1,4 +1,4 @@
-"""What suits a terminal: tables that fold, and text that cannot steer it."""
+"""Output for terminals: tables that wrap, and text without control characters."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 import click
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NARROWEST = 24
-"""A last column narrower than this is not read as one."""
+_MIN_LAST_COLUMN = 24
+"""Below this width, the last column of a table is not readable."""
 
 
 def printable(text: str) -> str:
-    r"""Show control characters by their names, so that no answer can steer a terminal.
+    r"""Escape control characters, so that an answer cannot control the terminal.
 
     >>> printable("\x1b[31mred")
     '\\x1b[31mred'
     """
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def echo_answer(text: str, *, nl: bool = True) -> None:
-    """Print what a model has said; a pipe gets it as it is."""
+    """Print the answer of a model; a pipe gets it unchanged."""
     is_terminal = sys.stdout.isatty()
-    # Without color=True click would take escapes out for a pipe.
+    # Without color=True, click would strip escape sequences for a pipe.
     click.echo(printable(text) if is_terminal else text, nl=nl, color=not is_terminal)
 
 
@@ -38,9 +38,9 @@ def print_json(content: Any, *, indent: int | None = 2) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with a heading; on a terminal that is too narrow, between words.
+    """Print a table with a heading; wrap it between words if the terminal is too narrow.
 
-    Not by rich, which would take longer to import than all the rest.
+    This does not use rich, whose import takes longer than all the rest.
     """
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in fold_table(rows, columns):
@@ -48,15 +48,15 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def fold_table(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
-    """Lay a table out in so many columns; 0 is for no limit.
+    """Format a table for this many columns; 0 means no limit.
 
-    The last column folds first. Where that does not do, a row is a few lines: its first cell, and
-    below it each of the others behind the name of its column.
+    The last column wraps first. If that is not enough, each row becomes several lines: its first
+    cell, and below it the other cells with the names of their columns.
     """
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    left = columns - sum(widths[:-1]) - 2 * len(widths[:-1])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    last_width = columns - sum(widths[:-1]) - 2 * len(widths[:-1])
     lines = []
-    if not columns or left >= min(widths[-1], _NARROWEST):
+    if not columns or last_width >= min(widths[-1], _MIN_LAST_COLUMN):
         for row in rows:
             head = "".join(f"{c:<{w}}  " for c, w in zip(row[:-1], widths[:-1], strict=True))
             lines += _wrapped(row[-1], head, columns)
@@ -70,11 +70,11 @@ def fold_table(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
 
 
 def _wrapped(text: str, head: str, columns: int) -> list[str]:
-    """Write a text behind a head, in lines that begin below each other."""
+    """Wrap a text after a head, with all lines aligned."""
     if not columns:
         return [(head + text).rstrip()]
-    room = columns - len(head)
-    # A path or a link stays whole, for whoever copies it.
-    parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    width = columns - len(head)
+    # A path or link is not split, so that users can copy it.
+    parts = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     blank = " " * len(head)
-    return [((blank if at else head) + part).rstrip() for at, part in enumerate(parts)]
+    return [((blank if i else head) + part).rstrip() for i, part in enumerate(parts)]

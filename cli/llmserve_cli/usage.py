@@ -1,4 +1,4 @@
-"""Mistakes on the command line, in the form of all errors: what is wrong, and what to do."""
+"""Usage errors, in the format of all errors: the problem and the fix."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import click
 from llmserve.names import near
 
 HelpShown: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""What newer versions of click raise for a group without a command; its message is the help."""
+"""Newer versions of click raise this for a group without a command; its message is the help."""
 
 
 class Group(click.Group):
-    """A group that says which command was probably meant."""
+    """A group that suggests the most similar command for a misspelt one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -26,7 +26,7 @@ class Group(click.Group):
 
 
 def explain_usage(error: click.ClickException) -> str:
-    """Say in one line what click has found wrong."""
+    """Describe an error of click in one line."""
     ctx = getattr(error, "ctx", None) or click.Context(click.Command(None), info_name="llmserve")
     command, see_help = ctx.command_path.removeprefix("llmserve "), f"see {ctx.command_path} --help"
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
@@ -44,12 +44,12 @@ def explain_usage(error: click.ClickException) -> str:
             return f"{_name(error.param)} cannot be {value}: choose one of {choices}"
         return f"{_name(error.param)}: {_one_line(error.message)}"
     text = _one_line(error.format_message())
-    # Sentences of click's own begin with a capital, and say nothing of what would do.
+    # Messages of click itself start with a capital letter and do not name a fix.
     return f"{text[0].lower()}{text[1:]}: {see_help}" if text[:1].isupper() else text
 
 
 def _choices(param: click.Parameter, ctx: click.Context) -> list[str]:
-    """Return what a parameter takes, which is what the shell completes."""
+    """Return the values that a parameter accepts: those that the shell completes."""
     return [item.value for item in param.shell_complete(ctx, "") if item.type == "plain"]
 
 

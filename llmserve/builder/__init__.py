@@ -1,1 +1,1 @@
-"""From a spec to a model in a repository: plan, stage, publish."""
+"""Builds models into repositories: plan, stage, publish."""

@@ -1,4 +1,4 @@
-"""From a spec to a model in a repository: plan, stage, publish."""
+"""Builds a model from a spec into a repository: plan, stage, publish."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build_spec(
     registry: Registry | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> BuildResult:
-    """Build what a spec asks for; a failed build leaves the repository as it was."""
+    """Build a model from a spec; a failed build leaves the repository unchanged."""
     name = spec.model_name
     registry = registry or Registry.load()
     plan = make_plan(spec, registry)
@@ -68,7 +68,7 @@ def build_spec(
         report(notice)
     packages = needed_packages(plan)
     check_output(spec.output, [name], force=spec.force)
-    # Publishing asks again under its lock; asked here too, before much is copied.
+    # Publishing checks this again under its lock; check it here too, before large files are copied.
     dockerfile.updated(spec.output, {name: None}, newest=name)
     with staging(spec.output) as scratch:
         context = BuildContext(
@@ -89,19 +89,19 @@ def build_spec(
             manifest = _build_fused(plan, context, packages)
         _check_classes(plan, registry, scratch / MODELS, report)
         publish(scratch, spec.output, name, force=spec.force)
-    own = "" if manifest.image == PLAIN else name
+    image_owner = "" if manifest.image == PLAIN else name
     return BuildResult(
         name=name,
         repository=spec.output,
         manifest=manifest,
-        dockerfile=spec.output / own / dockerfile.FILE,
-        docker_build=dockerfile.docker_build(spec.output, own, manifest.image),
-        docker_run=dockerfile.docker_run(spec.output, own),
+        dockerfile=spec.output / image_owner / dockerfile.FILE,
+        docker_build=dockerfile.docker_build(spec.output, image_owner, manifest.image),
+        docker_run=dockerfile.docker_run(spec.output, image_owner),
     )
 
 
 def _build_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> Manifest:
-    """Write one model that does it all: entry, files, configuration, client and manifest."""
+    """Write a model that runs all components itself, with its client and manifest."""
     config = context.config
     config.backend = "python"
     modelconfig.add_inputs(config, plan.inputs)
@@ -116,7 +116,7 @@ def _build_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str])
 def _build_ensemble(
     plan: Plan, context: BuildContext, packages: Mapping[str, str], assemble: Assemble
 ) -> Manifest:
-    """Write the models that the generator needs; the ensemble's manifest names all the others."""
+    """Write the models that the generator assembles; the ensemble's manifest names the others."""
     assembly = Assembly(
         context,
         inputs=plan.inputs,
@@ -129,22 +129,22 @@ def _build_ensemble(
     parts = assembly.parts.values()
     prepared = {}
     for role in PARTS:
-        made = [part.components[role] for part in parts if role in part.components]
-        if not made:
-            raise PluginError(f"{plan.whose(role)} was chosen and is in no model")
-        prepared[role] = made[0]
+        components = [part.components[role] for part in parts if role in part.components]
+        if not components:
+            raise PluginError(f"{plan.describe(role)} was chosen but is in none of the models")
+        prepared[role] = components[0]
     config = context.config
     if not config.input:
         modelconfig.add_inputs(config, plan.inputs)
     if not config.output:
         modelconfig.add_outputs(config, plan.formatter.outputs)
     context.folder.mkdir(parents=True)
-    # Triton wants a version folder even of a model without files, and git keeps no empty one.
+    # Triton requires a version folder even without files, and git does not keep empty folders.
     (context.folder / ".keep").touch()
     names = tuple(assembly.parts)
     for part in parts:
         _write_config(plan, part.context)
-        # The packages are the ensemble's: all run in the same environment.
+        # The ensemble's manifest lists the packages: all models run in the same environment.
         _write_manifest(plan, part.context, part.components, {}, part_of=context.name)
     _write_config(plan, context, parts=names)
     _write_client(plan, context)
@@ -160,20 +160,20 @@ def _check_classes(
         for folder in sorted(models.iterdir())
         if (manifest := Manifest.read(folder))
     }
-    for _, each, problem in check_models(manifests, registry):
-        whose = plan.whose(each.role) if each.role != "stage" else f"stage {each.name!r}"
+    for _, runtime, problem in check_models(manifests, registry):
+        is_stage = runtime.role == "stage"
+        component = f"stage {runtime.name!r}" if is_stage else plan.describe(runtime.role)
         if problem.fatal:
-            raise PluginError(
-                f"{whose} cannot be run: {problem.what}", mend="tell the plugin's author"
-            )
-        report(f"{whose}: {problem.what}")
+            mend = "report it to the plugin's author"
+            raise PluginError(f"{component} cannot be run: {problem.what}", mend=mend)
+        report(f"{component}: {problem.what}")
 
 
 def _write_config(plan: Plan, context: BuildContext, *, parts: Sequence[str] = ()) -> None:
-    """Write ``config.pbtxt``, with what a client reads from a running server.
+    """Write ``config.pbtxt``, with the parameters that clients read from a running server.
 
-    ``parts`` are all models that answer under this one's name: an ensemble's steps do not name
-    those that another of them asks.
+    ``parts`` are all models behind this one's name: an ensemble's steps do not include models that
+    are called by another part.
     """
     modelconfig.set_parameters(
         context.config,
@@ -189,10 +189,10 @@ def _write_config(plan: Plan, context: BuildContext, *, parts: Sequence[str] = (
 
 
 def _write_client(plan: Plan, context: BuildContext) -> None:
-    found = find_spec(plan.recipe.client)
-    if found is None or not found.origin:
+    spec = find_spec(plan.recipe.client)
+    if spec is None or not spec.origin:
         raise PluginError(f"the recipe's client {plan.recipe.client} cannot be found")
-    source = Path(found.origin).read_text(encoding="utf-8")
+    source = Path(spec.origin).read_text(encoding="utf-8")
     (context.folder.parent / "client.py").write_text(source, encoding="utf-8")
 
 
@@ -205,11 +205,11 @@ def _write_manifest(
     part_of: str = "",
     parts: Sequence[str] = (),
 ) -> Manifest:
-    """Write the manifest, which holds the hash of every other file and so comes last."""
-    # Of a build's models, the one that was asked for says what all of them need.
+    """Write the manifest, which contains the hash of every other file and is written last."""
+    # The requested model's manifest records the image that all models of the build need.
     container = None if part_of else context.container
     if container:
-        # Installed without what they depend on, and llmserve cannot be imported without this.
+        # Packages are installed without dependencies, and llmserve cannot be imported without this.
         packages = {**packages, "pluggy": version("pluggy")}
     manifest = Manifest(
         name=context.name,
@@ -237,20 +237,20 @@ def _write_manifest(
 
 
 def contract_of(plan: Plan) -> dict[str, Any]:
-    """Return what the runtime must know of requests beside the tensors in the configuration."""
+    """Return what the runtime must know about requests besides the configured tensors."""
     return {
         "inputs": sorted(tensor.name for tensor in plan.inputs),
         "defaults": {option.name: plan.options[option.name] for option in REQUEST_OPTIONS},
         "extras": sorted(plan.extras),
-        # What the formatter fills in, and what it may fill in only with what the generator gives.
+        # The formatter always fills in its own outputs, and the generator's if their data is there.
         "outputs": [
             {
-                "name": each.name,
-                "data_type": each.data_type,
-                "dims": each.dims,
+                "name": tensor.name,
+                "data_type": tensor.data_type,
+                "dims": tensor.dims,
                 "optional": optional,
             }
-            for part, optional in ((plan.formatter, False), (plan.generator, True))
-            for each in part.outputs
+            for component, optional in ((plan.formatter, False), (plan.generator, True))
+            for tensor in component.outputs
         ],
     }

@@ -1,4 +1,4 @@
-"""Putting a causal language model into a repository: what plugins over transformers share."""
+"""Putting a causal language model into a repository, for plugins based on transformers."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 DTYPE_OPTION = Option(
     "dtype",
     "auto",
-    "Type of the weights in memory. auto is chosen where the model is served: the checkpoint's own "
-    "on a GPU; on a CPU float32, or bfloat16 for 16-bit weights if the processor computes in it.",
+    "Type of the weights in memory. auto is resolved where the model is served: the checkpoint's "
+    "type on a GPU; on a CPU float32, or bfloat16 for 16-bit weights if the processor supports it.",
     choices=("auto", "float32", "bfloat16", "float16"),
 )
 DEVICE_OPTION = Option(
     "device",
     "auto",
-    "cpu, cuda (the first GPU), cuda:N, balanced (one copy over all GPUs), or auto: a GPU where "
+    "cpu, cuda (the first GPU), cuda:N, balanced (one copy across all GPUs), or auto: a GPU if "
     "there is one when the model is loaded.",
 )
 INSTANCES_OPTION = Option(
     "instances", 1, "Copies of the model, each with its own memory.", minimum=1
 )
-# No more digits than any machine has GPUs for, and none but these: str.isdigit knows others.
+# More digits than any machine has GPUs for, and only ASCII ones: str.isdigit accepts others.
 _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")
 PLACEMENT_OPTIONS = (DTYPE_OPTION, DEVICE_OPTION, INSTANCES_OPTION)
-"""The options that say where a generator over transformers runs."""
+"""The options that determine where a generator based on transformers runs."""
 
 
 def place_instances(config: ModelConfig, device: str, count: int) -> None:
-    """Say where Triton puts the model; never a copy per GPU unasked.
+    """Configure where Triton places the model, never implicitly with a copy per GPU.
 
-    KIND_GPU without a list of GPUs means one copy on each of them, so the list is always
-    there; KIND_MODEL leaves the choice to the runtime.
+    KIND_GPU without a list of GPUs means one copy on each of them, so there is always a list;
+    KIND_MODEL leaves the choice to the runtime.
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -62,10 +62,10 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def place_causal_model(context: BuildContext) -> dict[str, Any]:
-    """Check the model, place its weights and say where it runs.
+    """Check the model, place its weights and configure where it runs.
 
-    Returns the settings that ``llmserve.runtime.causal.load`` reads. The generator has to have
-    the options of ``llmserve.builder.causal``.
+    Returns the settings that ``llmserve.runtime.causal.load`` reads. The generator must have
+    ``PLACEMENT_OPTIONS``.
     """
     options = context.options
     check_causal(context.source, trust_remote_code=bool(options["trust_remote_code"]))
@@ -80,25 +80,25 @@ def place_causal_model(context: BuildContext) -> dict[str, Any]:
 
 
 def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
-    """Refuse what is no causal language model or damaged, and code nobody asked to run."""
-    # Who loads a model to convert it would tell of the library that could not read it.
+    """Refuse damaged models, models of other kinds, and code that the user has not allowed."""
+    # Without this, a plugin that loads the model to convert it would report a library's error.
     check_intact(weight_files(source, pickle=False))
     config = source.config()
     names = config.get("architectures") or []
-    own_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
-    if not own_code and any(name.endswith(_CAUSAL) for name in names):
+    has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
+    if not has_code and any(name.endswith(_CAUSAL) for name in names):
         return
-    # Importing transformers takes a second, so only what the name does not settle gets here.
+    # Importing transformers takes a second, so it is done only if the name is not sufficient.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return
-    if own_code and trust_remote_code:
+    if has_code and trust_remote_code:
         return
-    if own_code:
+    if has_code:
         raise ModelSourceError(
-            f"{source.asked} comes with Python code of its own",
+            f"{source.asked} ships with its own Python code",
             mend="read it, then allow it with --set trust_remote_code=true",
         )
     kind = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
-    raise ModelSourceError(f"{source.asked} is no causal language model: it is {kind}")
+    raise ModelSourceError(f"{source.asked} is not a causal language model: it is {kind}")

@@ -1,4 +1,4 @@
-"""What a component's ``prepare`` works with while a model is being built."""
+"""The build context that is passed to a component's ``prepare``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmserve.repository.source import PICKLED, WEIGHTS, ModelSource, SourceKind
 from llmserve.repository.source_files import check_code, check_intact, check_links
 
 if TYPE_CHECKING:
-    # Plugins import this module to annotate their functions; protobuf is for those who build.
+    # Plugins import this module for annotations, which must not load protobuf.
     from llmserve.repository.config import ModelConfig
 
 
@@ -23,11 +23,11 @@ MODEL_PY = "from llmserve.runtime.model import TritonPythonModel as TritonPython
 
 @dataclass(frozen=True)
 class Container:
-    """The image that serves what is built, where NVIDIA's plain one will not do.
+    """The container image that serves a model if NVIDIA's plain image is not sufficient.
 
-    A generator's ``prepare`` or ``assemble`` puts it into :attr:`BuildContext.container`. Packages
-    that the image ``brings`` are never replaced; the others are installed without what they depend
-    on. An ``image`` of None says that whoever builds the image has to name one.
+    A generator's ``prepare`` or ``assemble`` stores it in :attr:`BuildContext.container`. Packages
+    that the image ``brings`` are never replaced; the others are installed without dependencies.
+    If ``image`` is None, the user must name a base image with ``--build-arg``.
     """
 
     image: str | None
@@ -38,10 +38,10 @@ class Container:
 class BuildContext:
     """One model under construction.
 
-    ``folder`` is its version folder, ``config`` its configuration so far, ``exchange`` how a
-    client will talk to it, ``report`` a place to say what takes long, ``weights`` and
-    ``source_kind`` what the generator takes for a model. ``container`` is what serves it, None
-    for NVIDIA's plain one; of an ensemble's models the ensemble says it.
+    ``folder`` is its version folder, ``config`` its configuration so far, ``exchange`` how clients
+    talk to it, ``report`` prints progress, ``weights`` and ``source_kind`` are the generator's
+    ``weights`` and ``source``. ``container`` is the image that serves the model, None for NVIDIA's
+    plain one; for an ensemble, set it on the ensemble's context.
     """
 
     name: str
@@ -57,7 +57,7 @@ class BuildContext:
 
     @cached_property
     def source(self) -> ModelSource:
-        """The model that ``--model`` names, found when it is first asked for."""
+        """The model that ``--model`` names, located on first use."""
         return resolve(
             self.model,
             revision=str(self.options["revision"]),
@@ -67,38 +67,38 @@ class BuildContext:
         )
 
     def sibling(self, name: str, config: ModelConfig) -> BuildContext:
-        """Return the context of another model of the same build, beside this one."""
+        """Return the context of another model of the same build."""
         folder = self.folder.parent.parent / name / self.folder.name
-        other = replace(self, name=name, folder=folder, config=config, exchange="unary")
-        # The same model is looked for once.
-        other.__dict__["source"] = self.source
-        return other
+        sibling = replace(self, name=name, folder=folder, config=config, exchange="unary")
+        # All models of a build share the source, which is located only once.
+        sibling.__dict__["source"] = self.source
+        return sibling
 
     def streams(self) -> None:
-        """Let the model send a request's answer in pieces: as a decoupled model, to which clients
-        talk over gRPC streams and ``/generate_stream``."""
+        """Make the model decoupled, so that it sends answers in pieces; clients then use gRPC
+        streams and ``/generate_stream``."""
         self.config.model_transaction_policy.decoupled = True
         self.exchange = "stream"
 
     def write_entry(self) -> None:
-        """Write the one line that makes Triton's Python backend run our runtime."""
+        """Write the ``model.py`` through which Triton's Python backend runs our runtime."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "model.py").write_text(MODEL_PY, encoding="utf-8")
 
     @property
     def copies_weights(self) -> bool:
-        """Whether files go into the repository: local ones do, the hub's stay in its cache."""
-        asked = self.options["weights"]
-        return asked == "copy" or (asked == "auto" and self.source.repo_id is None)
+        """Whether files are copied into the repository; by default, the hub's stay in its cache."""
+        weights = self.options["weights"]
+        return weights == "copy" or (weights == "auto" and self.source.repo_id is None)
 
     def place(
         self, files: Iterable[Path], folder: str, *, copy: bool | None = None
     ) -> dict[str, Value]:
-        """Put the source's files where the runtime finds them, and say where that is.
+        """Put the source's files where the runtime finds them, and return their location.
 
-        Damaged files, and links that lead out of the model, are refused. ``copy`` is for a runtime
-        that opens files by itself and knows nothing of the hub: they are copied whatever the build
-        says of weights. Returns the settings that ``llmserve.runtime.location`` reads: a folder in
+        Damaged files, and links that lead out of the model, are refused. ``copy=True`` is for a
+        runtime that opens files itself and cannot use the hub: they are copied whatever the option
+        ``weights`` says. Returns the settings that ``llmserve.runtime.location`` reads: a folder in
         the repository, or the hub's id and commit, or a path outside.
         """
         files = list(files)

@@ -1,4 +1,4 @@
-"""Several models under one name: an ensemble, and the parts that it is made of."""
+"""Several models under one name: an ensemble and its parts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from llmserve.repository import config as modelconfig
 from llmserve.runtime.contract import Tensor
 
 STAGE = "stage"
-"""Where a part's manifest names the class that answers its requests."""
+"""The key in a part's manifest under which it names the class that answers its requests."""
 
 
 @dataclass
 class Part:
-    """A model of the ensemble, and what its manifest says of the components in it."""
+    """A model of the ensemble, and the components in its manifest."""
 
     context: BuildContext
     components: dict[str, Any] = field(default_factory=dict)
 
 
 class Assembly:
-    """What a generator's ``assemble`` works with: it adds parts and wires them together.
+    """An ensemble under construction: a generator's ``assemble`` adds parts and connects them.
 
-    Each part is a :class:`BuildContext` of its own, whose ``config`` and ``folder`` are the
-    part's. A Python part runs a stage class with the components it asks for; any other is
-    configured by the plugin. What is not declared on the ensemble itself is what a fused model
-    would declare: ``inputs`` and ``outputs``. ``chosen`` has the name of each role's component.
+    Each part has its own :class:`BuildContext`, with its own ``config`` and ``folder``. A Python
+    part runs a stage class with the components that it needs; the plugin configures any other.
+    If ``assemble`` does not declare tensors of the ensemble itself, it gets those of a fused model:
+    ``inputs`` and ``outputs``. ``chosen`` has the name of each role's component.
 
     >>> def assemble(assembly: Assembly) -> None:
     ...     read = assembly.add("preprocess", backend="python")
@@ -68,9 +68,9 @@ class Assembly:
         platform: str = "",
         max_batch_size: int | None = None,
     ) -> BuildContext:
-        """Begin a part called ``NAME_suffix``, or as ``name`` says.
+        """Start a part called ``NAME_suffix``, or ``name`` if it is given.
 
-        Without a ``max_batch_size`` it has that of the ensemble.
+        The default of ``max_batch_size`` is that of the ensemble.
         """
         name = check_model_name(name or f"{self.context.name}_{suffix}")
         if name in self.parts or name == self.context.name:
@@ -86,8 +86,8 @@ class Assembly:
     def prepare(self, role: str, part: BuildContext) -> dict[str, Any]:
         if role not in self.chosen:
             raise PluginError(f"there is no role {role!r}")
-        made = self.parts[part.name].components[role] = self._prepare(role, part)
-        return made
+        component = self.parts[part.name].components[role] = self._prepare(role, part)
+        return component
 
     def stage(
         self,
@@ -97,7 +97,7 @@ class Assembly:
         roles: Iterable[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make a part run a class of the Python backend: a ``Driver`` with the roles it names."""
+        """Run a ``Driver`` in the Python backend as this part, with the given roles."""
         part.config.backend = "python"
         part.write_entry()
         components = self.parts[part.name].components
@@ -109,7 +109,7 @@ class Assembly:
     def step(
         self, part: BuildContext, inputs: Mapping[str, str], outputs: Mapping[str, str]
     ) -> None:
-        """Add a step to the ensemble; both maps lead from the part's tensors to its own."""
+        """Add a step to the ensemble; both maps lead from the part's tensors to the ensemble's."""
         step = self.context.config.ensemble_scheduling.step.add(
             model_name=part.name, model_version=-1
         )

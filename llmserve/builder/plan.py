@@ -1,4 +1,4 @@
-"""From a spec to a plan: components chosen, options checked, what cannot work refused."""
+"""Makes a plan from a spec: chooses components, resolves options, refuses what cannot work."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ SOURCE_OPTIONS = (
         "weights",
         "auto",
         "copy puts the model's files into the repository, reference leaves them where they are; "
-        "auto copies local folders and leaves the hub's in its cache.",
+        "auto copies those of local folders and leaves those of the hub in its cache.",
         choices=("auto", "copy", "reference"),
     ),
-    Option("trust_remote_code", False, "Run Python code that comes with the model."),
+    Option("trust_remote_code", False, "Run Python code that ships with the model."),
     Option("pickle", False, "Load pickled weights, which can run code."),
 )
 
 REQUEST_OPTIONS = (
-    Option("max_tokens", 64, "Longest answer of a request that does not say.", minimum=1),
-    Option("stream", False, "Send pieces to a request that does not say."),
+    Option("max_tokens", 64, "Maximum answer length, unless the request sets one.", minimum=1),
+    Option("stream", False, "Stream answers, unless the request says otherwise."),
     Option("chat", False, "Treat text_input as a user's message in the model's chat template."),
-    Option("echo", False, "Begin the answer with the prompt, as Triton's tutorial does."),
+    Option("echo", False, "Start the answer with the prompt, as Triton's tutorial does."),
 )
 
 
@@ -61,7 +61,7 @@ DEFAULT_OUTPUT = Path("model_repository")
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """One model to build: a recipe, a model, and what departs from the recipe's defaults."""
+    """One model to build: a recipe, a model source, and changes to the recipe's defaults."""
 
     plugin: str
     model: str
@@ -81,7 +81,7 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A model that was built: where it lies and what its manifest says."""
+    """A built model: its location, manifest and Docker commands."""
 
     name: str
     repository: Path
@@ -98,24 +98,24 @@ class BuildResult:
 def needed_packages(plan: Plan) -> dict[str, str]:
     """Return the packages of the plan with the versions that are installed here.
 
-    Whatever a component says it requires, the distribution it comes from is among them.
+    They always include the distributions of the components themselves.
     """
-    found = {}
+    versions = {}
     for name in sorted({normal(name) for name in ("llmserve", *plan.needed)}):
         if not re.fullmatch(r"[\w-]+", name):
             raise PluginError(
-                f"--plugin {plan.recipe.name} requires {name!r}, which is no distribution's name",
-                mend="ranges and extras belong into the dependencies of its pyproject.toml",
+                f"--plugin {plan.recipe.name} requires {name!r}, which is not a distribution name",
+                mend="ranges and extras belong in the dependencies of its pyproject.toml",
             )
         try:
-            # A local build's suffix, such as +cpu, is no version that an index has.
-            found[name] = version(name).partition("+")[0]
+            # Package indexes do not have versions with a local suffix such as +cpu.
+            versions[name] = version(name).partition("+")[0]
         except PackageNotFoundError:
             raise PluginError(
-                f"{name} is needed by --plugin {plan.recipe.name} and not installed",
+                f"--plugin {plan.recipe.name} needs {name}, which is not installed",
                 mend=f"pip install {name}",
             ) from None
-    return found
+    return versions
 
 
 PARTS: Mapping[str, type[Component]] = {
@@ -124,22 +124,22 @@ PARTS: Mapping[str, type[Component]] = {
     "batching": Batching,
     "formatter": Formatter,
 }
-"""The roles that a model is made of, in the order in which a request meets them."""
+"""The roles that make up a model, in the order in which a request passes through them."""
 CONTRACT = frozenset(READERS) | {
     tensor.name for tensor in (TEXT_INPUT, MESSAGES, *SAMPLING, *TEXT_FORMAT_INPUTS)
 }
-"""The names that every model knows, whether it takes them or not."""
+"""The input names that every model recognizes, whether it accepts them or not."""
 
 _FORMS = frozenset(tensor.name for tensor in FORMS)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before the first file is written."""
+    """All decisions of a build, made before the first file is written."""
 
     recipe: Recipe
     plugins: Mapping[str, Plugin]
-    """Who brought the recipe and every component, by role."""
+    """The plugins that provide the recipe and the components, by role."""
     needed: frozenset[str]
     """The distributions that the recipe and every chosen component come from and require."""
     tokenizer: Tokenizer
@@ -148,10 +148,10 @@ class Plan:
     formatter: Formatter
     options: Mapping[str, Value]
     notices: Sequence[str] = ()
-    """What whoever builds should know of the options that were given."""
+    """Messages to the user about the options of the build."""
 
     def prepare(self, role: str, context: BuildContext) -> dict[str, Any]:
-        """Let a component put its files into a model; return what the runtime makes it from."""
+        """Let a component write its files, and return its entry in the manifest."""
         component: Component = getattr(self, role)
         with self.errors_of(role, "prepare"):
             settings = component.prepare(context) if component.prepare else {}
@@ -162,19 +162,19 @@ class Plan:
 
     @contextmanager
     def errors_of(self, role: str, function: str) -> Iterator[None]:
-        """Name whose code it was that failed, unless it said so itself."""
+        """Name the component in unexpected errors of its code."""
         try:
             yield
         except LLMServeError:
             raise
         except Exception as error:
             raise PluginError(
-                f"{function} of {self.whose(role)} failed: {reason(error)}",
-                mend=f"tell its author; {TRACEBACK}=1 shows where",
+                f"{function} of {self.describe(role)} failed: {reason(error)}",
+                mend=f"report it to its author; {TRACEBACK}=1 shows where",
             ) from error
 
-    def whose(self, role: str) -> str:
-        """Say which component fills a role and which plugin it comes from, for an error."""
+    def describe(self, role: str) -> str:
+        """Return a role's component and its plugin, for error messages."""
         return f"{role} {getattr(self, role).name!r} of plugin {self.plugins[role]}"
 
     def components(self) -> Iterator[tuple[str, Component]]:
@@ -182,15 +182,15 @@ class Plan:
 
     @property
     def extras(self) -> frozenset[str]:
-        """The inputs that are nobody's but this generator's and this formatter's."""
+        """The inputs that only this generator and this formatter define."""
         return _own(self.generator) | _own(self.formatter)
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The model's inputs: the text, and what each component reads beside it.
+        """The model's inputs: the text, and the inputs of each component.
 
-        Where the generator cannot be constrained, the formatter's inputs for that are left out,
-        but for those that it declares itself, and requests with them are refused.
+        If the generator cannot be constrained, the formatter's inputs for that are left out, except
+        those that the generator declares itself, and requests with them are refused.
         """
         of_generator = {tensor.name for tensor in self.generator.inputs}
         left_out = (_own(self.formatter) | _FORMS) - of_generator
@@ -201,10 +201,10 @@ class Plan:
                     continue
                 if tensors.setdefault(tensor.name, tensor) != tensor:
                     raise IncompatibleError(
-                        f"{role} {component.name!r} declares {tensor.name} otherwise than "
-                        "another component does"
+                        f"{role} {component.name!r} declares {tensor.name} differently "
+                        "than another component"
                     )
-        # Where messages can take its place, the text need not be sent.
+        # The text is optional if messages can be sent instead.
         if MESSAGES.name in tensors:
             tensors[TEXT_INPUT.name] = replace(TEXT_INPUT, optional=True)
         return list(tensors.values())
@@ -215,39 +215,39 @@ def _own(component: Component) -> frozenset[str]:
 
 
 def suited_recipe(registry: Registry, device: str) -> tuple[Recipe, str]:
-    """Return the recipe for who names none, and why; ``auto`` is this machine's device."""
+    """Return the default recipe and the reason; ``auto`` is this machine's device."""
     kind = device.partition(":")[0].replace("balanced", "cuda")
     if kind not in ("cpu", "cuda"):
         kind = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
-    fit = sorted(
+    suited = sorted(
         (recipe for recipe in registry.all(Recipe) if kind in recipe.suits),
         key=lambda recipe: (-recipe.suits[kind], recipe.name),
     )
-    if not fit:
-        raise PluginError(
-            f"no plugin that is installed suits {kind}", mend="name one with --plugin"
-        )
-    others = "".join(f", before {recipe.name}" for recipe in fit[1:])
-    return fit[0], f"first of what is installed for {kind}{others}"
+    if not suited:
+        raise PluginError(f"no installed plugin suits {kind}", mend="name one with --plugin")
+    others = "".join(f", before {recipe.name}" for recipe in suited[1:])
+    return suited[0], f"first choice for {kind}{others}"
 
 
 def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
-    """Choose the components, resolve every option and refuse what cannot work together."""
+    """Choose the components and resolve every option; refuse what cannot work together."""
     recipe = registry.recipe(spec.plugin)
     chosen = {role: getattr(spec, role) for role in PARTS}
     components = _components(recipe, registry, chosen)
     _check_mode(components["generator"], components["batching"], registry)
-    options = _options(recipe, components.values(), as_it_stands=not any(chosen.values()))
-    parts = {"recipe": recipe, **components}
-    plugins = {role: registry.plugin_of(part) for role, part in parts.items()}
+    options = _options(recipe, components.values(), unmodified=not any(chosen.values()))
+    registered = {"recipe": recipe, **components}
+    plugins = {role: registry.plugin_of(component) for role, component in registered.items()}
     needed = {plugin.origin for plugin in plugins.values()}
     for role, component in components.items():
-        given = component.requires
-        needed.update(_dependencies(plugins[role].origin) if given is None else given)
+        required = component.requires
+        needed.update(_dependencies(plugins[role].origin) if required is None else required)
     return Plan(
         recipe,
         plugins,
-        frozenset([*needed, *_to_constrain(components["generator"], components["formatter"])]),
+        frozenset(
+            [*needed, *_constraining_packages(components["generator"], components["formatter"])]
+        ),
         options=resolve(options, spec.options),
         notices=renamed_values(options, spec.options),
         **components,
@@ -255,15 +255,15 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
 
 
 def _dependencies(distribution: str) -> Iterator[str]:
-    """Go through what a distribution requires, without what only its extras do."""
+    """Yield the dependencies of a distribution, without those of its extras."""
     for requirement in requires(distribution) or ():
-        text, _, marker = requirement.partition(";")
-        if "extra" not in marker and (name := re.match(r"[\w.-]+", text)):
+        specifier, _, marker = requirement.partition(";")
+        if "extra" not in marker and (name := re.match(r"[\w.-]+", specifier)):
             yield name[0]
 
 
-def _to_constrain(generator: Generator, formatter: Formatter) -> Iterator[str]:
-    """What can be done without in Triton, as it can be here."""
+def _constraining_packages(generator: Generator, formatter: Formatter) -> Iterator[str]:
+    """Yield the installed packages for constrained answers; they are optional in Triton too."""
     for name in formatter.constrains_with if generator.constrains else ():
         with suppress(PackageNotFoundError):
             version(name)
@@ -271,51 +271,50 @@ def _to_constrain(generator: Generator, formatter: Formatter) -> Iterator[str]:
 
 
 def known_options(recipe: Recipe, registry: Registry) -> list[Option]:
-    """Return the options of a recipe as it stands, for help."""
+    """Return the options of an unmodified recipe, for help."""
     return _options(recipe, _components(recipe, registry, {}).values())
 
 
 def _components(
     recipe: Recipe, registry: Registry, chosen: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Return the component of each role: the one that was chosen, else the recipe's own."""
-    found = {}
+    """Return the component of each role: the chosen one, else the recipe's."""
+    components = {}
     for role, kind in PARTS.items():
         name = chosen.get(role) or getattr(recipe, role)
-        if not chosen.get(role) and all(known.name != name for known in registry.all(kind)):
+        if not chosen.get(role) and all(other.name != name for other in registry.all(kind)):
             raise PluginError(
-                f"recipe {recipe.name!r} is made with the {role} {name!r}, which no plugin that "
-                "can be used brings",
-                mend="install the package that does; `llmserve plugins` says what is left out",
+                f"recipe {recipe.name!r} uses the {role} {name!r}, which no usable plugin provides",
+                mend="install the package that does; `llmserve plugins` shows what is left out",
             )
-        found[role] = registry.get(kind, name)
-    return found
+        components[role] = registry.get(kind, name)
+    return components
 
 
 def _options(
-    recipe: Recipe, components: Iterable[Component], *, as_it_stands: bool = True
+    recipe: Recipe, components: Iterable[Component], *, unmodified: bool = True
 ) -> list[Option]:
-    """All options, each with the default that the recipe gives it.
+    """Return all options, with the recipe's defaults.
 
-    Where a part was replaced, the recipe may have a default for an option that is gone with it.
+    If a component was replaced, the recipe may have defaults for options of the original one.
     """
     options = {option.name: option for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS)}
     for component in components:
         for option in component.options:
             if options.setdefault(option.name, option) != option:
                 raise PluginError(
-                    f"{component.name!r} declares the option {option.name} otherwise than "
-                    "another component does"
+                    f"{component.name!r} declares the option {option.name} differently "
+                    "than another component"
                 )
     for name, value in recipe.defaults.items():
         if name not in options:
-            if not as_it_stands:
+            if not unmodified:
                 continue
-            raise PluginError(f"recipe {recipe.name!r} has a default for no option: {name}")
+            raise PluginError(f"recipe {recipe.name!r} has a default for an unknown option: {name}")
         try:
             options[name] = replace(options[name], default=options[name].check(value))
         except OptionError as error:
-            raise PluginError(f"recipe {recipe.name!r} has a wrong default: {error}") from None
+            raise PluginError(f"recipe {recipe.name!r} has an invalid default: {error}") from None
     return list(options.values())
 
 

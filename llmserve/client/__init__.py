@@ -1,4 +1,4 @@
-"""The client: it reads a model's config and picks the exchange that fits.
+"""The client of a Triton. It reads from a model's config how to send requests to it.
 
     import llmserve
 
@@ -7,7 +7,7 @@
         for piece in client.stream("demo", "Programming in C++ is like"):
             print(piece.text, end="", flush=True)
 
-The same verbs exist for asyncio behind :func:`connect_async`.
+:func:`connect_async` has the same methods for asyncio.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llmserve.client.results import ToolCall as ToolCall
     from llmserve.client.sync import Client as Client
 
-# Loaded when first used: gRPC and its messages take a quarter of a second to import.
-_HOMES = {
+# Imported on first use: gRPC and its messages take a quarter of a second to import.
+_MODULES = {
     "AsyncClient": "llmserve.client.aio",
     "Client": "llmserve.client.sync",
     "Completion": "llmserve.client.results",
@@ -41,7 +41,7 @@ _HOMES = {
 
 CONNECT_SECONDS = 5.0
 
-__all__ = sorted([*_HOMES, "connect", "connect_async"])
+__all__ = sorted([*_MODULES, "connect", "connect_async"])
 
 
 def connect(
@@ -53,16 +53,16 @@ def connect(
     timeout: Timeout = None,
     connect_timeout: float = CONNECT_SECONDS,
 ) -> Client:
-    """Give a client of the Triton at ``url``; nothing is sent before it is used.
+    """Return a client of the Triton at ``url``; it sends nothing until it is used.
 
-    ``url`` is ``host:port``, ``grpc://host:port`` or ``grpcs://host:port`` (TLS), by default
-    ``LLMSERVE_URL`` from the environment, else ``127.0.0.1:8001``. ``root_certificates`` is a
-    PEM file that TLS trusts in place of the system's, ``headers`` go with every call, and
-    ``timeout`` is in seconds, for every request that names none of its own; :class:`Timeouts` has
-    one for each part of it. ``connect_timeout`` is for each attempt to connect.
+    ``url`` is ``host:port``, ``grpc://host:port`` or ``grpcs://host:port`` (TLS). The default is
+    ``LLMSERVE_URL`` from the environment, else ``127.0.0.1:8001``. ``root_certificates`` is a PEM
+    file that TLS trusts instead of the system's certificates. ``headers`` are sent with every call.
+    ``timeout`` is the default for all requests, in seconds; :class:`Timeouts` limits each part of a
+    request. ``connect_timeout`` limits each attempt to connect.
 
-    A request that may have begun is never sent again. What a server says that it has not looked
-    at, since it was about to end, goes to the next connection.
+    A request that may have started is never sent again. A request that the server reports as
+    unprocessed, because it was about to shut down, is sent on the next connection.
     """
     from llmserve.client.sync import Client
     from llmserve.client.url import Endpoint
@@ -80,7 +80,7 @@ def connect_async(
     timeout: Timeout = None,
     connect_timeout: float = CONNECT_SECONDS,
 ) -> AsyncClient:
-    """Do what :func:`connect` does, for asyncio."""
+    """Return a client for asyncio; the arguments are those of :func:`connect`."""
     from llmserve.client.aio import AsyncClient
     from llmserve.client.url import Endpoint
 
@@ -89,7 +89,7 @@ def connect_async(
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'llmserve.client' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)

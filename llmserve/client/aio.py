@@ -1,4 +1,4 @@
-"""The client for asyncio. What it does is written here once: the blocking client runs the same."""
+"""The asyncio client. It contains all of the client's logic; the blocking client runs it too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from llmserve.client.deadlines import Deadline, Timeout
 from llmserve.client.exchange import Exchange, Steps, open_exchange
 from llmserve.client.failures import (
-    Where,
+    Target,
     cut_off,
     from_rpc,
     http_address,
@@ -27,8 +27,8 @@ from llmserve.client.failures import (
 )
 from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
-from llmserve.client.results import Completion, F, Piece, Prompt, Prompts, gather, parsed, schema_of
-from llmserve.client.tools import Tools, read_calls, shown_tools
+from llmserve.client.results import Completion, F, Piece, Prompt, Prompts, gather, parse, schema_of
+from llmserve.client.tools import Tools, apply_tools, read_calls
 from llmserve.client.url import Endpoint
 from llmserve.errors import (
     ClientError,
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from llmserve.roles import ToolParser
 
 QUICK_SECONDS = 10.0
-"""For what a server answers at once, where no timeout is given."""
+"""The timeout of requests that a server answers at once, if the caller sets none."""
 END_SECONDS = 60.0
-"""How long the end of a sequence may wait on the server, behind the step that it follows."""
+"""How long the end of a sequence may wait on the server, behind the step before it."""
 END_GRACE = 0.25
-"""How long to wait for it here, so that it is on its way and a deadline still means something."""
+"""How long the client waits for it: long enough to send it, too short to break a deadline."""
 CLOSE_SECONDS = 5.0
-"""How long closing a client waits for such ends."""
+"""How long closing a client waits for the ends of sequences."""
 CALL_HEADERS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("call_headers", default=())
-"""What goes with every call of asyncio's that is made in this context, beside the connection's."""
+"""Headers of all asyncio calls in this context, besides those of the connection."""
 
 
 class AsyncChannel:
-    """A channel of gRPC's asyncio; it is opened at the first call, by the loop that runs then."""
+    """A channel of gRPC's asyncio API, opened on the first call, in the event loop of that call."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._grpc: Any = None
         self._stub: Any = None
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._settling: set[asyncio.Future[None]] = set()
 
     def unary(self, method: str, request: Any, seconds: float | None) -> Any:
         headers = (*self._endpoint.metadata, *CALL_HEADERS.get())
@@ -78,12 +78,12 @@ class AsyncChannel:
         return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
 
     async def settle(self, calls: list[Any], seconds: float) -> None:
-        """Wait until calls are done, however they end, and no longer than this."""
-        # Tasks of their own, so that cancelling this one does not cancel the calls.
-        tasks = [asyncio.ensure_future(_end_of(call)) for call in calls]
+        """Wait until calls are done, whether they fail or not, but at most this long."""
+        # Separate tasks, so that cancelling this one does not cancel the calls.
+        tasks = [asyncio.ensure_future(_wait_for(call)) for call in calls]
         for task in tasks:
-            self._waiting.add(task)
-            task.add_done_callback(self._waiting.discard)
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
@@ -101,13 +101,13 @@ class AsyncChannel:
         return getattr(self._stub, name)
 
 
-async def _end_of(call: Any) -> None:
+async def _wait_for(call: Any) -> None:
     with suppress(grpc.RpcError):
         await call
 
 
 class AsyncClient:
-    """A Triton and its models for one event loop; cancelling a task cancels its request."""
+    """A client of one Triton for one event loop; cancelling a task cancels its request."""
 
     def __init__(
         self, endpoint: Endpoint, *, timeout: Timeout = None, channel: AsyncChannel | None = None
@@ -118,8 +118,8 @@ class AsyncClient:
         self._infos: dict[str, ModelInfo] = {}
         self._parsers: dict[str, ToolParser] = {}
         self._closed = False
-        # Exchanges that are under way, and ends of sequences that have not arrived yet.
-        self._live: set[Exchange | Steps] = set()
+        self._active: set[Exchange | Steps] = set()
+        # Calls that end a sequence and are not done yet.
         self._ends: list[Any] = []
 
     async def __aenter__(self) -> AsyncClient:
@@ -129,7 +129,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        for exchange in list(self._live):
+        for exchange in list(self._active):
             await self._finish(exchange)
         self._closed = True
         await self._channel.settle(self._ends, CLOSE_SECONDS)
@@ -142,7 +142,8 @@ class AsyncClient:
         return await self._is_ready("ModelReady", service_pb2.ModelReadyRequest(name=name))
 
     async def index(self) -> list[ModelState]:
-        return read_index(await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest()))
+        request = service_pb2.RepositoryIndexRequest()
+        return read_index(await self._request("RepositoryIndex", request))
 
     async def models(self) -> list[str]:
         return ready_names(await self._states())
@@ -163,22 +164,22 @@ class AsyncClient:
     async def generate(
         self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> Completion | list[Completion]:
-        """Answer a prompt, or each of several; see :meth:`llmserve.client.Client.generate`."""
+        """Return whole answers; see :meth:`llmserve.client.Client.generate`."""
         return await self._generate(model, prompt, timeout, options)
 
     async def parse(
         self, model: str, prompt: str, form: type[F], *, timeout: Timeout = None, **options: Any
     ) -> F:
-        """Answer with an object of a pydantic model; see :meth:`llmserve.client.Client.parse`."""
+        """Return an instance of a pydantic model; see :meth:`llmserve.client.Client.parse`."""
         options["json_schema"] = schema_of(form)
-        return parsed(form, await self.generate(model, prompt, timeout=timeout, **options))
+        return parse(form, await self.generate(model, prompt, timeout=timeout, **options))
 
     async def stream(
         self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> AsyncGenerator[Piece, None]:
-        """Give an answer piece by piece; a model that cannot stream gives one piece.
+        """Yield an answer in pieces as they arrive; a model that cannot stream gives one piece.
 
-        Leaving the loop early cancels the request; ``contextlib.aclosing`` makes sure of when.
+        Leaving the loop early cancels the request; with ``contextlib.aclosing``, immediately.
         """
         exchange, deadline = await self._open(model, prompt, timeout, options, pieces=True)
         async with aclosing(self._pieces(exchange, deadline)) as pieces:
@@ -190,10 +191,10 @@ class AsyncClient:
     async def sequence(
         self, model: str, *, timeout: Timeout = None
     ) -> AsyncIterator[AsyncSequence]:
-        """Go through a sequence step by step; leaving the ``async with`` block ends it."""
+        """Start a sequence of requests with state; leaving the ``async with`` block ends it."""
         deadline = self._deadline(timeout)
         steps = Steps(await self._info(model, deadline))
-        self._live.add(steps)
+        self._active.add(steps)
         try:
             yield AsyncSequence(self, steps, deadline)
         finally:
@@ -211,58 +212,58 @@ class AsyncClient:
         return answers[0] if isinstance(prompt, str) else answers
 
     async def _reader(self, model: str, tools: Tools) -> Callable[[Completion], Completion]:
-        """Return what reads calls out of an answer, as the model's family writes them."""
-        if tools.held:
-            return tools.read_held
+        """Return the function that reads tool calls in the format of the model's family."""
+        if tools.required:
+            return tools.read_required
         if model not in self._parsers:
             self._parsers[model] = await self._parser(model)
-        make = self._parsers[model].reader
-        return lambda answer: read_calls(make(tools.names), answer, parallel=tools.parallel)
+        new_reader = self._parsers[model].reader
+        return lambda answer: read_calls(new_reader(tools.names), answer, parallel=tools.parallel)
 
     async def _parser(self, model: str) -> ToolParser:
-        """Choose, by the model's chat template, who knows its family."""
+        """Choose the parser for a model by its chat template."""
         from llmserve.registry import Registry
         from llmserve.roles import ToolParser
 
         parsers = Registry.load().all(ToolParser)
         if not parsers:
             raise UsageError(
-                "nothing that is installed reads calls of tools",
-                mend="pip install llmserve-gateway, or say required in tool_choice",
+                "no installed plugin can parse tool calls",
+                mend="pip install llmserve-gateway, or set tool_choice to required",
             )
-        about = await self.generate(model, prompt_only=True, max_tokens=1)
+        description = await self.generate(model, prompt_only=True, max_tokens=1)
         try:
-            template = str(json.loads(about.text)["chat_template"])
+            template = str(json.loads(description.text)["chat_template"])
         except (ValueError, KeyError, TypeError):
-            template = ""  # An older one, which has answered.
+            template = ""  # A model built by an older version, which generated an answer.
         if "tools" not in template:
             raise UsageError(
-                f"the chat template of {model!r} has no place for tools",
-                mend="say required in tool_choice, or name one there",
+                f"the chat template of {model!r} does not support tools",
+                mend="set tool_choice to required, or to one of the tools",
             )
-        return max(parsers, key=lambda one: one.suits(template))
+        return max(parsers, key=lambda parser: parser.suits(template))
 
     def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
 
     async def _is_ready(self, method: str, request: Any) -> bool:
         try:
-            return bool((await self._ask(method, request)).ready)
+            return bool((await self._request(method, request)).ready)
         except (UnreachableError, RequestTimeoutError):
             return False
 
-    async def _ask(self, method: str, request: Any, deadline: Deadline | None = None) -> Any:
+    async def _request(self, method: str, request: Any, deadline: Deadline | None = None) -> Any:
         deadline = deadline or self._deadline(None)
         if deadline.seconds is None:
             deadline = Deadline(QUICK_SECONDS)
-        async with self._explained(getattr(request, "name", None), deadline):
+        async with self._translated(getattr(request, "name", None), deadline):
             return await self._channel.result(self._call(method, request, deadline.left()))
 
     async def _info(self, name: str, deadline: Deadline, *, anew: bool = False) -> ModelInfo:
         if anew or name not in self._infos:
             request = service_pb2.ModelConfigRequest(name=name)
-            answer = await self._ask("ModelConfig", request, deadline)
-            self._infos[name] = read_config(answer.config)
+            response = await self._request("ModelConfig", request, deadline)
+            self._infos[name] = read_config(response.config)
         return self._infos[name]
 
     async def _open(
@@ -271,15 +272,15 @@ class AsyncClient:
         deadline = self._deadline(timeout)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         info = await self._info(model, deadline)
-        return open_exchange(info, prompts, shown_tools(options), pieces=pieces), deadline
+        return open_exchange(info, prompts, apply_tools(options), pieces=pieces), deadline
 
     async def _pieces(self, exchange: Exchange, deadline: Deadline) -> AsyncGenerator[Piece, None]:
-        answers = self._stream if exchange.info.exchange == "stream" else self._unary
-        self._live.add(exchange)
+        send = self._stream if exchange.info.exchange == "stream" else self._unary
+        self._active.add(exchange)
         try:
-            async with self._explained(exchange.info.name, deadline):
+            async with self._translated(exchange.info.name, deadline):
                 while requests := exchange.next_round():
-                    async with aclosing(answers(requests, deadline)) as responses:
+                    async with aclosing(send(requests, deadline)) as responses:
                         async for response in responses:
                             for piece in exchange.take(response):
                                 yield piece
@@ -290,32 +291,32 @@ class AsyncClient:
         calls = [self._call("ModelInfer", request, deadline.next()) for request in requests]
         try:
             for call in calls:
-                answer = await self._channel.result(call)
-                deadline.begun = True
-                yield answer
+                response = await self._channel.result(call)
+                deadline.started = True
+                yield response
         finally:
             for call in calls:
                 call.cancel()
 
     async def _stream(self, requests: list[Any], deadline: Deadline) -> AsyncGenerator[Any, None]:
-        where = self._where(requests[0].model_name, deadline)
+        target = self._target(requests[0].model_name, deadline)
         unanswered = {request.id for request in requests}
-        # One stream carries all requests; closing our side lets the server end it when done.
+        # One stream carries all requests. Our side then closes, so the server can end the stream.
         call = self._open_channel().stream(requests, deadline.left())
         try:
             while message := await self._channel.read(call, deadline.part):
-                deadline.begun = True
+                deadline.started = True
                 if is_last(message):
                     unanswered.discard(message.infer_response.id)
                 if message.error_message:
                     while len(requests) == 1 and is_last(message):
-                        # Cancelling what has just ended can make Triton 2.51 lose a request.
+                        # Cancelling a stream that just ended can make Triton 2.51 lose a request.
                         if await self._channel.read(call) is None:
                             break
-                    raise translate("", message.error_message, where)
+                    raise translate("", message.error_message, target)
                 yield message.infer_response
             if unanswered:
-                raise cut_off(where)
+                raise cut_off(target)
         finally:
             call.cancel()
 
@@ -328,52 +329,52 @@ class AsyncClient:
         return self._open_channel().unary(method, request, seconds)
 
     async def _finish(self, exchange: Exchange | Steps) -> None:
-        """Free a model's state; what was sent has been answered or has failed already."""
-        self._live.discard(exchange)
+        """Free the state of a model; earlier requests have been answered or have failed."""
+        self._active.discard(exchange)
         if not self._closed:
             requests = exchange.end_requests()
             ends = [self._call("ModelInfer", request, END_SECONDS) for request in requests]
             self._ends = [end for end in self._ends if not end.done()] + ends
             await self._channel.settle(ends, END_GRACE)
 
-    def _where(self, model: str | None, deadline: Deadline) -> Where:
-        late = deadline.late(repr(model) if model else str(self._address))
-        return Where(str(self._address), model, late)
+    def _target(self, model: str | None, deadline: Deadline) -> Target:
+        message = deadline.timeout_message(repr(model) if model else str(self._address))
+        return Target(str(self._address), model, message)
 
     @asynccontextmanager
-    async def _explained(self, model: str | None, deadline: Deadline) -> AsyncIterator[None]:
-        """Raise what goes wrong as an error of llmserve that names the mend."""
+    async def _translated(self, model: str | None, deadline: Deadline) -> AsyncIterator[None]:
+        """Translate errors of gRPC into errors of llmserve."""
         try:
             yield
         except (asyncio.TimeoutError, TimeoutError):
-            raise translate("DEADLINE_EXCEEDED", "", self._where(model, deadline)) from None
+            raise translate("DEADLINE_EXCEEDED", "", self._target(model, deadline)) from None
         except (grpc.RpcError, grpc.FutureCancelledError, ClientError) as error:
             if model:
-                # It may have been built anew.
+                # The model may have been rebuilt.
                 self._infos.pop(model, None)
                 self._parsers.pop(model, None)
-            raise await self._explain(error, self._where(model, deadline)) from None
+            raise await self._explain(error, self._target(model, deadline)) from None
 
-    async def _explain(self, error: Exception, where: Where) -> ClientError:
-        failure = error if isinstance(error, ClientError) else from_rpc(error, where)
-        if where.model and isinstance(failure, ModelNotReadyError):
+    async def _explain(self, error: Exception, target: Target) -> ClientError:
+        failure = error if isinstance(error, ClientError) else from_rpc(error, target)
+        if target.model and isinstance(failure, ModelNotReadyError):
             with suppress(ClientError):
-                return unknown_model(where.model, await self._states())
+                return unknown_model(target.model, await self._states())
         host, port = self._address.host, self._address.port
         if may_be_http(error) and await self._channel.run(speaks_http, host, port):
-            return http_address(where)
+            return http_address(target)
         return failure
 
     async def _states(self) -> list[ModelState]:
         with suppress(ClientError):
             return await self.index()
-        # `llmserve serve --model` keeps the index to itself.
-        answer = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest())
-        return [ModelState(each.name, each.version, "READY", "") for each in answer.model_stats]
+        # `llmserve serve --model` restricts the index.
+        response = await self._request("ModelStatistics", service_pb2.ModelStatisticsRequest())
+        return [ModelState(stat.name, stat.version, "READY", "") for stat in response.model_stats]
 
 
 class AsyncSequence:
-    """A sequence that the model keeps the state of; made by :meth:`AsyncClient.sequence`."""
+    """A sequence whose state the model keeps; created by :meth:`AsyncClient.sequence`."""
 
     def __init__(self, client: AsyncClient, steps: Steps, deadline: Deadline) -> None:
         self._client = client
@@ -383,7 +384,7 @@ class AsyncSequence:
     async def send(self, text: str = "", **options: Any) -> Piece:
         request = self._steps.step(text, check_options(options))
         call = self._client._call("ModelInfer", request, self._deadline.next())
-        async with self._client._explained(self._steps.info.name, self._deadline):
+        async with self._client._translated(self._steps.info.name, self._deadline):
             pieces = read_response(await self._client._channel.result(call), 1)
-        self._deadline.begun = True
+        self._deadline.started = True
         return pieces[0] if pieces else Piece("")

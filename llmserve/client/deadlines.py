@@ -1,4 +1,4 @@
-"""How long a request may take, and which part of it took too long."""
+"""Timeouts of requests, as a whole and for their parts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmserve.errors import UsageError
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds that a request has: for all of it, until something comes, and from then on.
+    """Timeouts of a request in seconds: in total, for the first message, and between messages.
 
-    A model that answers in one piece has ``first`` for it. None is no end. The time to connect is
-    the client's, for all of its requests.
+    For a model that answers in one piece, ``first`` limits the whole answer. None is no limit. The
+    time to connect is limited by the client, for all of its requests.
 
     >>> Timeouts(first=30, between=5)
     Timeouts(whole=None, first=30, between=5)
@@ -25,44 +25,45 @@ class Timeouts:
 
 
 Timeout = float | Timeouts | None
-"""Seconds for all of a request, or for its parts; None is what the client was made with."""
+"""Seconds for a whole request, or for its parts; None is the default of the client."""
 
 
-_LONGEST = 10**9
+_MAX_SECONDS = 10**9
 
 
 class Deadline:
-    """The time that a request has, over all of its messages."""
+    """The deadline of a request, over all of its messages."""
 
     def __init__(self, timeout: Timeout) -> None:
         self._parts = timeout if isinstance(timeout, Timeouts) else Timeouts(timeout)
         for seconds in (self._parts.whole, self._parts.first, self._parts.between):
-            # gRPC takes what it cannot count for a time that is over.
-            if seconds is not None and not 0 < seconds <= _LONGEST:
+            # gRPC treats a timeout that is out of its range as expired.
+            if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
                 raise UsageError(
-                    f"a timeout of {seconds} cannot be meant",
-                    mend=f"give seconds above 0, up to {_LONGEST}, or none",
+                    f"a timeout cannot be {seconds}",
+                    mend=f"give seconds above 0, up to {_MAX_SECONDS}, or none",
                 )
         self.seconds = self._parts.whole
         self._end = None if self.seconds is None else time.monotonic() + self.seconds
-        self.begun = False
-        """Whether something of the answer has come."""
+        self.started = False
+        """Whether part of the answer has arrived."""
 
     def left(self) -> float | None:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     @property
     def part(self) -> float | None:
-        """How long the next message may take by itself."""
-        return self._parts.between if self.begun else self._parts.first
+        """The limit for the next message alone."""
+        return self._parts.between if self.started else self._parts.first
 
     def next(self) -> float | None:
-        """Return how long the next message may take in all."""
-        return min((each for each in (self.part, self.left()) if each is not None), default=None)
+        """Return the limit for the next message, by its own and by the total."""
+        limits = (self.part, self.left())
+        return min((limit for limit in limits if limit is not None), default=None)
 
-    def late(self, who: str) -> str:
-        """Say what has not come in time, once it has not."""
+    def timeout_message(self, source: str) -> str:
+        """Describe what has not arrived in time."""
         left = self.left()
         if self.part is None or (left is not None and left < self.part / 10):
-            return f"no complete answer from {who} within {self.seconds or 0:g} s"
-        return f"no {'more' if self.begun else 'answer'} from {who} within {self.part:g} s"
+            return f"no complete answer from {source} within {self.seconds or 0:g} s"
+        return f"no {'more' if self.started else 'answer'} from {source} within {self.part:g} s"

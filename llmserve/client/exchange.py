@@ -1,7 +1,7 @@
-"""What to send next and what came back: the part that sync and asyncio share.
+"""Exchanges with a model: which requests to send, and how to read the responses.
 
-An exchange is a loop of rounds. Each round is a list of requests that may run at the same
-time; their responses go to :meth:`Exchange.take`. Without a further round it is complete.
+An exchange consists of rounds. Each round is a list of requests that may run concurrently; their
+responses are passed to :meth:`Exchange.take`. The exchange is complete when no round is left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmserve.errors import ClientError
 def open_exchange(
     info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Any], *, pieces: bool
 ) -> AtOnce | Stepwise:
-    """Choose the exchange; ``pieces`` asks a model that can stream for single pieces."""
+    """Choose the exchange for a model; ``pieces`` requests streaming, if the model can stream."""
     checked = check_options(options)
     if info.exchange == "sequence":
         return Stepwise(info, prompts, checked, pieces=pieces)
@@ -39,11 +39,11 @@ def open_exchange(
 
 ASK_FOR_COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
 FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""Asks Triton to say when an answer is complete, with an empty response if need be."""
+"""Asks Triton to mark the end of an answer, with an empty response if necessary."""
 
 
 class AtOnce:
-    """Unary and streaming models: everything is sent in one round, and answers follow."""
+    """The exchange of unary and streaming models: one round with all requests."""
 
     def __init__(
         self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value]
@@ -55,31 +55,31 @@ class AtOnce:
         size = info.rows or max(1, len(prompts))
         for first in range(0, len(prompts), size):
             rows = prompts[first : first + size]
-            # Some backends take an id as the request's own among those of all clients, and as a
-            # number: TensorRT-LLM 0.5.0 refuses one that is under way.
+            # Some backends expect ids to be numbers and unique across all clients: TensorRT-LLM
+            # 0.5.0 refuses an id that is in flight.
             number = str(secrets.randbits(63) or 1)
             self._rows[number] = first, len(rows)
             request = build_request(info, rows, options, request_id=number)
             if info.exchange == "stream":
-                # So that an answer that was cut off is not taken for a short one.
+                # Without it, a truncated answer would look like a short one.
                 request.parameters[FINAL_RESPONSE].bool_param = True
             self._round.append(request)
 
     def next_round(self) -> list[Any]:
         """Return the requests to send now, none when the exchange is complete."""
-        waiting, self._round = self._round, []
-        return waiting
+        requests, self._round = self._round, []
+        return requests
 
     def take(self, response: Any) -> list[Piece]:
-        """Read a response; its id says which rows it is of."""
+        """Read a response; its id identifies its rows."""
         if response.id not in self._rows:
             raise ClientError("the server answered a request that was not sent")
         first, count = self._rows[response.id]
-        pieces = _moved(read_response(response, count), first)
+        pieces = _shift(read_response(response, count), first)
         return [piece for piece in pieces if self._is_wanted(piece)]
 
     def _is_wanted(self, piece: Piece) -> bool:
-        # In a request of several rows those that are complete go along, empty, to the end.
+        # While other rows of a request continue, each response has empty text for completed rows.
         if piece.index in self._finished and not piece.text:
             return False
         if piece.finish_reason:
@@ -87,18 +87,18 @@ class AtOnce:
         return True
 
     def end_requests(self) -> list[Any]:
-        """Return what must still be sent, whatever happened: here nothing keeps a state."""
+        """Return the requests that must be sent in any case: none for stateless models."""
         return []
 
 
 STEP_TOKENS = "step_tokens"
 """How many tokens one request of a sequence generates, for models that have this option."""
 _WHOLE, _PIECE = 1 << 20, 4
-"""As many as the model gives at a time, and few enough to see them come."""
+"""As many as the model generates at once, or few enough to stream them."""
 
 
 class Steps:
-    """One sequence of a model that keeps state: it has a start, steps and an end."""
+    """One sequence of a model that keeps state, with a start, steps and an end."""
 
     def __init__(self, info: ModelInfo, *, index: int = 0) -> None:
         self.info = info
@@ -117,18 +117,18 @@ class Steps:
         return request
 
     def end_requests(self) -> list[Any]:
-        """Build the request that frees the model's state, once and if there is any."""
+        """Return the request that frees the model's state; none if already sent or not started."""
         if not self._started or self._ended:
             return []
         self._ended = True
-        # The end needs no further token.
+        # The end request must not generate tokens.
         options: dict[str, Value] = {STEP_TOKENS: 0} if STEP_TOKENS in self.info.inputs else {}
         controls: dict[str, Value] = {"sequence_id": self._correlation, "sequence_end": True}
         return [self._request("", options, controls)]
 
     def _request(self, text: str, options: Mapping[str, Value], controls: dict[str, Value]) -> Any:
         if not self.info.made_by_llmserve:
-            # Inputs that such a model requires, it requires at every step.
+            # Such a model needs its required inputs at every step.
             options = self._options = {**self._options, **options}
         return build_request(
             self.info, [text], options, request_id=self.request_id, controls=controls
@@ -136,41 +136,41 @@ class Steps:
 
 
 class Stepwise:
-    """Sequence models: one sequence per prompt, all of them a step further each round."""
+    """The exchange of sequence models: one sequence per prompt, one step per round."""
 
     def __init__(
         self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value], *, pieces: bool
     ) -> None:
         self.info = info
-        self._each: dict[str, Value] = {}
+        self._step_options: dict[str, Value] = {}
         if STEP_TOKENS in info.inputs:
-            self._each[STEP_TOKENS] = options.get(STEP_TOKENS, _PIECE if pieces else _WHOLE)
+            self._step_options[STEP_TOKENS] = options.get(STEP_TOKENS, _PIECE if pieces else _WHOLE)
         self._steps = [Steps(info, index=index) for index in range(len(prompts))]
         self._round = [
-            steps.step(prompt, {**options, **self._each})
+            steps.step(prompt, {**options, **self._step_options})
             for steps, prompt in zip(self._steps, prompts, strict=True)
         ]
 
     def next_round(self) -> list[Any]:
-        waiting, self._round = self._round, []
-        return waiting
+        requests, self._round = self._round, []
+        return requests
 
     def take(self, response: Any) -> list[Piece]:
         index = int(response.id)
-        pieces = _moved(read_response(response, 1), index)
-        # Without a reason to stop, the loop would never end.
-        says_its_end = "finish_reason" in self.info.outputs
-        if says_its_end and not any(piece.finish_reason for piece in pieces):
-            self._round.append(self._steps[index].step("", self._each))
+        pieces = _shift(read_response(response, 1), index)
+        # A model without finish reasons gets one step only: the loop would never end.
+        has_reasons = "finish_reason" in self.info.outputs
+        if has_reasons and not any(piece.finish_reason for piece in pieces):
+            self._round.append(self._steps[index].step("", self._step_options))
         return pieces
 
     def end_requests(self) -> list[Any]:
-        return [end for steps in self._steps for end in steps.end_requests()]
+        return [request for steps in self._steps for request in steps.end_requests()]
 
 
 Exchange = AtOnce | Stepwise
-"""One call of ``generate`` or ``stream``, as the model wants it."""
+"""The messages of one call of ``generate`` or ``stream``."""
 
 
-def _moved(pieces: list[Piece], first: int) -> list[Piece]:
+def _shift(pieces: list[Piece], first: int) -> list[Piece]:
     return [replace(piece, index=piece.index + first) for piece in pieces] if first else pieces

@@ -1,8 +1,8 @@
-"""Requests and responses as the protocol has them: prompts, options and tensors.
+"""Builds request messages and reads response messages of the protocol.
 
-Options go to a model that llmserve built as request parameters. Triton batches only requests that
-carry the same optional inputs, and requests with different options must still share a batch. To
-any other model they go as the inputs that its config declares, else as parameters.
+A model that llmserve built gets options as request parameters: Triton batches only requests that
+carry the same optional inputs, and requests with different options must still share a batch. Any
+other model gets them as the inputs that its config declares, else as parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmserve.errors import ClientError, OptionError, UsageError
 
 Value = bool | int | float | str | list[Any]
 
-# TensorRT-LLM has renamed these over its versions.
+# TensorRT-LLM renamed these between versions.
 _SECOND_NAMES = {
     "seed": "random_seed",
     "random_seed": "seed",
@@ -31,37 +31,37 @@ _SECOND_NAMES = {
 }
 _AS_JSON = ("messages", "chat_template_kwargs", "logit_bias", "json_schema")
 QUEUE_TIMEOUT = "queue_timeout"
-"""How long a request may wait for its turn, in seconds; not how long its answer may take."""
-_LONGEST_QUEUE = 1e7
+"""Seconds that a request may wait in the queue, not counting the time to answer it."""
+_MAX_QUEUE_SECONDS = 1e7
 _INT64 = range(-(2**63), 2**63)
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
-    """Drop what is None and refuse what no model could take; ranges are the server's affair."""
+    """Drop options that are None and refuse impossible types; the server checks ranges."""
     checked: dict[str, Value] = {}
-    for name, given in options.items():
+    for name, value in options.items():
         if name == "stream":
-            raise OptionError("stream is no option here", mend="call stream() or generate()")
+            raise OptionError("stream is not an option here", mend="call stream() or generate()")
         if name.startswith(("sequence_", "triton_")):
             raise OptionError(f"{name} is set by the client", mend="leave it out")
-        if given is not None:
-            checked[name] = _check(name, given)
+        if value is not None:
+            checked[name] = _check(name, value)
     return checked
 
 
-def _check(name: str, given: Any) -> Value:
-    # What comes out of numpy or torch knows how to become plain Python.
-    value = given.tolist() if hasattr(given, "tolist") else given
+def _check(name: str, raw_value: Any) -> Value:
+    # Arrays and tensors of numpy and torch convert themselves to plain Python.
+    value = raw_value.tolist() if hasattr(raw_value, "tolist") else raw_value
     if name in _AS_JSON and isinstance(value, (dict, list, tuple)):
         return _as_json(name, value)
     if isinstance(value, (list, tuple)):
-        if all(isinstance(part, (bool, int, float, str)) for part in value):
+        if all(isinstance(item, (bool, int, float, str)) for item in value):
             return list(value)
     elif isinstance(value, (bool, int, float, str)):
         return value
     raise OptionError(
-        f"{name} cannot be a {type(given).__name__}",
-        mend="give a number, a text, true or false, or a list of them",
+        f"{name} cannot be a {type(raw_value).__name__}",
+        mend="give a number, a string, a boolean, or a list of them",
     )
 
 
@@ -82,50 +82,50 @@ def _set_parameters(parameters: Any, options: Mapping[str, Value]) -> None:
         elif isinstance(value, float):
             slot.double_param = value
         else:
-            # Triton refuses uint64_param here, so an integer beyond int64 goes as text too.
+            # Triton refuses uint64_param here, so an integer beyond int64 is sent as text too.
             slot.string_param = _text(name, value)
 
 
 def _text(name: str, value: Value) -> str:
     text = _as_json(name, value) if isinstance(value, list) else str(value)
     if "\0" in text:
-        # Triton would cut the text there and say nothing.
-        raise OptionError(f"{name} cannot hold a NUL character")
+        # Triton would silently cut the text there.
+        raise OptionError(f"{name} cannot contain a NUL character")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise OptionError(f"{name} has a character that UTF-8 cannot carry") from None
+        raise OptionError(f"{name} has a character that UTF-8 cannot encode") from None
     return text
 
 
 def _queue_microseconds(info: ModelInfo, value: Value) -> int:
     if not info.queue_timeout:
-        # Triton would say nothing and let it wait.
+        # Triton would silently ignore it.
         raise OptionError(
-            f"{info.name!r} does not take a {QUEUE_TIMEOUT}",
-            mend="leave it out, or give its queue a default_timeout_microseconds and "
-            "allow_timeout_override in config.pbtxt",
+            f"{info.name!r} does not accept a {QUEUE_TIMEOUT}",
+            mend="leave it out, or set default_timeout_microseconds and allow_timeout_override for "
+            "its queue in config.pbtxt",
         )
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))
-        or not 0 < value < _LONGEST_QUEUE
+        or not 0 < value < _MAX_QUEUE_SECONDS
     ):
-        raise OptionError(f"{QUEUE_TIMEOUT} takes seconds above 0, not {value!r}")
+        raise OptionError(f"{QUEUE_TIMEOUT} must be a number of seconds above 0, not {value!r}")
     return max(1, round(1_000_000 * value))
 
 
 def _pack_option(
     tensor: Tensor, value: Value, rows: int, *, batched: bool
 ) -> tuple[list[int], bytes]:
-    """Give the shape and the bytes of an option's input; every row gets the same."""
+    """Return the shape and the bytes of an option's input, the same for every row."""
     values = value if isinstance(value, list) else [value]
     dims = _fit(tensor.dims, len(values))
     if prod(dims) != len(values):
-        raise OptionError(f"{tensor.name} takes {prod(dims)} values, not {len(values)}")
+        raise OptionError(f"{tensor.name} needs {prod(dims)} values, not {len(values)}")
     values = values * rows if batched else values
     if tensor.datatype == "BYTES":
-        raw = pack_texts(part if isinstance(part, str) else json.dumps(part) for part in values)
+        raw = pack_texts(item if isinstance(item, str) else json.dumps(item) for item in values)
     else:
         try:
             raw = pack_numbers(tensor.datatype, values)
@@ -135,18 +135,18 @@ def _pack_option(
 
 
 def _fit(dims: Iterable[int], width: int) -> list[int]:
-    """Fill in open dimensions: the last one takes the width, others become 1."""
+    """Fill in variable dimensions: the last one becomes the width, others become 1."""
     fitted = list(dims)
-    for at in reversed(range(len(fitted))):
-        if fitted[at] < 0:
-            fitted[at], width = width, 1
+    for axis in reversed(range(len(fitted))):
+        if fitted[axis] < 0:
+            fitted[axis], width = width, 1
     return fitted
 
 
 OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 LOGPROBS_OUTPUTS = ("logprobs", "output_log_probs", "cum_log_probs")
-"""Names of ``llmserve.runtime.contract``, which a client does without: a test compares them."""
-_WIDEST = 8
+"""Names of ``llmserve.runtime.contract``, which a client does not import; a test compares them."""
+_MAX_ITEM_BYTES = 8
 _INT32_BYTES = 4
 
 
@@ -178,7 +178,7 @@ def build_request(
 
 
 def input_of(info: ModelInfo, option: str) -> Tensor | None:
-    """Return the input that takes an option, whichever of its names the model has for it."""
+    """Return the input for an option, by either name of it; None if the model has neither."""
     return info.inputs.get(option) or info.inputs.get(_SECOND_NAMES.get(option, option))
 
 
@@ -186,17 +186,17 @@ def _text_shape(info: ModelInfo, rows: int) -> list[int]:
     tensor = info.inputs.get("text_input")
     if tensor is None or tensor.datatype != "BYTES" or "text_output" not in info.outputs:
         raise UsageError(
-            f"{info.name!r} takes no text: its inputs are {', '.join(info.inputs) or 'none'}",
-            mend="name a model that takes text_input and gives text_output",
+            f"{info.name!r} accepts no text: its inputs are {', '.join(info.inputs) or 'none'}",
+            mend="choose a model with the input text_input and the output text_output",
         )
     if info.batched:
         return [rows, *(1 for _ in tensor.dims)]
-    return [rows if at == 0 else 1 for at, _ in enumerate(tensor.dims)]
+    return [rows if axis == 0 else 1 for axis, _ in enumerate(tensor.dims)]
 
 
 def read_response(response: Any, rows: int) -> list[Piece]:
-    """Read a ``ModelInferResponse``: one piece per row, none where it carries no text."""
-    if rows == 1 and (piece := _read_plain(response)):
+    """Read a ``ModelInferResponse``: one piece per row, none if it contains no text."""
+    if rows == 1 and (piece := _read_simple(response)):
         return [piece]
     tensors = {
         output.name: (output.datatype, raw)
@@ -204,17 +204,17 @@ def read_response(response: Any, rows: int) -> list[Piece]:
     }
     if "text_output" not in tensors:
         return []
-    texts, reasons, read, written = (_rows(tensors, name, rows) for name in OUTPUTS)
+    texts, reasons, input_counts, output_counts = (_rows(tensors, name, rows) for name in OUTPUTS)
     logprobs = _logprobs(tensors, rows)
-    known = {*OUTPUTS, *LOGPROBS_OUTPUTS} - ({"logprobs"} if logprobs is None else set())
-    extra = {name: _extra(tensors, name, rows) for name in tensors if name not in known}
+    standard_names = {*OUTPUTS, *LOGPROBS_OUTPUTS} - ({"logprobs"} if logprobs is None else set())
+    extra = {name: _extra(tensors, name, rows) for name in tensors if name not in standard_names}
     return [
         Piece(
             text,
             row,
             (reasons[row] or None) if reasons else None,
-            read[row] if read else None,
-            written[row] if written else None,
+            input_counts[row] if input_counts else None,
+            output_counts[row] if output_counts else None,
             {name: values[row] for name, values in extra.items() if values},
             logprobs[row] if logprobs else None,
         )
@@ -222,29 +222,29 @@ def read_response(response: Any, rows: int) -> list[Piece]:
     ]
 
 
-def _read_plain(response: Any) -> Piece | None:
-    """Read what nearly every message of a stream is: a text, a reason and counts, one of each.
+def _read_simple(response: Any) -> Piece | None:
+    """Read a response with nothing but one text, reason and counts; return None for any other.
 
-    The long way takes five times as long; None where it is needed.
+    Nearly all messages of a stream are such, and the general way takes five times as long.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
         name, datatype = output.name, output.datatype
         if name not in OUTPUTS:
             return None
         if datatype == "INT32" and len(raw) == _INT32_BYTES:
-            found[name] = int.from_bytes(raw, "little", signed=True)
+            values[name] = int.from_bytes(raw, "little", signed=True)
         elif datatype == "BYTES" and int.from_bytes(raw[:4], "little") == len(raw) - 4:
             try:
-                found[name] = raw[4:].decode()
+                values[name] = raw[4:].decode()
             except UnicodeDecodeError:
                 return None
         else:
             return None
-    if not isinstance(found.get("text_output"), str):
+    if not isinstance(values.get("text_output"), str):
         return None
-    reason, read, written = (found.get(name) for name in OUTPUTS[1:])
-    return Piece(found["text_output"], 0, reason or None, read, written)
+    reason, input_tokens, output_tokens = (values.get(name) for name in OUTPUTS[1:])
+    return Piece(values["text_output"], 0, reason or None, input_tokens, output_tokens)
 
 
 def is_last(message: Any) -> bool:
@@ -263,24 +263,24 @@ def _logprobs(
         entries = [json.loads(text) for text in _rows(tensors, "logprobs", rows)]
         return [tuple(_logprob(entry) for entry in row) for row in entries]
     except (ValueError, KeyError, TypeError, ClientError):
-        # Another model's, in a form of its own.
+        # Another model's output of that name, in another format.
         return None
 
 
 def _logprob(entry: Mapping[str, Any]) -> Logprob:
-    own = int(entry["id"]), str(entry["token"]), float(entry["logprob"])
-    return Logprob(*own, tuple(_logprob(other) for other in entry.get("top", ())))
+    chosen = int(entry["id"]), str(entry["token"]), float(entry["logprob"])
+    return Logprob(*chosen, tuple(_logprob(other) for other in entry.get("top", ())))
 
 
 def _extra(tensors: Mapping[str, tuple[str, bytes]], name: str, rows: int) -> list[Any]:
-    """Return an output of the formatter's own; what is no single value a row is left alone."""
+    """Return the values of an extra output; an empty list unless it has one value per row."""
     datatype, raw = tensors[name]
-    if datatype != "BYTES" and len(raw) > rows * _WIDEST:
+    if datatype != "BYTES" and len(raw) > rows * _MAX_ITEM_BYTES:
         return []
     try:
         values = _unpack(datatype, raw)
     except ClientError:
-        # An extra output is no reason to lose the answer.
+        # An unreadable extra output must not cost the answer.
         return []
     return values if len(values) == rows else []
 
@@ -292,11 +292,11 @@ def _rows(tensors: Mapping[str, tuple[str, bytes]], name: str, rows: int) -> lis
     values = _unpack(datatype, raw)
     if len(values) % rows:
         raise ClientError(f"the server sent {len(values)} values of {name} for {rows} prompts")
-    # A model that searches several beams sends them all, the best one first.
+    # A model with beam search sends all beams, the best one first.
     return values[:: len(values) // rows] if values else []
 
 
-# Triton lays values out in little-endian, and texts behind their length.
+# Triton's values are little-endian, and each text is preceded by its length.
 _TYPES = ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 _FORMATS = dict(zip((*_TYPES, "FP16", "FP32", "FP64"), "?bhiqBHIQefd", strict=True))
 
@@ -312,7 +312,7 @@ def pack_texts(texts: Iterable[str]) -> bytes:
             raw = text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(
-                f"the text has a character that UTF-8 cannot carry, at {error.start}",
+                f"the text has a character that UTF-8 cannot encode, at {error.start}",
                 mend="give text that was read as UTF-8",
             ) from None
         parts += (struct.pack("<I", len(raw)), raw)
@@ -320,28 +320,28 @@ def pack_texts(texts: Iterable[str]) -> bytes:
 
 
 def unpack_texts(raw: bytes) -> list[str]:
-    """Read what :func:`pack_texts` wrote; anything else is the model's mistake."""
+    """Read the format of :func:`pack_texts`; invalid bytes are the fault of the model."""
     try:
         return [text.decode() for text in deserialize_bytes_tensor(raw)]
     except struct.error:
-        raise ClientError("the server sent a text that is cut off") from None
+        raise ClientError("the server sent a truncated text") from None
     except UnicodeDecodeError as error:
         raise ClientError(
             f"the server sent text that is not UTF-8 (byte {error.object[error.start]:#04x} at "
             f"{error.start})",
-            mend="the model must hold back a character until it is whole",
+            mend="the model must hold back a character until it is complete",
         ) from None
 
 
 def pack_numbers(datatype: str, values: Sequence[Any]) -> bytes:
-    """Pack numbers or booleans; ValueError where one does not fit the type."""
+    """Pack numbers or booleans; raise ValueError if one does not fit the type."""
     code = _FORMATS.get(datatype)
     if code is None:
         raise ValueError(f"a tensor of type {datatype} cannot be sent")
     kinds = (bool,) if code == "?" else (int, float) if code in "efd" else (int,)
     for value in values:
         if not isinstance(value, kinds) or (code != "?" and isinstance(value, bool)):
-            raise ValueError(f"takes {datatype}, not {value!r}")
+            raise ValueError(f"must be {datatype}, not {value!r}")
     try:
         return struct.pack(f"<{len(values)}{code}", *values)
     except (struct.error, OverflowError):

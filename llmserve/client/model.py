@@ -1,4 +1,4 @@
-"""What a model's config says about how to talk to it."""
+"""Models as a client sees them, read from their configs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Exchange = Literal["unary", "stream", "sequence"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output; ``datatype`` is the protocol's name: ``BYTES``, ``INT32``, ``BOOL``."""
+    """An input or output; ``datatype`` is the protocol's: ``BYTES``, ``INT32``, ``BOOL``."""
 
     name: str
     datatype: str
@@ -21,7 +21,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ModelState:
-    """A line of the server's index: ``state`` is ``READY``, ``LOADING`` or ``UNAVAILABLE``."""
+    """An entry of the server's index: ``state`` is ``READY``, ``LOADING`` or ``UNAVAILABLE``."""
 
     name: str
     version: str
@@ -31,12 +31,12 @@ class ModelState:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model, as far as a client needs to know it.
+    """What a client needs to know about a model.
 
-    ``rows`` is how many prompts fit into one request, None when the model sets no limit.
-    ``made_by_llmserve`` holds the version that built it, None for other models.
-    ``queue_timeout`` says whether a request can have less time in the queue than others.
-    ``parts`` are the models that it is made of, which take no requests of their own.
+    ``rows`` is the maximum number of prompts in one request, None if the model sets no limit.
+    ``made_by_llmserve`` is the version that built the model, None for other models.
+    ``queue_timeout`` tells whether a request can shorten its time in the queue.
+    ``parts`` are the models that it consists of, which accept no requests of their own.
     """
 
     name: str
@@ -50,10 +50,9 @@ class ModelInfo:
     parts: tuple[str, ...] = ()
 
 
-def read_index(answer: Any) -> list[ModelState]:
-    return [
-        ModelState(entry.name, entry.version, entry.state, entry.reason) for entry in answer.models
-    ]
+def read_index(response: Any) -> list[ModelState]:
+    models = response.models
+    return [ModelState(model.name, model.version, model.state, model.reason) for model in models]
 
 
 def ready_names(states: Iterable[ModelState]) -> list[str]:
@@ -61,7 +60,7 @@ def ready_names(states: Iterable[ModelState]) -> list[str]:
 
 
 def read_config(config: Any) -> ModelInfo:
-    """Read a ``ModelConfig`` message, of a model that llmserve built or of any other."""
+    """Read the ``ModelConfig`` message of any model, built by llmserve or not."""
     types = config.DESCRIPTOR.fields_by_name["input"].message_type.fields_by_name["data_type"]
 
     def tensor(entry: Any, optional: bool) -> Tensor:
@@ -71,15 +70,15 @@ def read_config(config: Any) -> ModelInfo:
 
     inputs = {entry.name: tensor(entry, entry.optional) for entry in config.input}
     version = _parameter(config, "llmserve.version")
-    named = _parameter(config, "llmserve.exchange")
+    exchange = _parameter(config, "llmserve.exchange")
     return ModelInfo(
         name=config.name,
-        exchange=_exchange(config, named),
+        exchange=_exchange(config, exchange),
         batched=config.max_batch_size > 0,
         rows=_rows(config, inputs.get("text_input")),
         inputs=inputs,
         outputs={entry.name: tensor(entry, False) for entry in config.output},
-        made_by_llmserve=version or ("unknown" if named else None),
+        made_by_llmserve=version or ("unknown" if exchange else None),
         queue_timeout=_queue_timeout(config),
         parts=tuple((_parameter(config, "llmserve.parts") or "").split())
         or tuple(step.model_name for step in config.ensemble_scheduling.step),
@@ -87,13 +86,13 @@ def read_config(config: Any) -> ModelInfo:
 
 
 def _parameter(config: Any, name: str) -> str | None:
-    # Asking a protobuf map for a missing key would add it.
+    # Looking up a missing key in a protobuf map would add it.
     return config.parameters[name].string_value if name in config.parameters else None
 
 
-def _exchange(config: Any, named: str | None) -> Exchange:
-    if named in get_args(Exchange):
-        return cast(Exchange, named)
+def _exchange(config: Any, declared: str | None) -> Exchange:
+    if declared in get_args(Exchange):
+        return cast(Exchange, declared)
     if config.model_transaction_policy.decoupled:
         return "stream"
     if _has_sequences(config) and not config.sequence_batching.iterative_sequence:
@@ -104,7 +103,7 @@ def _exchange(config: Any, named: str | None) -> Exchange:
 def _queue_timeout(config: Any) -> bool:
     batching = config.dynamic_batching
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
-    # A request can ask only for less than its queue gives, and where that is 0, for nothing.
+    # A request can only shorten the timeout of its queue; if that is 0, it cannot set one.
     return any(p.allow_timeout_override and p.default_timeout_microseconds for p in policies)
 
 
@@ -114,7 +113,7 @@ def _has_sequences(config: Any) -> bool:
 
 def _rows(config: Any, text: Tensor | None) -> int | None:
     if _has_sequences(config):
-        return 1  # Triton's sequence batcher takes requests of one row only.
+        return 1  # Triton's sequence batcher accepts only requests of one row.
     if config.max_batch_size > 0:
         return int(config.max_batch_size)
     if text is None or not text.dims:

@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""Results of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Prompt = str | Prompts
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token and how likely the model held it; ``top`` are the likeliest at its place."""
+    """A token and its log-probability; ``top`` are the likeliest tokens at its position."""
 
     id: int
     token: str
@@ -24,7 +24,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool, or in a stream the next part of one; ``arguments`` is JSON."""
+    """A tool call, or in a stream the next part of one; ``arguments`` is JSON."""
 
     index: int
     arguments: str = ""
@@ -36,10 +36,10 @@ class ToolCall:
 class Completion:
     """A whole answer.
 
-    ``finish_reason`` is ``"stop"``, ``"length"``, ``"cancelled"``, or ``"tool_calls"`` where there
-    are some; it and the counts are None where the model does not say. ``extra`` has what a
-    formatter adds: every other output with one value for each prompt, by its name. ``logprobs``
-    has an entry for each token of the answer, where they were asked for.
+    ``finish_reason`` is ``"stop"``, ``"length"``, ``"cancelled"``, or ``"tool_calls"`` if there are
+    any; it and the counts are None if the model does not return them. ``extra`` contains the extra
+    outputs of a formatter by name: all others with one value per prompt. ``logprobs`` has an entry
+    for each token of the answer, if the request asked for them.
     """
 
     text: str
@@ -53,11 +53,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """The next part of an answer; ``index`` says of which prompt, when there are several.
+    """The next part of an answer; ``index`` is the position of its prompt in the request.
 
-    The last piece of an answer has a ``finish_reason`` where the model gives one. The counts
-    are those of the answer so far, ``extra`` is as in :class:`Completion`, ``logprobs`` are
-    of the tokens that came with this piece, and so are ``tool_calls`` where somebody reads them.
+    The last piece of an answer has a ``finish_reason`` if the model returns one. The counts
+    are those of the answer so far, ``extra`` is as in :class:`Completion`, and ``logprobs`` are
+    those of the tokens in this piece, as are ``tool_calls`` if they are parsed.
     """
 
     text: str
@@ -71,23 +71,23 @@ class Piece:
 
     @property
     def is_news(self) -> bool:
-        """Whether it says anything: a batch has empty pieces for rows that wait."""
+        """Whether the piece has content: a batch has empty pieces for rows that wait."""
         return bool(self.text or self.logprobs or self.tool_calls) or self.finish_reason is not None
 
 
 def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
-    """Put pieces together, one answer per prompt."""
+    """Join pieces to one answer per prompt."""
     texts: list[list[str]] = [[] for _ in range(count)]
     answers = [Completion("") for _ in range(count)]
     for piece in pieces:
         texts[piece.index].append(piece.text)
         so_far = answers[piece.index]
-        counts = (piece.input_tokens, piece.output_tokens)
+        input_tokens, output_tokens = piece.input_tokens, piece.output_tokens
         answers[piece.index] = replace(
             so_far,
             finish_reason=piece.finish_reason or so_far.finish_reason,
-            input_tokens=so_far.input_tokens if counts[0] is None else counts[0],
-            output_tokens=so_far.output_tokens if counts[1] is None else counts[1],
+            input_tokens=so_far.input_tokens if input_tokens is None else input_tokens,
+            output_tokens=so_far.output_tokens if output_tokens is None else output_tokens,
             extra=piece.extra or so_far.extra,
             logprobs=(so_far.logprobs or ()) + piece.logprobs
             if piece.logprobs is not None
@@ -97,7 +97,7 @@ def gather(pieces: Iterable[Piece], count: int) -> list[Completion]:
 
 
 class Form(Protocol):
-    """What a class has that pydantic makes: a schema, and a way back from JSON."""
+    """The part of a pydantic model class that is used here."""
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]: ...
@@ -110,7 +110,7 @@ F = TypeVar("F", bound=Form)
 
 
 def schema_of(form: type[Form]) -> Any:
-    """Return the schema of a form, without room for what its class would only throw away."""
+    """Return the schema of a form, closed to properties that its class would only discard."""
     return _closed(form.model_json_schema())
 
 
@@ -125,12 +125,12 @@ def _closed(schema: Any) -> Any:
     return closed
 
 
-def parsed(form: type[F], answer: Completion) -> F:
-    """Return an answer as an object of its form; one that was cut short is none."""
+def parse(form: type[F], answer: Completion) -> F:
+    """Parse an answer into an instance of its form; a truncated answer is an error."""
     if answer.finish_reason == "length":
         raise RequestRejectedError(
-            f"the answer was cut after {answer.output_tokens} tokens, before its form was complete",
-            mend="ask for more max_tokens",
+            f"the answer was cut off after {answer.output_tokens} tokens, before it was complete",
+            mend="increase max_tokens",
         )
-    found: F = form.model_validate_json(answer.text)
-    return found
+    instance: F = form.model_validate_json(answer.text)
+    return instance

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Ask the model in this folder: a client that needs tritonclient[grpc] and nothing else.
+"""A client for the model in this folder. It needs only tritonclient[grpc].
 
     python client.py "Programming in C++ is like" --max-tokens 32
     echo "Programming in C++ is like" | python client.py --json
 
-It can be imported as well, and it is yours to change:
+You can also import it, and change it as you like:
 
     from client import generate, stream
     print(generate("Programming in C++ is like", max_tokens=32).text)
@@ -36,7 +36,7 @@ RUNTIME, USAGE, UNREACHABLE, NOT_READY, TIMED_OUT, REJECTED, INTERRUPTED = 1, 2,
 
 
 class Answer(NamedTuple):
-    """A piece of an answer, or all of it; None where the model does not say."""
+    """A whole answer or a piece of one; a field is None if the model does not return it."""
 
     text: str
     finish_reason: str | None = None
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class RequestError(Exception):
-    """What went wrong, in one line, and the exit code that says so."""
+    """A failed request: a one-line message and the exit code."""
 
     def __init__(self, message: str, exit_code: int = RUNTIME) -> None:
         super().__init__(message)
@@ -54,22 +54,20 @@ class RequestError(Exception):
 
 
 def default_model() -> str:
-    """Read the model's name from llmserve.json beside this file, else take the folder's."""
+    """Return the model's name from llmserve.json next to this file, else the folder's name."""
     folder = Path(__file__).resolve().parent
     manifest = folder / "llmserve.json"
-    return (
-        str(json.loads(manifest.read_text(encoding="utf-8"))["name"])
-        if manifest.is_file()
-        else folder.name
-    )
+    if not manifest.is_file():
+        return folder.name
+    return str(json.loads(manifest.read_text(encoding="utf-8"))["name"])
 
 
 def generate(prompt: str, **options: Any) -> Answer:
-    """Give the whole answer; the arguments are those of :func:`stream`."""
-    parts = list(stream(prompt, pieces=False, **options))
-    logprobs = [entry for part in parts for entry in part.logprobs or ()]
-    whole = (parts or [Answer("")])[-1]._replace(text="".join(part.text for part in parts))
-    return whole._replace(logprobs=logprobs or None)
+    """Return the whole answer; the arguments are those of :func:`stream`."""
+    pieces = list(stream(prompt, pieces=False, **options))
+    logprobs = [entry for piece in pieces for entry in piece.logprobs or ()]
+    answer = (pieces or [Answer("")])[-1]._replace(text="".join(piece.text for piece in pieces))
+    return answer._replace(logprobs=logprobs or None)
 
 
 def stream(
@@ -81,38 +79,41 @@ def stream(
     pieces: bool = True,
     **options: Any,
 ) -> Iterator[Answer]:
-    """Give the answer in pieces as they come; leaving the loop cancels the request.
+    """Yield the answer in pieces as they arrive; leaving the loop cancels the request.
 
-    Options are the model's, such as ``max_tokens=32``; ``timeout`` is in seconds, over all.
+    ``timeout`` is in seconds, for the whole request; ``options`` are those of the model, such as
+    ``max_tokens=32``.
     """
     model = model or default_model()
-    end = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + timeout
 
-    def left() -> float | None:
-        return None if end is None else max(0.0, end - time.monotonic())
+    def remaining() -> float | None:
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     with _channel(url) as channel:
         stub = Stub(channel)
         try:
-            question = messages.ModelConfigRequest(name=model)
-            config = stub.ModelConfig(question, timeout=10 if end is None else left()).config
+            config_request = messages.ModelConfigRequest(name=model)
+            config_timeout = 10 if deadline is None else remaining()
+            config = stub.ModelConfig(config_request, timeout=config_timeout).config
             exchange = _exchange(config)
             if exchange == "stream":
                 request = _request(config, prompt, {**options, "stream": pieces})
                 request.parameters["triton_enable_empty_final_response"].bool_param = True
                 complete = False
-                # Handing over all requests closes our side, so the stream ends with the answer.
-                for message in stub.ModelStreamInfer(iter([request]), timeout=left()):
+                # gRPC closes our side after the one request, so the stream ends with the answer.
+                for message in stub.ModelStreamInfer(iter([request]), timeout=remaining()):
                     if message.error_message:
-                        raise RequestError(f"refused: {_line(message.error_message)}", REJECTED)
+                        raise RequestError(f"refused: {_one_line(message.error_message)}", REJECTED)
                     yield from _read(message.infer_response)
                     complete = message.infer_response.parameters["triton_final_response"].bool_param
                 if not complete:
                     raise RequestError(f"{url} ended the stream too early", UNREACHABLE)
             elif exchange == "sequence":
-                yield from _steps(stub, config, prompt, options, left, pieces)
+                yield from _sequence(stub, config, prompt, options, remaining, pieces)
             else:
-                yield from _read(stub.ModelInfer(_request(config, prompt, options), timeout=left()))
+                request = _request(config, prompt, options)
+                yield from _read(stub.ModelInfer(request, timeout=remaining()))
         except grpc.RpcError as error:
             raise _explain(error, model, url) from None
 
@@ -126,32 +127,32 @@ def _exchange(config: Any) -> str:
     return "sequence" if sequences and not config.sequence_batching.iterative_sequence else "unary"
 
 
-def _steps(
-    stub: Any, config: Any, prompt: str, options: dict[str, Any], left: Any, pieces: bool
+def _sequence(
+    stub: Any, config: Any, prompt: str, options: dict[str, Any], remaining: Any, pieces: bool
 ) -> Iterator[Answer]:
-    """Ask step by step until the model says that it is done; it keeps the state in between."""
+    """Send requests until the answer is complete; the model keeps its state between them."""
     sequence: dict[str, Any] = {"sequence_id": secrets.randbits(63) or 1}
     end = {**sequence, "sequence_end": True}
     if any(tensor.name == "step_tokens" for tensor in config.input):
-        # So many tokens a request: few, to see them come, or as many as the model gives.
+        # Tokens per request: few, to stream them, or as many as the model generates.
         sequence["step_tokens"] = options.get("step_tokens", 4 if pieces else 1 << 20)
         end["step_tokens"] = 0
     request = _request(config, prompt, {**options, **sequence, "sequence_start": True})
     try:
         finished = False
         while not finished:
-            answers = _read(stub.ModelInfer(request, timeout=left()))
+            answers = _read(stub.ModelInfer(request, timeout=remaining()))
             yield from answers
             finished = not answers or answers[-1].finish_reason is not None
             request = _request(config, "", sequence)
     finally:
-        # Without an end the model would keep the state for minutes.
+        # Without an end request, the model would keep the state for minutes.
         with suppress(grpc.RpcError):
             stub.ModelInfer(_request(config, "", end), timeout=5)
 
 
 def _request(config: Any, prompt: str, options: dict[str, Any]) -> Any:
-    # Options go as parameters: Triton batches only requests that carry the same inputs.
+    # Options are sent as parameters: Triton batches only requests that carry the same inputs.
     request = messages.ModelInferRequest(model_name=config.name)
     shape = [1, 1] if config.max_batch_size > 0 else [1]
     request.inputs.add(name="text_input", datatype="BYTES", shape=shape)
@@ -173,28 +174,28 @@ def _request(config: Any, prompt: str, options: dict[str, Any]) -> Any:
 
 def _read(response: Any) -> list[Answer]:
     names = [output.name for output in response.outputs]
-    raw = dict(zip(names, response.raw_output_contents, strict=True))
-    if not raw.get("text_output"):
-        return []  # The empty response with which some models end a stream.
-    # A text follows its length, which takes four bytes; a count is a little-endian INT32.
-    reason = raw.get("finish_reason", b"")[4:].decode() or None
-    counts = [raw.get(name) for name in ("num_input_tokens", "num_output_tokens")]
-    numbers = [None if count is None else int.from_bytes(count, "little") for count in counts]
-    logprobs = json.loads(raw["logprobs"][4:]) if "logprobs" in raw else None
-    text = raw["text_output"][4:].decode()
-    return [Answer(text, reason, numbers[0], numbers[1], logprobs)]
+    outputs = dict(zip(names, response.raw_output_contents, strict=True))
+    if not outputs.get("text_output"):
+        return []  # Some models end a stream with an empty response.
+    # A text is preceded by its length in four bytes; a count is a little-endian INT32.
+    text = outputs["text_output"][4:].decode()
+    reason = outputs.get("finish_reason", b"")[4:].decode() or None
+    raw_counts = [outputs.get(name) for name in ("num_input_tokens", "num_output_tokens")]
+    counts = [None if raw is None else int.from_bytes(raw, "little") for raw in raw_counts]
+    logprobs = json.loads(outputs["logprobs"][4:]) if "logprobs" in outputs else None
+    return [Answer(text, reason, counts[0], counts[1], logprobs)]
 
 
 def _channel(url: str) -> Any:
     scheme, _, address = url.rpartition("://")
     if scheme not in ("", "grpc", "grpcs") or ":" not in address:
-        raise RequestError(f"{url}: name Triton's gRPC port (usually 8001) as host:port", USAGE)
+        raise RequestError(f"{url}: give Triton's gRPC port (usually 8001) as host:port", USAGE)
     options = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        # Notices a server that is gone; Triton allows no more than a question every five minutes.
+        # Detects a server that died. Triton allows at most one ping every five minutes.
         ("grpc.keepalive_time_ms", 330_000),
-        # How long an attempt to connect may take, whatever the name says.
+        # Despite its name, this also limits each attempt to connect.
         ("grpc.min_reconnect_backoff_ms", 5_000),
     ]
     if scheme == "grpcs":
@@ -203,7 +204,7 @@ def _channel(url: str) -> Any:
 
 
 def _explain(error: Any, model: str, url: str) -> RequestError:
-    code, details = error.code(), _line(error.details() or "")
+    code, details = error.code(), _one_line(error.details() or "")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return RequestError("no complete answer in time: allow more with --timeout", TIMED_OUT)
     if code == grpc.StatusCode.CANCELLED:
@@ -212,38 +213,40 @@ def _explain(error: Any, model: str, url: str) -> RequestError:
         return RequestError(f"the server at {url} has no model {model!r} that is ready", NOT_READY)
     if code == grpc.StatusCode.UNAVAILABLE and "queue" not in details:
         return RequestError(
-            f"no Triton answers at {url}: name its gRPC port (usually 8001) with --url, or wait if "
+            f"no Triton answers at {url}: give its gRPC port (usually 8001) with --url, or wait if "
             "it is still loading",
             UNREACHABLE,
         )
     return RequestError(f"refused: {details}", REJECTED)
 
 
-def _line(message: str) -> str:
-    # A model that raises sends its traceback along, after "At:".
+def _one_line(message: str) -> str:
+    # The error of a Python model includes its traceback, after "At:".
     return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
 
 
 def _printable(text: str) -> str:
-    """Show what would move a terminal's cursor, or worse, as the characters it is made of."""
+    """Escape control characters, so that an answer cannot control the terminal."""
     if not sys.stdout.isatty():
         return text
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Ask a model that Triton serves.")
-    parser.add_argument("prompt", nargs="?", default="-", help="the prompt; - reads stdin")
+    parser = argparse.ArgumentParser(description="Query a model that Triton serves.")
+    parser.add_argument(
+        "prompt", nargs="?", default="-", help="the prompt; - (default) reads stdin"
+    )
     parser.add_argument("--url", default=URL, help="gRPC address (default: %(default)s)")
     parser.add_argument("--model", default=None, help="the model's name (default: this folder's)")
     for option in ("--max-tokens", "--top-k", "--seed", "--logprobs"):
         parser.add_argument(option, type=int)
     for option in ("--temperature", "--top-p"):
         parser.add_argument(option, type=float)
-    parser.add_argument("--stop", dest="stop_words", action="append", help="may be repeated")
+    parser.add_argument("--stop", dest="stop_words", action="append", help="repeatable")
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", action="store_true", help="print the whole answer as JSON")
-    parser.add_argument("--timeout", type=float, help="seconds, over everything")
+    parser.add_argument("--timeout", type=float, help="seconds for the whole request")
     return parser
 
 
@@ -268,7 +271,7 @@ def main() -> int:
         sys.stderr.write("error: the prompt or the answer is not UTF-8\n")
         return RUNTIME
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Who read along has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # The reader has closed the pipe.
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

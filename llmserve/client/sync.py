@@ -1,7 +1,7 @@
-"""The client for ordinary, blocking code: the asyncio client, run without a loop.
+"""The blocking client: the asyncio client, run without an event loop.
 
-Its channel blocks where the other one waits, so a coroutine of the client never gives way and runs
-to its end at once.
+Its channel blocks where the asyncio channel awaits, so the coroutines of the client never suspend
+and run to completion at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """A Triton and its models. Made by :func:`llmserve.connect`; threads may share it."""
+    """A client of one Triton, created by :func:`llmserve.connect`; threads may share it."""
 
     def __init__(self, endpoint: Endpoint, *, timeout: Timeout = None) -> None:
         self._client = AsyncClient(endpoint, timeout=timeout, channel=BlockingChannel(endpoint))
@@ -36,7 +36,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Cancel what is under way and let go of the connection."""
+        """Cancel requests in flight and close the connection."""
         _run(self._client.close())
 
     def server_ready(self) -> bool:
@@ -53,7 +53,7 @@ class Client:
         return _run(self._client.models())
 
     def model(self, name: str, *, anew: bool = False) -> ModelInfo:
-        """Say how a model takes requests; read once, then remembered, unless it is wanted anew."""
+        """Describe how a model accepts requests; cached, and read again with ``anew``."""
         return _run(self._client.model(name, anew=anew))
 
     @overload
@@ -69,40 +69,39 @@ class Client:
     def generate(
         self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> Completion | list[Completion]:
-        r"""Answer a prompt, or each of several prompts, as a whole.
+        r"""Return the whole answer to a prompt, or to each of several prompts.
 
-        ``timeout`` is in seconds, over everything, or the :class:`Timeouts` of the request's parts;
-        ``queue_timeout``, where a model allows it, is
-        for the time until it is the request's turn. Options are those of the model, such as
-        ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or ``messages=[...]``, with
-        ``tools=[...]``, ``tool_choice`` and ``parallel_tool_calls`` as OpenAI has them: the
-        answer's ``tool_calls`` are those that it makes.
+        ``timeout`` is in seconds for the whole request, or :class:`Timeouts` for its parts;
+        ``queue_timeout`` limits the time in the queue, if the model allows it. Options are those of
+        the model, such as ``max_tokens=64``, ``temperature=0.7``, ``stop_words=["\n"]`` or
+        ``messages=[...]``. With messages, ``tools=[...]``, ``tool_choice`` and
+        ``parallel_tool_calls`` are as in OpenAI's API, and the answer has ``tool_calls``.
         """
         return _run(self._client._generate(model, prompt, timeout, options))
 
     def parse(
         self, model: str, prompt: str, form: type[F], *, timeout: Timeout = None, **options: Any
     ) -> F:
-        """Answer with an object of a pydantic model, whose schema the answer is held to.
+        """Return the answer as an instance of a pydantic model, constrained to its schema.
 
-        An answer that ``max_tokens`` cut short is an error, for it is no whole object.
+        An answer that ``max_tokens`` truncates is an error.
         """
         return _run(self._client.parse(model, prompt, form, timeout=timeout, **options))
 
     def stream(
         self, model: str, prompt: Prompt = "", *, timeout: Timeout = None, **options: Any
     ) -> Generator[Piece, None, None]:
-        """Give an answer piece by piece; a model that cannot stream gives one piece.
+        """Yield an answer in pieces as they arrive; a model that cannot stream gives one piece.
 
         Leaving the loop early, or closing the iterator, cancels the request.
         """
-        # Here and not in the generator, so that a mistake shows where the call is written.
+        # Not inside the generator, so that an invalid call raises where it is made.
         opened = _run(self._client._open(model, prompt, timeout, options, pieces=True))
-        return _drain(self._client._pieces(*opened))
+        return _iterate(self._client._pieces(*opened))
 
     @contextmanager
     def sequence(self, model: str, *, timeout: Timeout = None) -> Iterator[Sequence]:
-        """Go through a sequence step by step; leaving the ``with`` block ends it."""
+        """Start a sequence of requests with state; leaving the ``with`` block ends it."""
         sequence = self._client.sequence(model, timeout=timeout)
         steps = _run(sequence.__aenter__())
         try:
@@ -112,18 +111,18 @@ class Client:
 
 
 class Sequence:
-    """A sequence that the model keeps the state of; made by :meth:`Client.sequence`."""
+    """A sequence whose state the model keeps; created by :meth:`Client.sequence`."""
 
     def __init__(self, steps: AsyncSequence) -> None:
         self._steps = steps
 
     def send(self, text: str = "", **options: Any) -> Piece:
-        """Take a step: the first starts the sequence, each gives the next piece."""
+        """Send a step and return the next piece; the first step starts the sequence."""
         return _run(self._steps.send(text, **options))
 
 
 class BlockingChannel(AsyncChannel):
-    """A channel of gRPC's threads, whose coroutines block."""
+    """A channel of gRPC's blocking API, whose coroutines never suspend."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
@@ -169,16 +168,16 @@ class BlockingChannel(AsyncChannel):
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that awaits only what a :class:`BlockingChannel` gives."""
+    """Run a coroutine that awaits only coroutines of a :class:`BlockingChannel`."""
     try:
         coroutine.send(None)
-    except StopIteration as done:
-        result: T = done.value
+    except StopIteration as stop:
+        result: T = stop.value
         return result
-    raise RuntimeError("a blocking client has waited for an event loop")
+    raise RuntimeError("the blocking client awaited an event loop")
 
 
-def _drain(pieces: AsyncGenerator[Piece, None]) -> Generator[Piece, None, None]:
+def _iterate(pieces: AsyncGenerator[Piece, None]) -> Generator[Piece, None, None]:
     try:
         with suppress(StopAsyncIteration):
             while True:

@@ -1,4 +1,4 @@
-"""Tools that an answer may call: how a model is shown them, and the calls that it makes."""
+"""Tool calling: adds tools to the options of a request, and parses tool calls in answers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from llmserve.client.results import Completion, ToolCall
 from llmserve.errors import OptionError
 from llmserve.tools import ToolPart, ToolReader
 
-MOST = 128
-"""How many tools can be offered, and called by one answer."""
+MAX_TOOLS = 128
+"""The maximum number of tools in a request, and of tool calls in an answer."""
 _OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _NAME = re.compile(r"[\w.\-]{1,64}")
 _LETTERS = string.ascii_letters + string.digits
 _FORMS = ("json_schema", "json_object", "choice", "regex", "grammar")
-# A call is written for a program: white space that no model needs would only take tokens.
-_TIGHT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}}
-# With these an object may have properties that it does not name beside them.
-_MORE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+# Calls are read by programs: white space would only cost tokens.
+_COMPACT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}}
+# A schema with one of these keywords may allow properties that "properties" does not list.
+_OPEN_KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
 
 Choice = Literal["auto", "required"]
 
 
 class ToolsError(OptionError):
-    """Tools that cannot be offered so; ``param`` is the option that says it."""
+    """Invalid tools of a request; ``param`` is the option that is wrong."""
 
     def __init__(self, problem: str, param: str = "tools", *, mend: str | None = None) -> None:
         super().__init__(problem, mend=mend)
@@ -38,7 +38,7 @@ class ToolsError(OptionError):
 
 @dataclass(frozen=True)
 class Tools:
-    """What an answer may call, or has to: any tool, or the one that is ``named``."""
+    """The tools that an answer may or must call: any of them, or only the ``named`` one."""
 
     functions: tuple[Mapping[str, Any], ...]
     choice: Choice = "auto"
@@ -47,90 +47,90 @@ class Tools:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Tools | None:
-        """Read the tools of a request as OpenAI has them; None where nothing may be called."""
-        told, choice = options.get("tools") or [], options.get("tool_choice")
-        if not isinstance(told, (list, tuple)):
-            raise ToolsError("tools has to be a list")
-        functions = [_function(one, f"tools[{at}]", "tools") for at, one in enumerate(told)]
+        """Read a request's tools in OpenAI's format; None if the answer may not call any."""
+        specs, choice = options.get("tools") or [], options.get("tool_choice")
+        if not isinstance(specs, (list, tuple)):
+            raise ToolsError("tools must be a list")
+        functions = [_function(spec, f"tools[{i}]", "tools") for i, spec in enumerate(specs)]
         named = None
         if isinstance(choice, Mapping):
             named = _function(choice, "tool_choice", "tool_choice").get("name", "")
             choice = "required"
         parallel = options.get("parallel_tool_calls")
         if parallel not in (None, True, False):
-            what = "parallel_tool_calls has to be true or false"
-            raise ToolsError(what, "parallel_tool_calls")
+            raise ToolsError("parallel_tool_calls must be true or false", "parallel_tool_calls")
         tools = cls.checked(functions, choice, named, parallel=parallel is not False)
         if tools and not options.get("messages"):
-            raise ToolsError("tools go with messages")
+            raise ToolsError("tools can only be used with messages")
         return tools
 
     @classmethod
     def checked(
         cls, functions: Sequence[Any], choice: Any, named: Any, *, parallel: bool
     ) -> Tools | None:
-        """Check what may be called and what has to be, ``named`` if that is one function."""
+        """Check the tools and the choice; ``named`` is the function that must be called, if any."""
         choice = choice or ("auto" if functions else "none")
         if choice not in ("none", "auto", "required"):
-            what = "tool_choice has to be none, auto, required, or name a function"
-            raise ToolsError(what, "tool_choice")
-        names = [_name(one, f"tools[{at}]") for at, one in enumerate(functions)]
-        if len(set(names)) < len(names) or len(names) > MOST:
-            raise ToolsError(f"at most {MOST} tools can be offered, each with a name of its own")
+            problem = "tool_choice must be none, auto, required, or name a function"
+            raise ToolsError(problem, "tool_choice")
+        names = [_name(function, f"tools[{i}]") for i, function in enumerate(functions)]
+        if len(set(names)) < len(names) or len(names) > MAX_TOOLS:
+            raise ToolsError(f"at most {MAX_TOOLS} tools are allowed, each with a unique name")
         if choice == "required" and not functions:
-            raise ToolsError("tool_choice wants a call, and there are no tools", "tool_choice")
+            raise ToolsError("tool_choice requires a call, but there are no tools", "tool_choice")
         if choice == "required" and named not in (None, *names):
-            raise ToolsError(f"tool_choice names {named!r:.80}, which is no tool", "tool_choice")
+            raise ToolsError(f"tool_choice names {named!r:.80}, which is not a tool", "tool_choice")
         if choice == "none" or not functions:
             return None
         return cls(tuple(functions), choice, named, parallel)
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset({self.named} if self.named else {one["name"] for one in self.functions})
+        names = {self.named} if self.named else {function["name"] for function in self.functions}
+        return frozenset(names)
 
     @property
-    def held(self) -> bool:
-        """Whether the answer has to be a call."""
+    def required(self) -> bool:
+        """Whether the answer must be a call."""
         return self.choice == "required"
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a request with these tools, for models to be asked with."""
+        """Return a request's options in the form that models accept, with these tools."""
         if form := next((form for form in _FORMS if options.get(form)), None):
             raise ToolsError(
-                f"tools do not go with an answer held to a form ({form})", mend="leave out one"
+                f"tools cannot be combined with constrained answers ({form})", mend="leave out one"
             )
         kwargs = options.get("chat_template_kwargs") or {}
         if not isinstance(kwargs, Mapping):
-            raise ToolsError("beside tools, chat_template_kwargs has to be a mapping")
-        tools = [{"type": "function", "function": one} for one in self.functions]
-        asked = {name: value for name, value in options.items() if name not in _OPTIONS}
-        asked["chat_template_kwargs"] = {**kwargs, "tools": tools}
-        if self.held:
-            asked["json_schema"] = json.dumps({**self._schema(), **_TIGHT})
-        return asked
+            raise ToolsError("with tools, chat_template_kwargs must be a mapping")
+        tools = [{"type": "function", "function": function} for function in self.functions]
+        model_options = {name: value for name, value in options.items() if name not in _OPTIONS}
+        model_options["chat_template_kwargs"] = {**kwargs, "tools": tools}
+        if self.required:
+            model_options["json_schema"] = json.dumps({**self._schema(), **_COMPACT})
+        return model_options
 
-    def read_held(self, answer: Completion) -> Completion:
-        """Return an answer that had to be a call with its calls; one that was cut is text."""
+    def read_required(self, answer: Completion) -> Completion:
+        """Read the calls of an answer that must be a call; a truncated answer stays text."""
         try:
-            told = json.loads(answer.text)
+            content = json.loads(answer.text)
         except ValueError:
             return answer
-        found = [{"name": self.named, "arguments": told}] if self.named else told
+        entries = [{"name": self.named, "arguments": content}] if self.named else content
         calls = []
-        for index, call in enumerate(found):
+        for index, call in enumerate(entries):
             arguments = json.dumps(call["arguments"], ensure_ascii=False)
             calls.append(ToolCall(index, arguments, new_id(), call["name"]))
         reason = reason_with(calls, answer.finish_reason)
         return replace(answer, text="", tool_calls=tuple(calls), finish_reason=reason)
 
     def _schema(self) -> Any:
-        """Return the form of an answer that has to be a call: its arguments, or a list of calls."""
-        functions = {one["name"]: _parameters(one) for one in self.functions}
+        """Return the schema of a required call: the named function's arguments, or a call list."""
+        schemas = {function["name"]: _parameters(function) for function in self.functions}
         if self.named:
-            return functions[self.named]
-        # Each keeps its own definitions, under a name, so what refers to them is told where.
-        places = {name: f"#/$defs/{at}" for at, name in enumerate(functions)}
+            return schemas[self.named]
+        # Each schema moves into $defs with its own definitions, so its references are rewritten.
+        places = {name: f"#/$defs/{i}" for i, name in enumerate(schemas)}
         calls = [
             {
                 "type": "object",
@@ -144,50 +144,49 @@ class Tools:
             "type": "array",
             "items": {"anyOf": calls},
             "minItems": 1,
-            "maxItems": MOST if self.parallel else 1,
+            "maxItems": MAX_TOOLS if self.parallel else 1,
             "$defs": {
-                place.rpartition("/")[2]: _moved(functions[name], place)
+                place.rpartition("/")[2]: _relocate(schemas[name], place)
                 for name, place in places.items()
             },
         }
 
 
-def shown_tools(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of a request as the model takes them, with its tools in their places."""
+def apply_tools(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request's options in the form that models accept, with its tools if it has any."""
     if tools := Tools.of(options):
         return tools.options(options)
     return {name: value for name, value in options.items() if name not in _OPTIONS}
 
 
 def new_id() -> str:
-    """Return an id for a call."""
-    # Mistral's templates take these nine characters and nothing else.
+    # Mistral's templates accept only ids of nine such characters.
     return "".join(secrets.choice(_LETTERS) for _ in range(9))
 
 
 def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True) -> Completion:
-    """Return what is text of a whole answer, and its calls; one that does not end is text."""
+    """Split a whole answer into text and tool calls; an unfinished call stays text."""
     texts: list[str] = []
     calls: list[ToolCall] = []
-    begun: list[ToolPart] = []
+    call_parts: list[ToolPart] = []
 
-    def no_call() -> None:
-        texts.extend(part.source for part in begun)
-        begun.clear()
+    def keep_as_text() -> None:
+        texts.extend(part.source for part in call_parts)
+        call_parts.clear()
 
     for part in (*reader.read(answer.text), *reader.end()):
         if part.kind == "text":
-            no_call()
+            keep_as_text()
             texts.append(part.text)
             continue
         if part.kind == "name":
-            no_call()
-        begun.append(part)
+            keep_as_text()
+        call_parts.append(part)
         if part.kind == "end":
-            arguments = "".join(one.text for one in begun if one.kind == "arguments")
-            calls.append(ToolCall(len(calls), arguments, new_id(), begun[0].text))
-            begun.clear()
-    no_call()
+            arguments = "".join(p.text for p in call_parts if p.kind == "arguments")
+            calls.append(ToolCall(len(calls), arguments, new_id(), call_parts[0].text))
+            call_parts.clear()
+    keep_as_text()
     text = "".join(texts)
     return replace(
         answer,
@@ -198,51 +197,49 @@ def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True)
 
 
 def reason_with(calls: Any, reason: str | None) -> str | None:
-    """Return why an answer ended that has calls, or has none."""
+    """Return the finish reason of an answer with these calls."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 
-def _function(told: Any, where: str, param: str) -> Mapping[str, Any]:
-    """Take a function as chats have it or, a level less deep, as responses do."""
-    kind = told.get("type", "function") if isinstance(told, Mapping) else None
-    function = told.get("function", told) if kind == "function" else None
+def _function(spec: Any, where: str, param: str) -> Mapping[str, Any]:
+    """Read a function in the format of chat completions or, one level flatter, of responses."""
+    kind = spec.get("type", "function") if isinstance(spec, Mapping) else None
+    function = spec.get("function", spec) if kind == "function" else None
     if not isinstance(function, Mapping):
         raise ToolsError(
-            f"{where} has to be a function, not {str(kind)[:40]!r}",
+            f"{where} must be a function, not {str(kind)[:40]!r}",
             param,
-            mend='write {"type": "function", "function": {"name": …, "parameters": …}}',
+            mend='use {"type": "function", "function": {"name": …, "parameters": …}}',
         )
-    return {name: part for name, part in function.items() if name != "type"}
+    return {name: value for name, value in function.items() if name != "type"}
 
 
 def _name(function: Any, where: str) -> str:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ToolsError(
-            f"{where} has to have a name of letters, digits, '_', '-' and '.', at most 64"
-        )
+        raise ToolsError(f"{where} needs a name of at most 64 letters, digits, '_', '-' and '.'")
     if not isinstance(function.get("parameters") or {}, Mapping):
-        raise ToolsError(f"{where}: the parameters of {name!r} are no schema")
+        raise ToolsError(f"{where}: the parameters of {name!r} are not a schema")
     return name
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function's arguments: those that it names, if it names some."""
+    """Return the schema of a function's arguments, closed if the function lists them all."""
     schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
-    if "properties" in schema and not _MORE & schema.keys():
-        # Small models go on with arguments that nobody asked for.
+    if "properties" in schema and not _OPEN_KEYWORDS & schema.keys():
+        # Small models would add arguments that do not exist.
         schema.setdefault("additionalProperties", False)
     return schema
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """Return a schema for another place: what refers into it is told where it is."""
+def _relocate(schema: Any, place: str) -> Any:
+    """Return a schema with its references rewritten for another place in a document."""
     if isinstance(schema, list):
-        return [_moved(part, place) for part in schema]
+        return [_relocate(item, place) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(part, place) for name, part in schema.items()}
-    where = schema.get("$ref")
-    if isinstance(where, str) and where.startswith("#"):
-        moved["$ref"] = place + where[1:]
+    moved = {name: _relocate(part, place) for name, part in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
     return moved

@@ -1,4 +1,4 @@
-"""Where the server is, and what it takes to talk to it."""
+"""The address of a server and the settings of a connection to it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from llmserve.errors import UsageError
 DEFAULT_URL = "127.0.0.1:8001"
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
-    # The server has limits of its own; a second one here would only hide them.
+    # The server has its own limits; a second one here would only hide them.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # Notices a server that is gone without closing the connection. Triton closes connections that
+    # Detects a server that died without closing the connection. Triton closes connections that
     # are pinged more often than every five minutes.
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-# A proxy set for the web cannot reach this machine's own loopback.
+# A proxy from the environment cannot reach this machine's loopback address.
 _DIRECT = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
 
 _URL = re.compile(
@@ -44,33 +44,33 @@ class Address:
 
 
 def parse_url(url: str | None = None, *, tls: bool = False) -> Address:
-    """Read a URL; without one ``LLMSERVE_URL`` counts, else ``127.0.0.1:8001``."""
+    """Parse a URL; the default is ``LLMSERVE_URL``, else ``127.0.0.1:8001``."""
     text = (url or os.environ.get("LLMSERVE_URL") or DEFAULT_URL).strip()
     match = _URL.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no server URL", mend="write host:port, as in 127.0.0.1:8001")
+        raise UsageError(f"{text!r} is not a server URL", mend="use host:port, e.g. 127.0.0.1:8001")
     scheme = (match["scheme"] or "grpc").lower()
     host = match["host"]
     if scheme in ("http", "https"):
         raise UsageError(
             f"{text} is an HTTP address",
-            mend=f"name Triton's gRPC port instead (usually 8001), as in {host}:8001",
+            mend=f"use Triton's gRPC port instead (usually 8001), as in {host}:8001",
         )
     if scheme not in ("grpc", "grpcs"):
-        raise UsageError(f"{text!r} has a scheme that is not known", mend="use grpc:// or grpcs://")
+        raise UsageError(f"{text!r} has an unknown scheme", mend="use grpc:// or grpcs://")
     if match["port"] is None:
         raise UsageError(
-            f"{text!r} names no port",
-            mend=f"name Triton's gRPC port (usually 8001), as in {host}:8001",
+            f"{text!r} has no port",
+            mend=f"add Triton's gRPC port (usually 8001), as in {host}:8001",
         )
     port = int(match["port"])
     if not 0 < port < 65536:
-        raise UsageError(f"{port} is no port", mend="Triton's gRPC port is usually 8001")
+        raise UsageError(f"{port} is not a port", mend="Triton's gRPC port is usually 8001")
     return Address(host, port, tls or scheme == "grpcs")
 
 
 class Endpoint:
-    """What :func:`llmserve.connect` was given, read."""
+    """The address, headers and certificates that a client connects with."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class Endpoint:
             except OSError as error:
                 raise UsageError(
                     f"cannot read {root_certificates}: {error.strerror}",
-                    mend="root_certificates is a PEM file",
+                    mend="root_certificates must be a PEM file",
                 ) from None
 
     def open(self, api: Any) -> Any:
-        """Make a channel with ``api``, which is ``grpc`` or ``grpc.aio``."""
+        """Open a channel with ``api``, which is ``grpc`` or ``grpc.aio``."""
         options = _DIRECT if self.address.host in _LOOPBACK else _OPTIONS
-        # By its name the time between two attempts, it is that of each as well.
+        # Despite its name, this also limits each attempt to connect.
         options += (("grpc.min_reconnect_backoff_ms", int(self._connect_timeout * 1000)),)
         if not self.address.tls:
             return api.insecure_channel(str(self.address), options=options)

@@ -1,6 +1,6 @@
-"""The demo model: a very small GPT-2 that the package brings along.
+"""The demo model: a very small GPT-2 that is included in the package.
 
-Nothing has to be downloaded to serve a first answer. How it was trained is in the project's
+It gives a first answer without any download. The code that trained it is in the project's
 repository, in ``tests/demo_trainer``.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from llmserve.errors import ModelSourceError
 
 FOLDER = Path(__file__).with_name("model")
-_NEEDED = (
+_REQUIRED_FILES = (
     "config.json",
     "generation_config.json",
     "model.safetensors",
@@ -21,8 +21,8 @@ _NEEDED = (
 
 
 def demo_model_path() -> Path:
-    """Return the folder of the demo model, an ordinary Hugging Face model's."""
-    if missing := [name for name in _NEEDED if not (FOLDER / name).is_file()]:
+    """Return the folder of the demo model, which has the usual Hugging Face layout."""
+    if missing := [name for name in _REQUIRED_FILES if not (FOLDER / name).is_file()]:
         raise ModelSourceError(
             f"the demo model lacks {', '.join(missing)}", mend="install llmserve again"
         )

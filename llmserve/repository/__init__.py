@@ -1,1 +1,1 @@
-"""A model repository on disk: configuration, manifest, sources, Dockerfiles, publishing, checks."""
+"""Model repositories: configuration, manifest, sources, Dockerfiles, publishing, checks."""

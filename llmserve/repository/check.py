@@ -1,4 +1,4 @@
-"""What would not load in a model repository, found without a server and said in plain words."""
+"""Checks a model repository for whatever would not load, without a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llmserve.runtime.contract import MANIFEST
 __all__ = ["Problem", "check_repository"]
 
 _BUILT = "llmserve.recipe"
-"""A parameter that every model has which llmserve built."""
+"""A parameter in the configuration of every model that llmserve built."""
 _PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
 
 
@@ -36,28 +36,28 @@ def check_repository(
     quick: bool = False,
     served_here: bool = True,
 ) -> list[Problem]:
-    """Return everything that is wrong with a repository, model by model.
+    """Return all problems of a repository, model by model.
 
-    ``models`` are the only ones that are looked at, with their parts. A ``quick`` check, which
-    takes less than a second, looks whether files and modules are there; else files are read and
-    classes imported too. What is installed matters where the models are ``served_here`` and not
-    in a container. Plugins add what only they can see.
+    If ``models`` is given, only those and their parts are checked. A ``quick`` check, which takes
+    less than a second, checks that files and modules exist; otherwise files are also read and
+    classes imported. Installed packages are checked only if the models are ``served_here`` and not
+    in a container. Plugins add problems that only they can detect.
     """
     if not repository.is_dir():
-        return [Problem(str(repository), "there is no such folder", "llmserve build makes one")]
-    every = model_folders(repository)
-    if not every:
-        return [Problem(str(repository), "it holds no model", "llmserve build makes one")]
+        return [Problem(str(repository), "no such folder", "create one with llmserve build")]
+    all_folders = model_folders(repository)
+    if not all_folders:
+        return [Problem(str(repository), "it contains no model", "create one with llmserve build")]
     registry = registry or Registry.load()
-    asked = {name for each in models for name in (*parts_of(repository, each), each)}
-    folders = [folder for folder in every if folder.name in asked or not models]
+    selected = {name for model in models for name in (*parts_of(repository, model), model)}
+    folders = [folder for folder in all_folders if folder.name in selected or not models]
     problems: list[Problem] = []
     configs: dict[str, ModelConfig] = {}
     manifests: dict[str, Manifest] = {}
-    for folder in every:
-        config, found = _read(folder)
+    for folder in all_folders:
+        config, config_problems = _read(folder)
         if folder in folders:
-            problems += found
+            problems += config_problems
         if config is not None:
             configs[folder.name] = config
     for folder in folders:
@@ -70,7 +70,7 @@ def check_repository(
         except ConfigError as error:
             problems.append(Problem(folder.name, error.problem, error.mend or "build it again"))
             continue
-        # A plugin's check that asks for a parameter of Protobuf adds it, empty.
+        # Reading a missing Protobuf map entry, as a plugin's check may, adds an empty one.
         if not manifest and config and config.parameters[_BUILT].string_value:
             problems.append(Problem(folder.name, f"{MANIFEST} is missing", "build it again"))
         if manifest is not None:
@@ -81,8 +81,8 @@ def check_repository(
                 problems += check_needs(folder.name, manifest)
     if served_here and not quick:
         problems += check_runtime_classes(manifests, registry)
-    # What Triton looks for and what was built are often one file.
-    return list({(one.model, one.what): one for one in reversed(problems)}.values())[::-1]
+    # The files that Triton loads are also in the manifest, so a missing one is reported twice.
+    return list({(p.model, p.what): p for p in reversed(problems)}.values())[::-1]
 
 
 def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
@@ -90,18 +90,18 @@ def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
         try:
             for problem in check(model=model):
                 if not isinstance(problem, Problem):
-                    raise TypeError(f"it returned {problem!r} and not a Problem")
+                    raise TypeError(f"it returned {problem!r} instead of a Problem")
                 yield problem
         except (Exception, SystemExit) as error:
-            # A stranger's check must not keep the others' from being read.
+            # A failing third-party check must not suppress other problems.
             what = f"the check of plugin {plugin} failed: {reason(error)}"
-            yield Problem(model.name, what, "leave the plugin out, or mend it", fatal=False)
+            yield Problem(model.name, what, "fix the plugin, or leave it out", fatal=False)
 
 
 def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
     path = folder / modelconfig.FILE
     if not path.is_file():
-        what, mend = "it is no model", "move the folder out: Triton stops over it"
+        what, mend = "it is not a model", "move the folder out: Triton does not start with it"
         if modelconfig.versions(folder):
             what, mend = f"{modelconfig.FILE} is missing", "build it again"
         return None, [Problem(folder.name, what, mend)]
@@ -110,19 +110,19 @@ def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
         return None, [
             Problem(folder.name, f"placeholders are not filled in: {unfilled}", "give each a value")
         ]
-    # As text, one can be read: TensorRT-LLM takes it for a parameter that is not set.
+    # A quoted placeholder can be parsed: TensorRT-LLM treats it as a parameter that is not set.
     warnings = []
     if unset := ", ".join(dict.fromkeys(_unfilled(text, quoted=True))):
-        mend = "take it out if the default is meant, else give it a value"
+        mend = "remove it to use the default, or give it a value"
         warnings.append(Problem(folder.name, f"{unset} is not filled in", mend, fatal=False))
     try:
         return modelconfig.read(folder), warnings
     except ConfigError as error:
-        return None, [Problem(folder.name, error.problem, "write it as Triton's ModelConfig says")]
+        return None, [Problem(folder.name, error.problem, "write it as a Triton ModelConfig")]
 
 
 def _unfilled(text: str, *, quoted: bool) -> Iterator[str]:
-    """Find template placeholders outside of comments: those within quotes, or the others."""
+    """Find template placeholders outside comments: those within quotes, or the others."""
     for number, line in enumerate(text.splitlines(), start=1):
         code = line.split("#", 1)[0]
         for match in _PLACEHOLDER.finditer(code):
@@ -138,8 +138,8 @@ _FILES = {
 }
 
 
-Report = Callable[..., Problem]
-"""``Problem`` of one model: it takes what is wrong, what mends it, and whether it is fatal."""
+MakeProblem = Callable[..., Problem]
+"""Makes a ``Problem`` of one model from its ``what``, ``mend`` and ``fatal``."""
 
 
 def check_config(folder: Path, config: ModelConfig) -> Iterator[Problem]:
@@ -155,13 +155,13 @@ def check_config(folder: Path, config: ModelConfig) -> Iterator[Problem]:
     for group in config.instance_group:
         if group.kind == pb.ModelInstanceGroup.KIND_GPU and not group.gpus:
             yield problem(
-                "KIND_GPU without gpus makes a copy of the model on every GPU",
+                "KIND_GPU without gpus places a copy of the model on every GPU",
                 "list the GPUs, or use KIND_MODEL",
                 fatal=False,
             )
 
 
-def _check_versions(problem: Report, folder: Path, config: ModelConfig) -> Iterator[Problem]:
+def _check_versions(problem: MakeProblem, folder: Path, config: ModelConfig) -> Iterator[Problem]:
     versions = modelconfig.versions(folder)
     if not versions:
         yield problem("it has no version folder", "put its files into a folder 1/")
@@ -170,7 +170,7 @@ def _check_versions(problem: Report, folder: Path, config: ModelConfig) -> Itera
         return
     backend = modelconfig.backend_of(config)
     if not backend:
-        yield problem("it names no backend", 'write backend: "python", for example')
+        yield problem("it names no backend", 'add one, such as backend: "python"')
         return
     file = config.default_model_filename or _FILES.get(backend, "")
     for version in versions if file else ():
@@ -183,10 +183,10 @@ def _check_versions(problem: Report, folder: Path, config: ModelConfig) -> Itera
             try:
                 compile(path.read_bytes(), str(path), "exec")
             except (SyntaxError, ValueError) as error:
-                yield problem(f"{version.name}/{file} is no Python: {error}", "mend it")
+                yield problem(f"{version.name}/{file} is not valid Python: {error}", "fix it")
 
 
-def _check_tensors(problem: Report, config: ModelConfig) -> Iterator[Problem]:
+def _check_tensors(problem: MakeProblem, config: ModelConfig) -> Iterator[Problem]:
     for kind, tensors in (("input", config.input), ("output", config.output)):
         names = [tensor.name for tensor in tensors]
         for name in dict.fromkeys(name for name in names if names.count(name) > 1):
@@ -195,20 +195,20 @@ def _check_tensors(problem: Report, config: ModelConfig) -> Iterator[Problem]:
             if tensor.data_type == pb.DataType.TYPE_INVALID:
                 yield problem(f"{kind} {tensor.name} has no data_type", "give it one")
             if not tensor.dims:
-                yield problem(f"{kind} {tensor.name} has no dims", "give it dims: 1, say")
+                yield problem(f"{kind} {tensor.name} has no dims", "give it some, such as dims: 1")
 
 
-def _check_batching(problem: Report, config: ModelConfig) -> Iterator[Problem]:
+def _check_batching(problem: MakeProblem, config: ModelConfig) -> Iterator[Problem]:
     scheduler = config.WhichOneof("scheduling_choice")
     if scheduler == "dynamic_batching" and config.max_batch_size < 1:
         yield problem(
             "dynamic_batching needs a batch dimension",
-            "set max_batch_size to 1 or more, or take dynamic_batching out",
+            "set max_batch_size to 1 or more, or remove dynamic_batching",
         )
     for size in config.dynamic_batching.preferred_batch_size:
         if size > config.max_batch_size:
             yield problem(
-                f"preferred_batch_size {size} is over max_batch_size {config.max_batch_size}",
+                f"preferred_batch_size {size} exceeds max_batch_size {config.max_batch_size}",
                 "lower one or raise the other",
             )
     sequence = config.sequence_batching
@@ -223,48 +223,49 @@ def _check_batching(problem: Report, config: ModelConfig) -> Iterator[Problem]:
 def check_ensemble(
     folder: Path, config: ModelConfig, configs: Mapping[str, ModelConfig]
 ) -> Iterator[Problem]:
-    """Follow every tensor of an ensemble; ``configs`` are those of all models that can be read."""
+    """Trace every tensor of an ensemble; ``configs`` has those of all readable models."""
     if config.platform != "ensemble":
         return
     problem = partial(Problem, folder.name)
     names = {path.name for path in model_folders(folder.parent)}
     types = {tensor.name: tensor.data_type for tensor in config.input}
-    read: set[str] = set()
+    used: set[str] = set()
     for step in config.ensemble_scheduling.step:
         if step.model_name not in names:
             yield problem(
-                f"its step {step.model_name} is no model of this repository",
+                f"its step {step.model_name} is not a model of this repository",
                 f"build {step.model_name} too, or name another model",
             )
         part = configs.get(step.model_name)
-        read.update(step.input_map.values())
+        used.update(step.input_map.values())
         if part is not None:
             yield from _check_step(problem, step, part)
             if (size := part.max_batch_size) < config.max_batch_size:
                 yield problem(
                     f"its max_batch_size is {config.max_batch_size} and {part.name}'s {size}",
-                    "give the ensemble no more than its steps take",
+                    "give the ensemble no more than its steps accept",
                 )
         outputs = {tensor.name: tensor.data_type for tensor in part.output} if part else {}
-        types.update({ours: outputs.get(theirs) for theirs, ours in step.output_map.items()})
+        types.update({name: outputs.get(output) for output, name in step.output_map.items()})
     for step in config.ensemble_scheduling.step:
         part = configs.get(step.model_name)
         inputs = {tensor.name: tensor.data_type for tensor in part.input} if part else {}
-        for theirs, ours in sorted(step.input_map.items()):
-            made, wanted = types.get(ours), inputs.get(theirs)
-            if made and wanted and made != wanted:
+        for input_name, name in sorted(step.input_map.items()):
+            actual, expected = types.get(name), inputs.get(input_name)
+            if actual and expected and actual != expected:
+                step_input = f"{step.model_name}'s {input_name} {_type_name(expected)}"
                 yield problem(
-                    f"its {ours} is {_kind(made)} and {step.model_name}'s {theirs} {_kind(wanted)}",
+                    f"its {name} is {_type_name(actual)} and {step_input}",
                     "give both the same data_type",
                 )
-    for name in sorted(read - types.keys()):
-        yield problem(f"nothing makes the tensor {name}", "map an output to it")
+    for name in sorted(used - types.keys()):
+        yield problem(f"nothing produces the tensor {name}", "map an output to it")
     for tensor in config.input:
-        if tensor.name not in read:
-            yield problem(f"its input {tensor.name} goes nowhere", "map it to a step, or remove it")
+        if tensor.name not in used:
+            yield problem(f"no step uses its input {tensor.name}", "map it to a step, or remove it")
     for tensor in config.output:
         if tensor.name not in types:
-            yield problem(f"its output {tensor.name} comes from nowhere", "map a step's to it")
+            yield problem(f"nothing produces its output {tensor.name}", "map a step's output to it")
         elif types[tensor.name] not in (None, tensor.data_type):
             yield problem(
                 f"its output {tensor.name} has another data_type than the step's",
@@ -272,42 +273,42 @@ def check_ensemble(
             )
 
 
-def _kind(data_type: int) -> str:
+def _type_name(data_type: int) -> str:
     return str(pb.DataType.Name(data_type)).removeprefix("TYPE_")
 
 
-def _check_step(problem: Report, step: ModelConfig, part: ModelConfig) -> Iterator[Problem]:
+def _check_step(problem: MakeProblem, step: ModelConfig, part: ModelConfig) -> Iterator[Problem]:
     inputs = {tensor.name: tensor.optional for tensor in part.input}
     outputs = {tensor.name for tensor in part.output}
     for name in sorted(step.input_map.keys() - inputs.keys()):
-        yield problem(f"{step.model_name} has no input {name}", "mend the input_map")
+        yield problem(f"{step.model_name} has no input {name}", "fix the input_map")
     for name in sorted(step.output_map.keys() - outputs):
-        yield problem(f"{step.model_name} has no output {name}", "mend the output_map")
+        yield problem(f"{step.model_name} has no output {name}", "fix the output_map")
     for name, optional in inputs.items():
         if not optional and name not in step.input_map:
             yield problem(f"{step.model_name} needs its input {name}", "map a tensor to it")
 
 
-# A recipe is what chose the components, not one of them.
+# A recipe chooses the components and is not one of them.
 _ROLES = ROLES.keys() - {"recipe", "backend", "frontend", "tool_parser"}
 
 
 def check_files(folder: Path, manifest: Manifest, *, quick: bool) -> Iterator[Problem]:
-    """Compare a model's files with what was built; ``quick`` sees only which are missing."""
+    """Compare a model's files with its manifest; ``quick`` only finds missing ones."""
     if missing := manifest.missing(folder):
         more = f"and {len(missing) - 1} more are missing" if missing[1:] else "is missing"
         yield Problem(folder.name, f"{missing[0]} {more}", "build it again")
     for edit in () if quick else manifest.edits(folder):
-        yield Problem(folder.name, edit, "build it again, if that was not meant", fatal=False)
+        yield Problem(folder.name, edit, "build it again if that was not intended", fatal=False)
 
 
 def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
-    """Check that what a manifest names is there: its components, parts and weights."""
+    """Check that everything that a manifest names exists: components, parts and weights."""
     problem = partial(Problem, folder.name)
     if manifest.name != folder.name:
         yield problem(
             f"its manifest is that of {manifest.name!r}",
-            f"call the folder {manifest.name} again, or build it as {folder.name}",
+            f"rename the folder to {manifest.name}, or build it as {folder.name}",
             fatal=False,
         )
     if not manifest.part_of:
@@ -319,40 +320,40 @@ def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     if manifest.part_of and folder.name not in parts_of(folder.parent, manifest.part_of):
         yield problem(
             f"it is a part of {manifest.part_of}, which is not here or no longer needs it",
-            "build that again, or move the folder out",
+            "build that model again, or move the folder out",
             fatal=False,
         )
     for role, component in manifest.components.items():
         path = component["settings"].get("path", "")
         if path.startswith("/") and not Path(path).is_dir():
             yield problem(
-                f"its {role} is kept at {path}, and nothing is there",
+                f"its {role} is stored at {path}, where there is no folder",
                 "put it back, or build with --set weights=copy",
             )
 
 
 def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
-    """Say which packages of a model are missing here or of another version, and which classes."""
+    """Check that a model's packages and classes are installed here, in the right versions."""
     problem = partial(Problem, model)
-    for package, wanted in manifest.packages.items():
+    for package, expected in manifest.packages.items():
         try:
-            found = installed_version(package).partition("+")[0]
+            installed = installed_version(package).partition("+")[0]
         except PackageNotFoundError:
             yield problem(
                 f"it needs {package}, which is not installed here",
-                f"pip install {package}=={wanted}, or serve it from its container",
+                f"pip install {package}=={expected}, or serve it from its container",
             )
             continue
-        if found != wanted:
+        if installed != expected:
             yield problem(
-                f"it was built with {package} {wanted}, and {found} is installed here",
+                f"it was built with {package} {expected}, and {installed} is installed here",
                 "build it again",
                 fatal=False,
             )
     for role, component in manifest.components.items():
-        if why := problem_with(component["runtime"]):
+        if class_problem := problem_with(component["runtime"]):
             yield problem(
-                f"its {role} {component['name']!r} cannot be run: {why}",
+                f"its {role} {component['name']!r} cannot be run: {class_problem}",
                 "install the plugin it comes from, or serve it from its container",
             )
 
@@ -360,16 +361,16 @@ def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
 def check_runtime_classes(
     manifests: Mapping[str, Manifest], registry: Registry
 ) -> Iterator[Problem]:
-    """Import the classes that models name, in another process, and look at their methods."""
-    for model, each, problem in check_models(manifests, registry):
-        if problem_with(each.runtime):
-            # ``check_needs`` has said so.
+    """Import the classes that models name, in another process, and check their methods."""
+    for model, runtime_class, problem in check_models(manifests, registry):
+        if problem_with(runtime_class.runtime):
+            # ``check_needs`` reports it.
             continue
         yield Problem(
             model,
-            f"its {each.role} {each.name!r} cannot be run: {problem.what}",
-            "install the plugin it comes from again, or tell its author"
+            f"its {runtime_class.role} {runtime_class.name!r} cannot be run: {problem.what}",
+            "install its plugin again, or report it to the plugin's author"
             if problem.fatal
-            else "serve it from its container, if that has it",
+            else "serve it from its container, if that has the package",
             fatal=problem.fatal,
         )

@@ -1,4 +1,4 @@
-"""``config.pbtxt`` as the protobuf it is: built by field, written, parsed back, no template."""
+"""Reads and writes ``config.pbtxt`` as a protobuf message, without templates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmserve.errors import ConfigError
 from llmserve.runtime.contract import Tensor
 
 ModelConfig: TypeAlias = Any
-"""Triton's ``ModelConfig`` message; its generated module has no types of its own."""
+"""Triton's ``ModelConfig`` message; its generated module is untyped."""
 
 FILE = "config.pbtxt"
 
@@ -23,7 +23,7 @@ def new_config(name: str, *, backend: str, max_batch_size: int) -> ModelConfig:
 
 
 def add_inputs(config: ModelConfig, tensors: Iterable[Tensor]) -> None:
-    """Declare inputs; without a batch dimension the prompts lie in ``text_input`` itself."""
+    """Declare inputs; without a batch dimension, ``text_input`` itself contains the prompts."""
     for tensor in tensors:
         field = config.input.add(
             name=tensor.name,
@@ -33,7 +33,7 @@ def add_inputs(config: ModelConfig, tensors: Iterable[Tensor]) -> None:
         if tensor.optional:
             field.optional = True
         if tensor.ragged and config.max_batch_size:
-            # Lists of different lengths must not keep requests out of a common batch.
+            # Requests with lists of different lengths can share a batch.
             field.allow_ragged_batch = True
 
 
@@ -54,10 +54,10 @@ def set_parameters(config: ModelConfig, values: dict[str, str]) -> None:
 
 
 def to_text(config: ModelConfig) -> str:
-    """Serialise, and prove that what was written is what was meant."""
+    """Serialize a configuration, and verify that parsing the text restores it."""
     text = str(text_format.MessageToString(config))
     if parse(text, where=config.name) != config:
-        raise ConfigError(f"the configuration of {config.name} does not survive being written")
+        raise ConfigError(f"the configuration of {config.name} does not survive serialization")
     return text
 
 
@@ -80,7 +80,7 @@ def read(folder: Path) -> ModelConfig:
 
 
 def backend_of(config: ModelConfig) -> str:
-    # As in pytorch_libtorch, the old way to name a backend.
+    # The old way to name a backend, as in pytorch_libtorch.
     return str(config.backend or config.platform.partition("_")[0])
 
 

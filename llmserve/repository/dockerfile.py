@@ -1,4 +1,4 @@
-"""Dockerfiles: of a repository, and of a model that the repository's cannot serve."""
+"""Dockerfiles of repositories, and of models that need another image than the repository's."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from llmserve.errors import ConfigError, OutputError, UsageError
 from llmserve.repository.manifest import Manifest, model_folders, references
 
 BASE_IMAGE = "nvcr.io/nvidia/tritonserver:26.10-py3"
-"""NVIDIA's release that emitted Dockerfiles begin with."""
+"""NVIDIA's release on which emitted Dockerfiles are based."""
 
 IMAGE = "llmserve-triton"
-"""What the image made from such a Dockerfile is called."""
+"""The name of the image built from such a Dockerfile."""
 
 LAUNCH_SCRIPT = "launch.sh"
-"""A model's own start of the server, where one process is not enough."""
+"""A model's script that starts the server, for engines of several processes."""
 
 MODELS = "/models"
 HF_HOME = "/hf"
-"""Where the repository and the hub's cache are inside."""
+"""The paths of the repository and the hub's cache inside the container."""
 
 
 def image_of(model: str = "") -> str:
-    """Return what an image is called: a repository's, or that of a model with one of its own."""
-    # Docker takes small letters, and no two separators in a row.
-    own = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
-    return f"{IMAGE}-{own}" if own else IMAGE
+    """Return the name of the image of a repository, or of a model that has its own image."""
+    # Docker accepts only lowercase letters and no repeated separators.
+    suffix = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return f"{IMAGE}-{suffix}" if suffix else IMAGE
 
 
 PLAIN = ""
-"""Stands for NVIDIA's plain image."""
+"""Denotes NVIDIA's plain image."""
 
 
 def manifests_of(
-    repository: Path, *, without: Collection[str] = (), patient: bool = False
+    repository: Path, *, without: Collection[str] = (), ignore_damaged: bool = False
 ) -> dict[str, Manifest | None]:
-    """Return the manifests of a repository's models, but for parts, whose models speak for them.
+    """Return the manifests of a repository's models, except those of ensemble parts.
 
-    A model that llmserve did not build has none: it goes wherever the others go. ``patient`` takes
-    a damaged manifest for none.
+    A model that llmserve did not build has None: it is served together with the others.
+    ``ignore_damaged`` treats a damaged manifest as a missing one.
     """
-    found: dict[str, Manifest | None] = {}
+    manifests: dict[str, Manifest | None] = {}
     for folder in model_folders(repository) if repository.is_dir() else ():
         if folder.name in without or folder.name.startswith("."):
             continue
         try:
             manifest = Manifest.read(folder)
         except ConfigError:
-            if not patient:
+            if not ignore_damaged:
                 raise
             manifest = None
         if not (manifest and manifest.part_of):
-            found[folder.name] = manifest
-    return found
+            manifests[folder.name] = manifest
+    return manifests
 
 
 def groups(
@@ -64,14 +64,14 @@ def groups(
 ) -> tuple[dict[str, Manifest | None], dict[str, Manifest]]:
     """Return the models that the repository's image serves, and the others.
 
-    Where they need different images it serves those of the plain one, which have no Dockerfile of
-    their own; where there are none of these, those of the image whose name sorts last, which is
+    If they need different images, it serves those of the plain one, which have no Dockerfile of
+    their own; if there are none of these, those of the image whose name sorts last, which is
     NVIDIA's newest.
     """
     images = {manifest.image for manifest in models.values() if manifest}
     chosen = PLAIN if PLAIN in images else max(images, key=lambda image: image or "", default=PLAIN)
-    others = {name: each for name, each in models.items() if each and each.image != chosen}
-    return {name: each for name, each in models.items() if name not in others}, others
+    others = {name: m for name, m in models.items() if m and m.image != chosen}
+    return {name: m for name, m in models.items() if name not in others}, others
 
 
 FILE = "Dockerfile"
@@ -82,7 +82,7 @@ _TEXT = """{head}
 #
 #     {build}
 #
-# Packages that are on no index yet come from a folder of wheels:
+# Packages that are not on an index yet are installed from a folder of wheels:
 #
 #     {build_with}
 
@@ -95,7 +95,7 @@ FROM {image}
 ENV HF_HOME={home}
 CMD {command}
 """
-_ASKED = """# Which image has what this needs is not known: --build-arg names it.
+_IMAGE_ARGUMENT = """# The base image for this model is not known: name it with --build-arg.
 ARG IMAGE
 
 """
@@ -106,45 +106,45 @@ def updated(
     built: Mapping[str, Manifest | None],
     *,
     newest: str,
-    gone: Collection[str] = (),
+    removed: Collection[str] = (),
 ) -> str | None:
-    """Return the Dockerfile that a repository gets with these models.
+    """Return the Dockerfile of a repository with these newly built models.
 
-    ``gone`` are models that this build takes away.
-    The file lies in the repository's folder, where Triton overlooks files, so that it travels
-    with the models. One that lost its first line is the user's own and stays: that is None.
+    ``removed`` are models that this build removes. The file is in the repository's folder, where
+    Triton ignores files, so that it is copied with the models. A file without our first line is the
+    user's own and stays: the result is None.
     """
-    if _is_users(repository / FILE):
+    if _is_user_owned(repository / FILE):
         return None
-    # What is replaced may be damaged; a neighbour may not, for its packages are not known.
-    neighbours = manifests_of(repository, without={*built, *gone})
-    ours = {name: each for name, each in built.items() if not (each and each.part_of)}
-    return of_repository({**neighbours, **ours}, newest)
+    # Replaced models may be damaged; others may not, because their packages would be unknown.
+    others = manifests_of(repository, without={*built, *removed})
+    new = {name: m for name, m in built.items() if not (m and m.part_of)}
+    return of_repository({**others, **new}, newest)
 
 
-def _is_users(path: Path) -> bool:
+def _is_user_owned(path: Path) -> bool:
     try:
-        # As bytes, since a file of the user's own may be in any encoding.
+        # Read as bytes, since a user's file may have any encoding.
         return path.exists() and not path.read_bytes().startswith(_MARK.encode())
     except OSError as error:
         raise OutputError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def of_repository(models: Mapping[str, Manifest | None], newest: str) -> str:
-    """Return a Dockerfile that serves models, as many of them as one image can.
+    """Return a Dockerfile that serves as many of the models as one image can.
 
-    One container has one version of a package: that of the newest model, for an upgrade has to
-    begin with one of them. Models built with another are named in a comment, and so are those
-    that need another image: each of these has a Dockerfile of its own.
+    A container has one version of each package: that of the newest model, because an upgrade must
+    start with one model. Models built with other versions are named in a comment, and so are those
+    that need another image; each of these has its own Dockerfile.
     """
     served, others = groups(models)
-    known = {name: manifest for name, manifest in sorted(served.items()) if manifest}
+    built = {name: manifest for name, manifest in sorted(served.items()) if manifest}
     pins: dict[str, str] = {}
-    for name in sorted(known, key=lambda name: (name == newest, name)):
-        pins |= known[name].packages
+    for name in sorted(built, key=lambda name: (name == newest, name)):
+        pins |= built[name].packages
     notes = [
         f"# {name} was built with {package} {version}: build it again."
-        for name, manifest in known.items()
+        for name, manifest in built.items()
         for package, version in sorted(manifest.packages.items())
         if pins[package] != version
     ]
@@ -153,32 +153,33 @@ def of_repository(models: Mapping[str, Manifest | None], newest: str) -> str:
             f"# {name} is not served by this image: it needs {manifest.image or 'another'}.",
             f"#     {docker_build(Path(), name, manifest.image)}",
         ]
-    image = next((manifest.image for manifest in known.values()), PLAIN)
-    brought = {package for manifest in known.values() for package in manifest.brought}
+    image = next((manifest.image for manifest in built.values()), PLAIN)
+    brought = {package for manifest in built.values() for package in manifest.brought}
     packages = {name: version for name, version in pins.items() if name not in brought}
-    # An engine of several processes is started by a script, which takes the same words.
-    scripts = [name for name, manifest in known.items() if LAUNCH_SCRIPT in manifest.files]
+    # An engine of several processes is started by a script, which accepts the same arguments.
+    scripts = [name for name, manifest in built.items() if LAUNCH_SCRIPT in manifest.files]
     if scripts[1:]:
-        notes.append(f"# {' and '.join(scripts)} need an image each: build with -f NAME/{FILE}.")
+        names = " and ".join(scripts)
+        notes.append(f"# {names} each need their own image: build with -f NAME/{FILE}.")
     script = f"{MODELS}/{scripts[0]}/{LAUNCH_SCRIPT}" if scripts else ""
-    command = _command(_loaded(served) if others else (), script)
-    return _written([_MARK], docker_build(Path(), "", image), image, packages, notes, command)
+    command = _command(_load_order(served) if others else (), script)
+    return _render([_MARK], docker_build(Path(), "", image), image, packages, notes, command)
 
 
 def of_model(name: str, manifest: Manifest, folder: Path) -> str:
-    """Return the Dockerfile of a model that needs an image of its own."""
+    """Return the Dockerfile of a model that needs its own image."""
     head = [
-        f"# {name} in an image that has what it needs: nothing that this brings is replaced, and",
-        "# no other model of the repository is loaded.",
+        f"# Serves {name} from an image with what it needs: none of the image's packages is",
+        "# replaced, and no other model of the repository is loaded.",
     ]
     script = f"{MODELS}/{name}/{LAUNCH_SCRIPT}" if (folder / LAUNCH_SCRIPT).is_file() else ""
-    command = _command(_loaded({name: manifest}), script)
+    command = _command(_load_order({name: manifest}), script)
     build = docker_build(Path(), name, manifest.image)
     packages = {n: version for n, version in manifest.packages.items() if n not in manifest.brought}
-    return _written(head, build, manifest.image, packages, (), command)
+    return _render(head, build, manifest.image, packages, (), command)
 
 
-def _written(
+def _render(
     head: Sequence[str],
     build: str,
     image: str | None,
@@ -187,49 +188,49 @@ def _written(
     command: Sequence[str],
 ) -> str:
     pins = [f"{name}=={version}" for name, version in sorted(packages.items())]
-    # By its variable, which a pip that is too old for the option passes over.
+    # Set as a variable, because a pip that is too old for the option ignores it.
     pip = "PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir"
-    between = ", \\\n     " if len(command) > 2 else ", "
+    separator = ", \\\n     " if len(command) > 2 else ", "
     return _TEXT.format(
         head="\n".join(head),
         build=build,
         build_with=f"{build.removesuffix(' .')} --build-context wheels=DIR .",
-        argument="" if image is not None else _ASKED,
+        argument="" if image is not None else _IMAGE_ARGUMENT,
         image="${IMAGE}" if image is None else image or BASE_IMAGE,
         notes="".join(f"{line}\n" for line in notes),
-        # An image that brings its own keeps it, whatever a package says that it depends on.
+        # Dependencies must not replace packages of an image other than the plain one.
         pip=pip if image == PLAIN else f"{pip} --no-deps",
         packages=" \\\n        ".join(shlex.quote(pin) for pin in pins),
         home=HF_HOME,
-        command=f"[{between.join(json.dumps(word) for word in command)}]",
+        command=f"[{separator.join(json.dumps(word) for word in command)}]",
     )
 
 
 def _command(models: Sequence[str], script: str = "") -> list[str]:
     start = ["sh", script, MODELS] if script else ["tritonserver", f"--model-repository={MODELS}"]
-    only = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
-    return [*start, *(only if models else ()), *closed(explicit=bool(models))]
+    load = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
+    return [*start, *(load if models else ()), *closed(explicit=bool(models))]
 
 
 KEY_HEADER = "llmserve-key"
 # No request can carry a line break in a header.
-_NOBODYS_KEY = "no\nkey"
+_UNUSABLE_KEY = "no\nkey"
 
 
-def closed(*, explicit: bool, key: str = _NOBODYS_KEY) -> list[str]:
-    """Return the words that close what would change the server to whoever has not the key.
+def closed(*, explicit: bool, key: str = _UNUSABLE_KEY) -> list[str]:
+    """Return the options that restrict Triton's administrative interfaces to holders of the key.
 
     Tracing and logging can be made to write files; through shared memory, versions before 25.07
     could be made to run code, and by loading a model every version can. So models are loaded on
-    request only where that was asked for (``explicit``).
+    request only with ``explicit``.
     """
-    what = "shared-memory,trace,logging" + (",model-repository" if explicit else "")
-    what += f":{KEY_HEADER}={key}"
-    return [f"--http-restricted-api={what}", f"--grpc-restricted-protocol={what}"]
+    restricted = "shared-memory,trace,logging" + (",model-repository" if explicit else "")
+    restricted += f":{KEY_HEADER}={key}"
+    return [f"--http-restricted-api={restricted}", f"--grpc-restricted-protocol={restricted}"]
 
 
-def _loaded(models: Mapping[str, Manifest | None]) -> list[str]:
-    """Name models in the order in which they are loaded: an ensemble's parts before it."""
+def _load_order(models: Mapping[str, Manifest | None]) -> list[str]:
+    """Return the names of models in loading order: an ensemble's parts before the ensemble."""
     return [
         part
         for name, manifest in sorted(models.items())
@@ -238,41 +239,40 @@ def _loaded(models: Mapping[str, Manifest | None]) -> list[str]:
 
 
 def docker_build(repository: Path, name: str, image: str | None) -> str:
-    """Return the command that makes the image: of a repository, or of one of its models."""
-    own = f" -f {shlex.quote(str(repository / name / FILE))}" if name else ""
-    asked = " --build-arg IMAGE=..." if image is None else ""
-    return f"docker build -t {image_of(name)}{own}{asked} {shlex.quote(str(repository))}"
+    """Return the command that builds the image of a repository, or of one of its models."""
+    file = f" -f {shlex.quote(str(repository / name / FILE))}" if name else ""
+    argument = " --build-arg IMAGE=..." if image is None else ""
+    return f"docker build -t {image_of(name)}{file}{argument} {shlex.quote(str(repository))}"
 
 
 def served_by(repository: Path, models: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return what the image is called that serves these models, and what it is to load.
+    """Return the name of the image that serves these models, and the models to load.
 
-    Without ``models`` it is the repository's own, and loads all that it can: where that is
-    everything, nothing is named. An image of the user's own is taken to serve all of them.
+    Without ``models``, it is the repository's image with all the models that it can serve; the list
+    is empty if that is all of them. A user's own image is assumed to serve every model.
     """
-    found = manifests_of(repository, patient=True)
-    served, others = groups(found)
-    if not others or _is_users(repository / FILE):
+    manifests = manifests_of(repository, ignore_damaged=True)
+    served, others = groups(manifests)
+    if not others or _is_user_owned(repository / FILE):
         return IMAGE, tuple(models)
     if not models:
-        return IMAGE, tuple(_loaded(served))
-    asked = {name: manifest for name in models if (manifest := found.get(name))}
-    own = [name for name in models if name in others]
-    if len({manifest.image for manifest in asked.values()}) > 1:
-        raise UsageError(
-            f"{' and '.join(asked)} need different images", mend=f"serve one: --model {own[0]}"
-        )
-    return image_of(own[0] if own else ""), tuple(models)
+        return IMAGE, tuple(_load_order(served))
+    selected = {name: manifest for name in models if (manifest := manifests.get(name))}
+    separate = [name for name in models if name in others]
+    if len({manifest.image for manifest in selected.values()}) > 1:
+        names = " and ".join(selected)
+        raise UsageError(f"{names} need different images", mend=f"serve one: --model {separate[0]}")
+    return image_of(separate[0] if separate else ""), tuple(models)
 
 
 def docker_run(repository: Path, name: str = "") -> str:
-    """Return the command that serves the repository, or one model of it with an image of its
-    own, from the container: on loopback only."""
+    """Return the command that serves the repository, or a model with its own image, from the
+    container, on loopback only."""
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
     mounts = [f"{repository.absolute()}:{MODELS}:ro"]
     mounts += [f"{path}:{path}:ro" for path in references(repository)]
     volumes = " ".join(f"-v {shlex.quote(mount)}" for mount in mounts)
-    # The token goes by its name: its value stays in the environment.
+    # Only the token's variable is named: its value stays in the environment.
     return (
         f"docker run --rm --gpus all --shm-size 1g {ports} -e HF_TOKEN "
         f'-v "${{HF_HOME:-$HOME/.cache/huggingface}}:{HF_HOME}" {volumes} {image_of(name)}'

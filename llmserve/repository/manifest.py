@@ -1,4 +1,4 @@
-"""``llmserve.json``: what a model was made from, by what, and the hash of every file of it."""
+"""``llmserve.json``: what a model was built from and with, and the hash of each of its files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from llmserve.errors import ConfigError
 from llmserve.names import is_model_name
 from llmserve.runtime.contract import MANIFEST, SCHEMA
 
-# What a server leaves behind when it loads a model is nobody's edit.
-_LEFT_BY_PYTHON = "__pycache__"
+# Python writes this when a server loads a model; it is not an edit by the user.
+_BYTECODE_FOLDER = "__pycache__"
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _IMAGE = re.compile(r"([a-z0-9][A-Za-z0-9._/:@-]*)?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
@@ -24,9 +24,9 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a model was made from: the same inputs give the same manifest, on any machine.
+    """Describes a built model: the same inputs give the same manifest on any machine.
 
-    Only a local model built with ``weights=reference`` has an absolute path in it.
+    Only a local model built with ``weights=reference`` has an absolute path in its manifest.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Manifest:
     trust_remote_code: bool
     llmserve: str
     part_of: str = ""
-    """The model that this one is a part of, where several answer under one name."""
+    """The ensemble that this model is a part of, if any."""
     parts: Sequence[str] = ()
-    """The other models that this one needs beside it in the repository."""
+    """The other models of the repository that this one needs."""
     image: str | None = ""
-    """The container image that it needs, where NVIDIA's plain one will not do; None where it is
-    not known which one does."""
+    """The container image that it needs if NVIDIA's plain one is not sufficient; None if that image
+    is not known."""
     brought: Sequence[str] = ()
-    """The packages that this image brings, and which nothing may replace."""
+    """The packages of that image which must not be replaced."""
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -65,7 +65,7 @@ class Manifest:
             content = json.loads(path.read_text(encoding="utf-8"))
             schema = content["schema"]
             if schema == SCHEMA:
-                return _checked(cls(**content))
+                return _validated(cls(**content))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -79,7 +79,7 @@ class Manifest:
         return [name for name in sorted(self.files) if not (folder / name).is_file()]
 
     def edits(self, folder: Path) -> list[str]:
-        """Say which files were changed or added since they were built."""
+        """Return which files were changed or added since the build."""
         return [
             f"{name} was {'changed' if name in self.files else 'added'}"
             for name, digest in hashes(folder).items()
@@ -94,8 +94,8 @@ def model_folders(repository: Path) -> list[Path]:
 def references(repository: Path) -> list[Path]:
     """Return the folders outside of a repository that its models need.
 
-    A damaged manifest counts for nothing here: it must not keep the other models from being
-    served, and its own model says what is wrong when it is loaded.
+    A damaged manifest is ignored here: it must not keep other models from being served, and its
+    own model reports the damage when it is loaded.
     """
     paths: set[str] = set()
     for folder in model_folders(repository):
@@ -107,7 +107,7 @@ def references(repository: Path) -> list[Path]:
 
 
 def parts_of(repository: Path, name: str) -> list[str]:
-    """Return the models that have to be loaded with one, before it."""
+    """Return the models that must be loaded before this one."""
     with suppress(ConfigError):
         manifest = Manifest.read(repository / name)
         return list(manifest.parts) if manifest else []
@@ -115,11 +115,11 @@ def parts_of(repository: Path, name: str) -> list[str]:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, but for the manifest itself."""
+    """Return the SHA-256 of every file below a folder, except the manifest."""
     return {
         path.relative_to(folder).as_posix(): _sha256(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / MANIFEST and _LEFT_BY_PYTHON not in path.parts
+        if path.is_file() and path != folder / MANIFEST and _BYTECODE_FOLDER not in path.parts
     }
 
 
@@ -131,31 +131,31 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _checked(manifest: Manifest) -> Manifest:
-    """Return a manifest that has the shape which its readers rely on, else raise ValueError."""
+def _validated(manifest: Manifest) -> Manifest:
+    """Return the manifest if it has the structure that its readers rely on, else ValueError."""
     texts = (
         manifest.name, manifest.recipe, manifest.plugin, manifest.exchange, manifest.llmserve,
         manifest.part_of, *manifest.parts, *manifest.brought,
     )  # fmt: skip
     maps = (manifest.source, manifest.options, manifest.components, manifest.contract)
     parts = manifest.components.values() if isinstance(manifest.components, dict) else ()
-    sound = (
+    valid = (
         isinstance(manifest.parts, list | tuple)
         and isinstance(manifest.brought, list | tuple)
         and all(isinstance(text, str) for text in texts)
-        # A build replaces and removes the folders of these.
+        # A build replaces and removes the folders with these names.
         and all(is_model_name(part) for part in (*manifest.parts, manifest.part_of or "none"))
         and all(isinstance(content, dict) for content in maps)
         and all(_is_component(part) for part in parts)
-        and _maps_texts(manifest.files)
-        and _maps_texts(manifest.packages)
-        # These become part of the Dockerfile.
+        and _is_text_map(manifest.files)
+        and _is_text_map(manifest.packages)
+        # These are written into the Dockerfile.
         and (manifest.image is None or bool(_IMAGE.fullmatch(manifest.image)))
         and all(_PACKAGE.fullmatch(name) for name in manifest.packages)
         and all(_VERSION.fullmatch(version) for version in manifest.packages.values())
         and isinstance(manifest.trust_remote_code, bool)
     )
-    if not sound:
+    if not valid:
         raise ValueError
     return manifest
 
@@ -170,5 +170,5 @@ def _is_component(part: object) -> bool:
     )
 
 
-def _maps_texts(content: object) -> bool:
+def _is_text_map(content: object) -> bool:
     return isinstance(content, dict) and all(isinstance(text, str) for text in content.values())

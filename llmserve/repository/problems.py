@@ -1,4 +1,4 @@
-"""What a check of a model repository reads and reports."""
+"""The input and output of model repository checks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with which model, and how to fix it.
+    """A problem of a model, and how to fix it.
 
-    ``fatal`` problems keep the model from loading; the others are worth knowing.
+    ``fatal`` problems keep the model from loading; the others are notes.
     """
 
     model: str
@@ -29,7 +29,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """One model of a repository, as the hook ``llmserve_check_model`` gets it.
+    """A model of a repository, as it is passed to the hook ``llmserve_check_model``.
 
     ``folder`` is the model's folder, ``config`` its ``config.pbtxt``, and ``configs`` those of all
     models of the repository by name.

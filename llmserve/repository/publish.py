@@ -1,4 +1,4 @@
-"""Putting a finished model into its repository: all of it or nothing."""
+"""Moves a finished model into its repository, completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from llmserve.repository import dockerfile
 from llmserve.repository.manifest import Manifest, model_folders, parts_of
 
 MODELS = "models"
-"""Within a stage: the models as they were built."""
+"""The folder of a stage that contains the built models."""
 ASIDE = ".replaced"
-"""Within a stage: where the models that are being replaced wait."""
+"""The folder of a stage that keeps the models that are being replaced."""
 _JOURNAL = ".journal"
 
 
@@ -39,7 +39,7 @@ def replace_models(stage: Path, output: Path, fresh: Iterable[str], stale: Itera
 
 
 def undo(stage: Path, output: Path) -> None:
-    """Move everything back, however far it had come: what has moved is seen in what is there."""
+    """Undo ``replace_models``, wherever it stopped: the files show which models have moved."""
     journal = stage / _JOURNAL
     if not journal.exists():
         return
@@ -55,11 +55,11 @@ def undo(stage: Path, output: Path) -> None:
 
 @contextmanager
 def staging(output: Path) -> Iterator[Path]:
-    """Lend a folder on the repository's own file system; what is left in it is thrown away.
+    """Provide a temporary folder on the repository's file system, and delete it afterwards.
 
-    It lies beside the repository, for Triton does not start over a folder that is no model.
-    A build that was killed leaves its stage behind; the next one sweeps it away, and so does
-    whoever reads the repository first (:func:`recover`).
+    It is next to the repository, not inside, because Triton does not start with a folder that is
+    not a model. A killed build leaves its stage behind; the next build removes it, or the next
+    command that reads the repository (:func:`recover`).
     """
     output = output.absolute()
     with ExitStack() as stack:
@@ -68,8 +68,8 @@ def staging(output: Path) -> Iterator[Path]:
             with locked(output.parent):
                 _sweep(output)
                 folder = Path(tempfile.mkdtemp(prefix=_prefix(output), dir=output.parent))
-                # The lock, which ends with its process, says that the stage is in use. A process
-                # id in its name would not do: another container's processes are not to be seen.
+                # The lock, which ends with its process, marks the stage as in use. A process id in
+                # its name would not work: another container's processes are not visible.
                 stack.enter_context(locked(folder))
         except OSError as error:
             raise OutputError(f"{output} cannot be written: {error.strerror}") from None
@@ -78,7 +78,7 @@ def staging(output: Path) -> Iterator[Path]:
 
 
 def recover(output: Path) -> None:
-    """Bring back the models that a killed build had set aside, where this user may."""
+    """Restore the models that a killed build had moved away, if this user is allowed to."""
     output = output.absolute()
     with suppress(OSError), locked(output.parent):
         _sweep(output)
@@ -86,7 +86,7 @@ def recover(output: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep others out while the block runs; the folder itself is the lock."""
+    """Lock a folder while the block runs; the folder itself is the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -100,7 +100,7 @@ def _prefix(output: Path) -> str:
 
 
 def _sweep(output: Path) -> None:
-    """Remove what killed builds have left, and bring back the models that they had set aside."""
+    """Remove the stages of killed builds, and restore the models that they had moved away."""
     for stage in [p for p in output.parent.iterdir() if p.name.startswith(_prefix(output))]:
         try:
             handle = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -108,7 +108,7 @@ def _sweep(output: Path) -> None:
             continue
         try:
             if os.fstat(handle).st_uid != os.getuid():
-                # What it says is to be moved was not said by a build of this user's.
+                # No build of this user wrote its journal, so the journal is not trusted.
                 continue
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if output.is_dir():
@@ -116,7 +116,7 @@ def _sweep(output: Path) -> None:
                     undo(stage, output)
             shutil.rmtree(stage, ignore_errors=True)
         except BlockingIOError:
-            # Its build is under way.
+            # Its build is still running.
             continue
         finally:
             os.close(handle)
@@ -126,9 +126,9 @@ _OTHER_NAME = "give another --name, or --force to replace"
 
 
 def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
-    """Refuse an output that holds something else, and models that are not ours to replace.
+    """Refuse a folder that is not a model repository, and models that must not be replaced.
 
-    The first of ``names`` is the model that was asked for, the others are its parts.
+    The first of ``names`` is the requested model, the others are its parts.
     """
     if not output.exists():
         return
@@ -138,7 +138,7 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
         is_model = (path / modelconfig.FILE).is_file() or modelconfig.versions(path)
         if not is_model and not path.name.startswith("."):
             raise OutputError(
-                f"{output} holds something else: {path.name}/ is no Triton model",
+                f"{output} contains something else: {path.name}/ is not a Triton model",
                 mend="name a new or empty folder with --output",
             )
     for name in {*names, *parts_of(output, names[0])}:
@@ -147,7 +147,7 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
 
 
 def _check_target(target: Path, name: str, *, force: bool) -> None:
-    """Refuse to replace what somebody else made, has edited or needs."""
+    """Refuse to replace a model that llmserve did not build, that was edited, or is needed."""
     try:
         manifest = Manifest.read(target)
     except ConfigError as error:
@@ -162,7 +162,7 @@ def _check_target(target: Path, name: str, *, force: bool) -> None:
     if manifest is None:
         raise OutputError(f"{target} was not built by llmserve", mend=_OTHER_NAME)
     if target.name != name and owner != name:
-        raise OutputError(f"{target} is a model of its own", mend=_OTHER_NAME)
+        raise OutputError(f"{target} is a separate model", mend=_OTHER_NAME)
     if edits := manifest.edits(target):
         raise OutputError(f"{target} was edited since it was built: {edits[0]}", mend=_OTHER_NAME)
 
@@ -170,15 +170,15 @@ def _check_target(target: Path, name: str, *, force: bool) -> None:
 def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
     """Move a stage's models into the repository, and its Dockerfile with them.
 
-    Everything that can be refused is refused before anything moves; on any failure the old
-    models stay or come back.
+    All checks are made before anything moves; on any failure the old models stay or are
+    restored.
     """
     created = not output.exists()
     try:
         output.mkdir(parents=True, exist_ok=True)
         with locked(output):
             built = sorted(folder.name for folder in (stage / MODELS).iterdir())
-            # What was asked for comes last: whoever sees it sees its parts.
+            # The requested model comes last: once it is visible, so are its parts.
             built.sort(key=lambda model: model == name)
             check_output(output, [name, *built], force=force)
             _move(stage, output, name, built)
@@ -194,17 +194,17 @@ def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
 
 
 def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
-    old = {name, *built, *parts_of(output, name)}
-    stale = sorted((model for model in old if (output / model).exists()), key=name.__ne__)
+    replaced = {name, *built, *parts_of(output, name)}
+    stale = sorted((model for model in replaced if (output / model).exists()), key=name.__ne__)
     manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
-    text = dockerfile.updated(output, manifests, newest=name, gone=stale)
+    text = dockerfile.updated(output, manifests, newest=name, removed=stale)
     draft = stage / f".{dockerfile.FILE}"
     if text is not None:
         draft.write_text(text, encoding="utf-8")
     try:
         replace_models(stage, output, built, stale)
         if text is not None:
-            # At once or not at all: nobody reads half a Dockerfile.
+            # Atomic, so that no one reads half a Dockerfile.
             draft.replace(output / dockerfile.FILE)
         # From here on nothing is moved back.
         (stage / _JOURNAL).unlink()

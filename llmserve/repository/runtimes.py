@@ -1,8 +1,8 @@
-"""Whether the classes that components name can be run.
+"""Checks that the runtime classes of components can be used.
 
 ``problem_with`` looks for a class's module without importing it. ``check_models`` imports the
-classes, in a process of its own, and looks for the methods that their role asks for: torch is not
-loaded into the build, and no broken plugin ends it.
+classes, in a separate process, and looks for the methods that their role requires: the build does
+not load torch, and a broken plugin cannot end it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _GENERATORS: dict[str, type[Any]] = {
     "batch": protocols.Generator,
     "step": protocols.SteppingGenerator,
 }
-"""What is asked of a generator by the modes that the core's protocols describe."""
-_PATIENCE = 120
+"""The protocols of a generator for the modes that the core defines."""
+_TIMEOUT = 120
 
 
 @dataclass(frozen=True)
 class RuntimeClass:
-    """A class that a manifest names, and the methods that will be called."""
+    """A class that a manifest names, and the methods that it must have."""
 
     role: str
     name: str
@@ -53,7 +53,7 @@ class RuntimeClass:
 
 @dataclass(frozen=True)
 class ClassProblem:
-    """What is wrong with a class. It is not ``fatal`` where only its packages are missing here."""
+    """A problem with a class. It is not ``fatal`` if only its packages are missing here."""
 
     what: str
     fatal: bool = True
@@ -62,110 +62,110 @@ class ClassProblem:
 def check_models(
     manifests: Mapping[str, Manifest], registry: Registry
 ) -> Iterator[tuple[str, RuntimeClass, ClassProblem]]:
-    """Import the classes that models name, and go through those that cannot be run."""
+    """Import the classes that models name, and yield those that cannot be used."""
     classes = [
-        (model, each)
+        (model, runtime)
         for model, manifest in manifests.items()
-        for each in classes_of(manifest, registry)
+        for runtime in classes_of(manifest, registry)
     ]
-    problems = check_classes(each for _, each in classes)
-    for model, each in classes:
-        if each in problems:
-            yield model, each, problems[each]
+    problems = check_classes(runtime for _, runtime in classes)
+    for model, runtime in classes:
+        if runtime in problems:
+            yield model, runtime, problems[runtime]
 
 
 def classes_of(manifest: Manifest, registry: Registry) -> list[RuntimeClass]:
-    """Return the classes that Triton makes for a model, each with what is asked of it."""
+    """Return the classes that are instantiated in Triton for a model."""
     if manifest.parts or (manifest.part_of and "stage" not in manifest.components):
-        # An ensemble runs nothing itself, and some of its parts run in other backends.
+        # An ensemble runs no class itself, and some of its parts run in other backends.
         return []
-    found = []
+    classes = []
     staged = "stage" in manifest.components
     for role, component in manifest.components.items():
         if role == "batching" and staged:
-            # The stage answers requests in its place.
+            # The stage answers requests instead.
             continue
         methods = _methods(role, component["name"], registry)
         if MESSAGES.name not in manifest.contract.get("inputs", ()):
             methods = tuple(name for name in methods if name != "encode_chat")
         if role == "generator" and staged:
-            # What a stage asks of it is between the two.
+            # The plugin defines which methods its stage calls.
             methods = ()
-        found.append(RuntimeClass(role, component["name"], component["runtime"], methods))
-    return found
+        classes.append(RuntimeClass(role, component["name"], component["runtime"], methods))
+    return classes
 
 
 def _methods(role: str, name: str, registry: Registry) -> tuple[str, ...]:
-    """Return the methods of a role's protocol; of a generator those of all modes it declares."""
-    asked = [_PROTOCOLS[role]] if role in _PROTOCOLS else []
+    """Return the methods of a role's protocol; for a generator, those of all its modes."""
+    required = [_PROTOCOLS[role]] if role in _PROTOCOLS else []
     if role == "generator":
         modes = {mode for g in registry.all(Generator) if g.name == name for mode in g.modes}
-        asked = [_GENERATORS[mode] for mode in sorted(modes & _GENERATORS.keys())]
+        required = [_GENERATORS[mode] for mode in sorted(modes & _GENERATORS.keys())]
     return tuple(
         method
-        for protocol in asked
+        for protocol in required
         for method, value in vars(protocol).items()
         if callable(value) and not method.startswith("_")
     )
 
 
 def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, ClassProblem]:
-    """Import classes in another process and return what is wrong with them."""
-    new = [each for each in dict.fromkeys(classes) if (each, *sys.path) not in _SOUND]
+    """Import classes in another process and return their problems."""
+    new = [c for c in dict.fromkeys(classes) if (c, *sys.path) not in _VALID]
     if not new:
         return {}
-    ask = {"path": sys.path, "classes": [[each.runtime, each.methods] for each in new]}
+    request = {"path": sys.path, "classes": [[c.runtime, c.methods] for c in new]}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _CHILD],
-            input=json.dumps(ask).encode(),
+            input=json.dumps(request).encode(),
             capture_output=True,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        output, ended = error.stdout or b"", f"was not done after {_PATIENCE} s"
+        output, outcome = error.stdout or b"", f"did not finish within {_TIMEOUT} s"
     else:
-        output, ended = done.stdout, f"ended the process with exit code {done.returncode}"
+        output, outcome = process.stdout, f"ended the process with exit code {process.returncode}"
     problems = {}
-    answers = [json.loads(line) for line in output.splitlines()]
-    for each, answer in zip(new, answers, strict=False):
-        if answer:
-            problems[each] = ClassProblem(*answer)
+    results = [json.loads(line) for line in output.splitlines()]
+    for runtime, result in zip(new, results, strict=False):
+        if result:
+            problems[runtime] = ClassProblem(*result)
         else:
-            _SOUND.add((each, *sys.path))
-    if len(answers) < len(new):
-        culprit = new[len(answers)]
-        problems[culprit] = ClassProblem(f"importing {culprit.runtime.partition(':')[0]} {ended}")
+            _VALID.add((runtime, *sys.path))
+    if len(results) < len(new):
+        failed = new[len(results)]
+        problems[failed] = ClassProblem(f"importing {failed.runtime.partition(':')[0]} {outcome}")
     return problems
 
 
-_SOUND: set[tuple[object, ...]] = set()
-"""What was found to be sound: a process that builds much asks once for each class."""
+_VALID: set[tuple[object, ...]] = set()
+"""The classes that were found to be valid, so that a process of many builds checks each once."""
 _CHILD = """
 import json, sys
-ask = json.load(sys.stdin)
-sys.path[:] = ask["path"]
+request = json.load(sys.stdin)
+sys.path[:] = request["path"]
 from llmserve.repository.runtimes import print_problems
-print_problems(ask["classes"])
+print_problems(request["classes"])
 """
 
 
 def print_problems(classes: Iterable[tuple[str, list[str]]]) -> None:
-    """Print what is wrong with each class, a line of JSON each: this runs in the other process."""
-    # What plugins print when they are imported goes elsewhere.
+    """Print a line of JSON with the problem of each class; this runs in the child process."""
+    # Output that plugins print on import is redirected to standard error.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # It exists only within Triton, and modules may import it at their top.
-    sys.modules["triton_python_backend_utils"] = _Anything("triton_python_backend_utils")
+    # This module exists only inside Triton, and plugins may import it at the top level.
+    sys.modules["triton_python_backend_utils"] = _StubModule("triton_python_backend_utils")
     for runtime, methods in classes:
         print(json.dumps(_class_problem(runtime, methods)), file=out, flush=True)
     out.flush()
-    # Nothing here needs to be ended in order, and libraries take their time for that.
+    # Skip clean-up: none is needed here, and that of libraries takes long.
     os._exit(0)
 
 
-class _Anything(ModuleType):
+class _StubModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -175,36 +175,36 @@ class _Anything(ModuleType):
 def _class_problem(runtime: str, methods: Iterable[str]) -> tuple[str, bool] | None:
     module, _, name = runtime.partition(":")
     try:
-        found = getattr(import_module(module), name, None)
+        runtime_class = getattr(import_module(module), name, None)
     except BaseException as error:
-        own = module.partition(".")[0]
-        absent = error.name if isinstance(error, ModuleNotFoundError) else None
-        elsewhere = absent is not None and absent.partition(".")[0] != own
-        return f"importing {module} fails: {reason(error)}", not elsewhere
-    if found is None:
+        package = module.partition(".")[0]
+        missing_module = error.name if isinstance(error, ModuleNotFoundError) else None
+        is_other = missing_module is not None and missing_module.partition(".")[0] != package
+        return f"importing {module} fails: {reason(error)}", not is_other
+    if runtime_class is None:
         return f"{module} has no {name}", True
-    if not isinstance(found, type):
-        return None if callable(found) else (f"{runtime} is no class", True)
-    if missing := [method for method in methods if not callable(getattr(found, method, None))]:
+    if not isinstance(runtime_class, type):
+        return None if callable(runtime_class) else (f"{runtime} is not a class", True)
+    if missing := [name for name in methods if not callable(getattr(runtime_class, name, None))]:
         return f"{runtime} has no method {' or '.join(missing)}", True
     try:
-        signature(found).bind({}, Path())
+        signature(runtime_class).bind({}, Path())
     except TypeError:
-        return f"{runtime} cannot be made with (settings, folder)", True
+        return f"{runtime} cannot be constructed with (settings, folder)", True
     except ValueError:
-        # A class made in C tells no signature.
+        # A class written in C may have no signature.
         pass
     return None
 
 
 def problem_with(runtime: str) -> str | None:
-    """Say why nothing can be made from a component's ``package.module:Class``, if so."""
+    """Return why a component's ``package.module:Class`` cannot be found, or None."""
     module, _, name = runtime.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         return f"{runtime!r} is not of the form package.module:Class"
     try:
-        # Imports at most the packages above the module.
-        found = module in sys.modules or find_spec(module) is not None
+        # Imports at most the parent packages of the module.
+        exists = module in sys.modules or find_spec(module) is not None
     except (Exception, SystemExit):
-        found = False
-    return None if found else f"there is no module {module}"
+        exists = False
+    return None if exists else f"there is no module {module}"

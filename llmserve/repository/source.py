@@ -1,4 +1,4 @@
-"""What ``--model`` can name: the demo model, a local folder or a model on the Hugging Face hub."""
+"""Locates the model that ``--model`` names: the demo, a local folder or a model on the hub."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WEIGHTS = "*.safetensors"
 PICKLED = "*.bin"
 
 SourceKind = Literal["huggingface", "folder"] | None
-"""What a generator takes for a model: see ``Generator.source``."""
+"""The kind of model that a generator accepts: see ``Generator.source``."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """A model's files on this machine, and where they came from.
 
-    ``path`` is a folder, but where a generator takes any word for a model.
+    ``path`` is a folder, unless the generator accepts any name as a model.
     """
 
     asked: str
@@ -40,13 +40,13 @@ class ModelSource:
         path = self.path / "config.json"
         content = read_object(path)
         names = content.get("architectures") or []
-        sound = (
+        valid = (
             isinstance(names, list)
             and all(isinstance(name, str) for name in names)
             and isinstance(content.get("model_type") or "", str)
             and isinstance(content.get("auto_map") or {}, dict)
         )
-        if not sound:
+        if not valid:
             raise ModelSourceError(
                 f"{path} is not a model's configuration",
                 mend="architectures is a list of names, model_type a name, auto_map an object",
@@ -54,7 +54,7 @@ class ModelSource:
         return content
 
     def described(self) -> dict[str, str]:
-        """Return what the manifest says of the source: never a path of this machine."""
+        """Return the description of the source in the manifest, without paths of this machine."""
         if self.repo_id and self.revision:
             return {"kind": "hub", "id": self.repo_id, "revision": self.revision}
         if self.asked == DEMO:
@@ -65,65 +65,65 @@ class ModelSource:
 
 
 def resolve(
-    asked: str,
+    model: str,
     *,
     revision: str = "",
     weights: Sequence[str] = (WEIGHTS,),
     kind: SourceKind = "huggingface",
     report: Callable[[str], None],
 ) -> ModelSource:
-    """Find a model; what is on the hub is fetched into ``HF_HOME`` and pinned to a commit.
+    """Locate a model; a model on the hub is downloaded to ``HF_HOME`` and pinned to a commit.
 
-    ``weights`` are patterns of files, any of which makes a folder a model; ``kind`` is the
-    generator's ``source``.
+    ``weights`` are file patterns, at least one of which must match; ``kind`` is the generator's
+    ``source``.
     """
-    if asked == DEMO:
+    if model == DEMO:
         from llmserve.demo import demo_model_path
 
-        return ModelSource(asked, demo_model_path())
-    if not asked:
+        return ModelSource(model, demo_model_path())
+    if not model:
         raise ModelSourceError("--model is empty", mend="name a folder, or an id on the hub")
-    path = Path(asked)
+    path = Path(model)
     with suppress(RuntimeError):
-        # Nobody has that name: then there is no such folder either.
+        # This fails for an unknown user; there is no such folder then.
         path = path.expanduser()
     if path.is_dir():
         if kind == "huggingface":
-            _check_config(path, asked)
+            _check_config(path, model)
         if kind is not None:
-            _check_weights(path, asked, weights)
-        return ModelSource(asked, path.resolve())
+            _check_weights(path, model, weights)
+        return ModelSource(model, path.resolve())
     if kind is None:
-        return ModelSource(asked, path)
+        return ModelSource(model, path)
     if path.exists():
-        raise ModelSourceError(f"{asked} is a file", mend="name the folder it lies in (--model)")
-    if kind == "folder" or asked.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(asked):
+        raise ModelSourceError(f"{model} is a file", mend="name its folder instead (--model)")
+    if kind == "folder" or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
         hub = "" if kind == "folder" else ", a model's id on the hub, or 'demo'"
-        raise ModelSourceError(f"no folder at {asked}", mend=f"--model takes a local folder{hub}")
-    folder = fetch(asked, revision=revision, weights=weights, report=report)
-    _check_config(folder, asked)
-    _check_weights(folder, asked, weights)
-    return ModelSource(asked, folder, asked, folder.name)
+        raise ModelSourceError(f"no folder at {model}", mend=f"--model takes a local folder{hub}")
+    folder = fetch(model, revision=revision, weights=weights, report=report)
+    _check_config(folder, model)
+    _check_weights(folder, model, weights)
+    return ModelSource(model, folder, model, folder.name)
 
 
-def _check_config(folder: Path, asked: str) -> None:
+def _check_config(folder: Path, model: str) -> None:
     if not (folder / "config.json").is_file():
         raise ModelSourceError(
-            f"{asked} is no model: it has no config.json",
+            f"{model} is not a model: it has no config.json",
             mend="name a folder that save_pretrained wrote",
         )
 
 
-def _check_weights(folder: Path, asked: str, weights: Sequence[str]) -> None:
+def _check_weights(folder: Path, model: str, weights: Sequence[str]) -> None:
     if any(any(folder.glob(pattern)) for pattern in weights):
         return
     if any(folder.glob(PICKLED)):
         raise ModelSourceError(
-            f"{asked} has only pickled weights, which can run code when they are loaded",
+            f"{model} has only pickled weights, which can run code when they are loaded",
             mend="convert them to safetensors, or allow it with --set pickle=true",
         )
     raise ModelSourceError(
-        f"{asked} has no weights: no {' or '.join(weights)} in {folder.name}",
+        f"{model} has no weights: no {' or '.join(weights)} in {folder.name}",
         mend="name a folder that has them (--model)",
     )
 
@@ -134,35 +134,35 @@ _NEEDED = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 def fetch(
     repo_id: str, *, revision: str, weights: Sequence[str], report: Callable[[str], None]
 ) -> Path:
-    """Return the folder of a snapshot; its name is the commit."""
+    """Download a snapshot and return its folder, whose name is the commit."""
     try:
         from huggingface_hub import errors, snapshot_download
         from huggingface_hub.utils import disable_progress_bars
     except ImportError:
         raise ModelSourceError(
-            f"{repo_id} is on the hub, and huggingface_hub is not installed",
+            f"{repo_id} is on the hub, but huggingface_hub is not installed",
             mend="pip install huggingface_hub, or name a local folder",
         ) from None
     if not sys.stderr.isatty():
         disable_progress_bars()
-    report(f"fetching {repo_id}")
+    report(f"downloading {repo_id}")
     try:
         return Path(
             snapshot_download(
                 repo_id,
                 revision=revision or None,
-                # To the hub's client * goes on past a slash: without this, onnx/ and original/,
-                # which nothing here reads, would come too.
+                # In the hub's client, * also matches slashes: without this, unused folders such as
+                # onnx/ and original/ would be downloaded too.
                 ignore_patterns=["*/*"],
                 allow_patterns=[*_NEEDED, *weights],
-                # False keeps a token that was once stored by a login out of it.
+                # False prevents the use of a token that a login stored earlier.
                 token=os.environ.get("HF_TOKEN") or False,
             )
         )
     except errors.GatedRepoError:
         raise ModelSourceError(
             f"{repo_id} is gated",
-            mend="ask for access on its page, then set HF_TOKEN to your token",
+            mend="request access on its page, then set HF_TOKEN to your token",
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelSourceError(
@@ -179,14 +179,14 @@ def fetch(
             mend="name a local folder, or fill HF_HOME on a machine with a connection",
         ) from None
     except (errors.HfHubHTTPError, OSError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelSourceError(f"{repo_id} could not be fetched: {first}") from None
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelSourceError(f"{repo_id} could not be downloaded: {message}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ModelSourceError(f"{path} holds no JSON object", mend="fetch or save it again")
+        raise ModelSourceError(f"{path} is not a JSON object", mend="download or save it again")
     return content
 
 
@@ -197,5 +197,5 @@ def read_json(path: Path) -> Any:
         raise damaged(path, str(error)) from None
 
 
-def damaged(path: Path, why: str) -> ModelSourceError:
-    return ModelSourceError(f"{path} cannot be read: {why}", mend="fetch or save it again")
+def damaged(path: Path, reason: str) -> ModelSourceError:
+    return ModelSourceError(f"{path} cannot be read: {reason}", mend="download or save it again")

@@ -1,8 +1,8 @@
-"""What runs inside Triton's Python backend: the one import of whoever writes for it.
+"""The code that runs inside Triton's Python backend, and the only import that plugins need there.
 
-Everything here is loaded in the server's stub process: the standard library and numpy, torch and
-transformers only where they are used, and nothing else of llmserve. A name is loaded when it is
-first used, so that the builder can read the tensor contract without numpy.
+Everything here is loaded in the server's stub process. It imports the standard library and numpy,
+torch and transformers only where they are used, and nothing else of llmserve. Each name is loaded
+on first use, so that the builder can read the tensor contract without numpy.
 
 A request travels ``model`` → ``request`` → a driver (``batch``, ``continuous``) → a generator →
 ``generation`` → a formatter → ``responder``.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from llmserve.runtime.text import IncrementalDecoder as IncrementalDecoder
     from llmserve.runtime.text_formatter import TextFormatter as TextFormatter
 
-_HOMES = {
+_NAMES_OF_MODULE = {
     "batch": ("BatchDriver", "run_batch"),
     "continuous": ("ContinuousDriver",),
     "contract": ("Tensor",),
@@ -76,12 +76,12 @@ _HOMES = {
     "text": ("IncrementalDecoder",),
     "text_formatter": ("TextFormatter",),
 }  # fmt: skip
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_MODULE_OF_NAME)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)

@@ -1,7 +1,7 @@
-"""The driver of batching strategies that hand the generator whole batches.
+"""The driver for batching strategies that pass whole batches to the generator.
 
-Triton's dynamic batcher brings requests together; each keeps its own parameters, each is
-answered as soon as it is done, and one that cannot be served fails alone.
+Triton's dynamic batcher groups requests. Each request keeps its own parameters and is answered as
+soon as it is done, and a request that cannot be served fails alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llmserve.runtime.protocols import Parts, Stepper
 
 
 class BatchDriver:
-    """Answers Triton's batches through a generator of the mode ``"batch"``."""
+    """Answers Triton's batches with a generator of mode ``"batch"``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder
@@ -30,7 +30,7 @@ class BatchDriver:
             self._generate(jobs)
 
     def finalize(self) -> None:
-        """Nothing is held beyond a batch."""
+        """Do nothing: no state outlives a batch."""
 
     def _generate(self, jobs: list[Job]) -> None:
         generations = [g for job in jobs for g in job.generations]
@@ -41,10 +41,10 @@ class BatchDriver:
             self._isolate(jobs, error)
         for job in jobs:
             if not job.responder.closed:
-                job.responder.fail(RuntimeError("the generator left off before the end"))
+                job.responder.fail(RuntimeError("the generator stopped before the end"))
 
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
-        """A batch failed: serve each request alone, so that only the culprit fails."""
+        """Serve each request of a failed batch alone, so that only the culprit fails."""
         for job in jobs:
             if job.responder.closed:
                 continue
@@ -56,7 +56,7 @@ class BatchDriver:
 
 
 def run_batch(engine: Stepper, generations: Sequence[Generation]) -> None:
-    """Make steps until every generation is done; who fails at one fails all of them."""
+    """Run steps until every generation is done; if one generation fails, all of them fail."""
     try:
         for generation in generations:
             engine.admit(generation)

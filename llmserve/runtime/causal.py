@@ -1,4 +1,4 @@
-"""Loading a causal language model with transformers, from where the build placed it."""
+"""Loads a causal language model with transformers from the location that the build chose."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# Any of these instructions computes in the type; without them each number is converted to
-# float32 and back.
-_NATIVE = {
+# Any of these instruction sets computes natively in the type; without them each number is
+# converted to float32 and back.
+_NATIVE_INSTRUCTIONS = {
     "bfloat16": ("avx512_bf16", "amx_bf16"),
     "float16": ("avx512_fp16", "amx_fp16"),
 }
@@ -27,57 +27,57 @@ def load(settings: Mapping[str, Any], folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    where, options = located(settings, folder)
+    location, options = located(settings, folder)
     device = settings["device"]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return AutoModelForCausalLM.from_pretrained(
-        where,
-        dtype=_dtype(settings["dtype"], device, where, options),
+        location,
+        dtype=_dtype(settings["dtype"], device, location, options),
         device_map="balanced" if device == "balanced" else {"": device},
         use_safetensors=None if settings.get("pickle") else True,
         **options,
     ).eval()
 
 
-def _dtype(asked: str, device: str, where: str, options: Mapping[str, Any]) -> torch.dtype | str:
-    """Return the type of the weights, chosen on the machine that serves."""
+def _dtype(name: str, device: str, location: str, options: Mapping[str, Any]) -> torch.dtype | str:
+    """Return the type of the weights, chosen for the machine that serves the model."""
     import torch
     from transformers import AutoConfig
 
-    if asked == "auto":
+    if name == "auto":
         if device != "cpu":
             return "auto"
-        own = AutoConfig.from_pretrained(where, **options).get_text_config().dtype
+        stored = AutoConfig.from_pretrained(location, **options).get_text_config().dtype
         # A checkpoint in float32 keeps its precision.
-        half = own in (torch.bfloat16, torch.float16)
+        half = stored in (torch.bfloat16, torch.float16)
         return torch.bfloat16 if half and _computes_in("bfloat16") else torch.float32
-    if device == "cpu" and asked in _NATIVE and not _computes_in(asked):
+    if device == "cpu" and name in _NATIVE_INSTRUCTIONS and not _computes_in(name):
         LOG.warning(
             "llmserve: note: %s was asked for, and this processor has no instructions for it: "
             "expect about a tenth of the speed of float32. Build with --dtype auto or "
             "--dtype float32.",
-            asked,
+            name,
         )
-    dtype: torch.dtype = getattr(torch, asked)
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def _computes_in(dtype: str) -> bool:
     import torch
 
-    # Earlier versions of torch cannot tell, and float32 is right everywhere.
+    # Earlier versions of torch do not report this, and float32 works everywhere.
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(capabilities.get(name) for name in _NATIVE[dtype])
+    return any(capabilities.get(name) for name in _NATIVE_INSTRUCTIONS[dtype])
 
 
 def context_length(model: Any) -> int | None:
-    """Return how many tokens prompt and answer may have together, if the model has a limit."""
+    """Return the model's limit of tokens for prompt and answer together, None if it has none."""
     length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return length
 
 
 def eos_ids(model: Any) -> frozenset[int]:
-    """Return the tokens that end an answer; chat models have several."""
+    """Return the ids of the tokens that end an answer; chat models have several."""
     eos = model.generation_config.eos_token_id
     return frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])

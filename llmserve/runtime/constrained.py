@@ -1,6 +1,6 @@
-"""Answers held to a form: a JSON schema, a choice, a regular expression or a grammar.
+"""Constrains answers to a JSON schema, a choice, a regular expression or a grammar.
 
-llguidance says which tokens may come next; it is imported when the first request asks for it.
+llguidance computes which tokens may come next; it is imported on the first such request.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.params import Params
 from llmserve.runtime.protocols import Tokenizer
 
-_LONGEST = 65_536
-_DEEPEST = 64
-_KEPT = 64
-# Options that forbid the token which fits, or end an answer where it is not complete.
-_CONTRARY = ("ignore_eos", "min_tokens", "bad_words", "end_id")
-# A blank, or a new line and its indentation. llguidance's own white space has no end, and small
-# models like to write it for ever.
-_JSON = {"whitespace_pattern": r"(\n {0,12}| )?"}
-_FORMS = ("json_schema", "json_object", "choice", "regex", "grammar", "guided_decoding_guide")
+_MAX_BYTES = 65_536
+_MAX_DEPTH = 64
+_MAX_COMPILED = 64
+# Options that can forbid a required token, or end an answer before it is complete.
+_CONFLICTING = ("ignore_eos", "min_tokens", "bad_words", "end_id")
+# A space, or a line break and its indentation. llguidance's default allows unlimited whitespace,
+# and small models tend to write it forever.
+_JSON_DEFAULTS = {"whitespace_pattern": r"(\n {0,12}| )?"}
+_OPTIONS = ("json_schema", "json_object", "choice", "regex", "grammar", "guided_decoding_guide")
 
-# What scores may be at most, for the bits of a byte: quicker to look up than to choose each.
+# The upper bounds of eight scores for each value of a byte; a lookup is faster than a selection.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _BOUNDS = np.where(_BITS, np.inf, -np.inf)
 
 Form = tuple[str, str]
-"""What kind of form it is, and the form."""
+"""The kind of a constraint, and its text."""
 
 
 class Compiler:
-    """Makes constraints for the generations of one model; what was compiled last is kept."""
+    """Compiles the constraints of one model's generations and caches the most recent ones."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
         self._library = _llguidance()
         if not eos_ids:
-            raise RequestError("this model has no token that ends an answer: a form has no end")
-        written = getattr(tokenizer, "tokenizer_json", lambda: None)()
-        if written is None:
+            raise RequestError("this model has no end token: its answers cannot be constrained")
+        tokenizer_json = getattr(tokenizer, "tokenizer_json", lambda: None)()
+        if tokenizer_json is None:
             raise RequestError(
-                "this model's tokenizer cannot be read by llguidance, so no answer can be held to "
-                "a form: it has no tokenizer.json"
+                "this model's answers cannot be constrained: its tokenizer has no tokenizer.json, "
+                "which llguidance needs"
             )
-        self._table = self._library.LLTokenizer(written, eos_token=sorted(eos_ids))
+        self._table = self._library.LLTokenizer(tokenizer_json, eos_token=sorted(eos_ids))
         self._compiled: OrderedDict[Form, Any] = OrderedDict()
 
     def constraint(self, generation: Generation, form: Form) -> Constraint:
-        """Return what holds a generation to a form, or refuse a form that cannot be had."""
+        """Return the constraint for a generation; refuse a form that does not compile."""
         if form not in self._compiled:
             self._compiled[form] = self._compile(form)
-            if len(self._compiled) > _KEPT:
+            if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(form)
-        return _Held(generation, self._compiled[form].deep_copy(), self._table.vocab_size)
+        return _Matcher(generation, self._compiled[form].deep_copy(), self._table.vocab_size)
 
     def _compile(self, form: Form) -> Any:
         matcher = self._library.LLMatcher(self._table, self._grammar(*form), log_level=0)
         if matcher.is_error():
             raise _refusal(form[0], matcher.get_error())
-        # What can never end, or begin, is found out at the first mask; later ones are as quick.
+        # The first mask reveals a form that can never begin or end; later masks take no longer.
         matcher.compute_bitmask()
         if matcher.is_error():
-            raise _refusal(form[0], "nothing has this form")
+            raise _refusal(form[0], "no text matches it")
         return matcher
 
     def _grammar(self, kind: str, text: str) -> Any:
@@ -78,7 +78,7 @@ class Compiler:
             return grammars.grammar_from_regex(text)
         if kind == "json_schema":
             try:
-                return grammars.grammar_from_json_schema(text, defaults=_JSON)
+                return grammars.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS)
             except ValueError as error:
                 raise _refusal(kind, str(error)) from None
         if kind == "ebnf_grammar":
@@ -91,49 +91,51 @@ class Compiler:
         return grammars.grammar_from_lark(text)
 
 
-class _Held:
-    """One generation's way through its form."""
+class _Matcher:
+    """The constraint of one generation: follows its tokens through the compiled form."""
 
     def __init__(self, generation: Generation, matcher: Any, vocabulary: int) -> None:
         self._generation = generation
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._read = len(generation.token_ids)
-        self._known = 0
-        self._run: list[int] = []
-        self._run_from = 0
+        self._consumed = len(generation.token_ids)
+        self._shared_size = 0
+        self._forced: list[int] = []
+        self._forced_start = 0
 
     def __call__(self, scores: npt.NDArray[Any]) -> None:
-        self._follow()
+        self._catch_up()
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise _refusal("form", self._matcher.get_error())
+            raise _refusal("constraint", self._matcher.get_error())
         # A model can have more scores than its tokenizer has tokens.
-        self._known = min(self._vocabulary, scores.size)
-        scores[self._known :] = -np.inf
-        _keep(scores[: self._known], np.frombuffer(mask, dtype=np.uint32))
+        self._shared_size = min(self._vocabulary, scores.size)
+        scores[self._shared_size :] = -np.inf
+        _mask(scores[: self._shared_size], np.frombuffer(mask, dtype=np.uint32))
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that come next where the form leaves one choice."""
-        at = self._follow() - self._run_from
-        # What follows from the middle of a run could be cut into other tokens.
-        if self._generation.token_ids[self._run_from :] != self._run[:at] or at >= len(self._run):
-            run, self._run_from = self._matcher.compute_ff_tokens(), self._read
-            at, self._run = 0, run if all(token < self._known for token in run) else []
-        return self._run[at:]
+        """Return the next tokens where the form leaves only one choice."""
+        at = self._catch_up() - self._forced_start
+        chosen = self._generation.token_ids[self._forced_start :]
+        # From the middle of a forced run, llguidance could split the rest into other tokens.
+        if chosen != self._forced[:at] or at >= len(self._forced):
+            tokens, self._forced_start = self._matcher.compute_ff_tokens(), self._consumed
+            usable = all(token < self._shared_size for token in tokens)
+            at, self._forced = 0, tokens if usable else []
+        return self._forced[at:]
 
-    def _follow(self) -> int:
-        """Take in what was chosen, and return how many tokens that is."""
+    def _catch_up(self) -> int:
+        """Pass newly chosen tokens to the matcher and return the number of tokens so far."""
         tokens = self._generation.token_ids
-        if len(tokens) > self._read:
-            self._matcher.consume_tokens(tokens[self._read :])
-            self._read = len(tokens)
-        return self._read
+        if len(tokens) > self._consumed:
+            self._matcher.consume_tokens(tokens[self._consumed :])
+            self._consumed = len(tokens)
+        return self._consumed
 
 
-def _keep(scores: npt.NDArray[Any], words: npt.NDArray[np.uint32]) -> None:
-    """Leave those scores alone whose bits are set; the others become minus infinity."""
-    # Seen as booleans, which are found five times as quickly as numbers.
+def _mask(scores: npt.NDArray[Any], words: npt.NDArray[np.uint32]) -> None:
+    """Set the scores whose bits are not set to minus infinity."""
+    # As booleans, nonzero words are found five times as fast as numbers.
     places = np.flatnonzero(words.astype(bool))
     if places.size < words.size // 8:
         bits = np.unpackbits(words[places].view(np.uint8), bitorder="little")
@@ -149,35 +151,35 @@ def _keep(scores: npt.NDArray[Any], words: npt.NDArray[np.uint32]) -> None:
 
 
 def form_of(params: Params) -> Form | None:
-    """Return what a request wants its answer held to, None if that is nothing."""
-    asked = [name for name in _FORMS if getattr(params, name)]
-    if len(asked) > 1:
-        raise RequestError(f"an answer is held to one form: send {' or '.join(asked)}")
+    """Return the constraint that a request asks for, None if it asks for none."""
+    names = [name for name in _OPTIONS if getattr(params, name)]
+    if len(names) > 1:
+        raise RequestError(f"an answer can have only one constraint: send {' or '.join(names)}")
     kind = params.guided_decoding_guide_type
     if kind and not params.guided_decoding_guide and kind != "json":
         raise RequestError("guided_decoding_guide_type needs guided_decoding_guide")
-    if kind and asked not in ([], ["guided_decoding_guide"]):
-        raise RequestError(f"guided_decoding_guide_type does not go with {asked[0]}: leave it out")
-    if not asked and kind != "json":
+    if kind and names not in ([], ["guided_decoding_guide"]):
+        raise RequestError(f"guided_decoding_guide_type conflicts with {names[0]}: leave it out")
+    if not names and kind != "json":
         return None
-    for name in _CONTRARY:
+    for name in _CONFLICTING:
         if getattr(params, name):
-            raise RequestError(f"an answer held to a form cannot go with {name}: leave it out")
-    if params.json_object or not asked:
+            raise RequestError(f"a constrained answer conflicts with {name}: leave it out")
+    if params.json_object or not names:
         return "json_schema", '{"type":"object"}'
-    name = asked[0]
+    name = names[0]
     if name == "choice":
-        return "regex", "|".join(map(_literally, params.choice))
+        return "regex", "|".join(map(_escape, params.choice))
     text = str(getattr(params, name))
-    if len(text.encode()) > _LONGEST:
-        raise RequestError(f"{name} has {len(text.encode())} bytes, at most {_LONGEST} are taken")
+    if len(text.encode()) > _MAX_BYTES:
+        raise RequestError(f"{name} has {len(text.encode())} bytes: send at most {_MAX_BYTES}")
     if name == "guided_decoding_guide":
         name = _guide_kind(kind)
     return name, _checked_schema(text) if name == "json_schema" else text
 
 
 def _guide_kind(kind: str | None) -> str:
-    """The kinds of guides have TensorRT-LLM's names."""
+    """Return the kind of form for the name that TensorRT-LLM gives a kind of guide."""
     kinds = {"json": "json_schema"} | {k: k for k in ("json_schema", "regex", "ebnf_grammar")}
     if kind not in kinds:
         raise RequestError(f"guided_decoding_guide_type is one of {', '.join(kinds)}, not {kind!r}")
@@ -190,28 +192,28 @@ def _checked_schema(text: str) -> str:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"json_schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise RequestError("json_schema takes a JSON object, as json-schema.org has it")
-    if _depth(schema) > _DEEPEST:
-        raise RequestError(f"json_schema is nested deeper than {_DEEPEST}: make it flatter")
+        raise RequestError("json_schema takes a JSON object as defined by json-schema.org")
+    if _depth(schema) > _MAX_DEPTH:
+        raise RequestError(f"json_schema is nested deeper than {_MAX_DEPTH}: make it flatter")
     return text
 
 
 def _depth(value: Any) -> int:
-    """How deep a JSON value is nested, counted without recursion."""
-    deepest, level = 0, [value]
+    """Return how deep a JSON value is nested, computed without recursion."""
+    depth, level = 0, [value]
     while level:
-        deepest += 1
+        depth += 1
         level = [
-            inner
-            for one in level
-            if isinstance(one, (dict, list))
-            for inner in (one.values() if isinstance(one, dict) else one)
+            child
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for child in (parent.values() if isinstance(parent, dict) else parent)
         ]
-    return deepest
+    return depth
 
 
-def _literally(word: str) -> str:
-    """Return a regular expression for one word, as llguidance and xgrammar both read it."""
+def _escape(word: str) -> str:
+    """Return a regular expression for a literal word that llguidance and xgrammar both accept."""
     return re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", word)
 
 
@@ -220,7 +222,7 @@ def _refusal(kind: str, message: str) -> RequestError:
     reason = lines[0] if lines else "it cannot be compiled"
     if reason.endswith(":"):
         reason = f"{reason} {lines[-1]}"
-    return RequestError(f"the {kind.replace('_', ' ')} cannot be kept to: {reason[:200]}")
+    return RequestError(f"the {kind.replace('_', ' ')} cannot be enforced: {reason[:200]}")
 
 
 def _llguidance() -> Any:
@@ -228,7 +230,7 @@ def _llguidance() -> Any:
         import llguidance
     except ImportError:
         raise RequestError(
-            "this server cannot hold answers to a form: install llguidance beside it "
+            "this server cannot constrain answers: install llguidance next to it "
             "(pip install 'llmserve[constrained]')"
         ) from None
     return llguidance

@@ -1,8 +1,8 @@
-"""Continuous batching by a thread of the model's own.
+"""Continuous batching in a separate thread per model.
 
-Triton hands requests over and is let go at once. The thread makes steps for as long as anything
-is under way: what has arrived joins before the next step, and answers leave through the requests'
-own senders. It drives any generator of the mode ``"step"``.
+``execute`` queues Triton's requests and returns at once. The thread runs steps as long as a
+request is in flight: new requests join before the next step, and answers are sent through the
+requests' own senders. It drives any generator of mode ``"step"``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts
 from llmserve.runtime.steps import StepDriver
 
-# How often Triton is asked whether clients are still there.
+# How often Triton is asked whether clients are still connected.
 _CANCEL_INTERVAL = 0.2
 
 
 class ContinuousDriver(StepDriver):
-    """Answers requests through a generator that can be stepped, from a thread of its own."""
+    """Answers requests from its own thread, with a generator of mode ``"step"``."""
 
     has_thread = True
 
@@ -31,20 +31,20 @@ class ContinuousDriver(StepDriver):
         del settings, folder
         self._arrived: SimpleQueue[tuple[Job, float] | None] = SimpleQueue()
         self._active: dict[Job, float] = {}
-        """The requests under way, each with the time from which its next piece may leave."""
+        """The requests in flight, each with the earliest time to send its next piece."""
 
     def start(self, parts: Parts) -> None:
         self._set_up(parts, time.monotonic())
         self._unloaded = Event()
         self._threads = [
             Thread(target=self._run, name=f"{parts.name}-steps", daemon=True),
-            Thread(target=self._watch, name=f"{parts.name}-leavers", daemon=True),
+            Thread(target=self._watch, name=f"{parts.name}-watch", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Read requests and hand them to the thread; Triton may bring the next ones at once."""
+        """Read requests and queue them for the thread, without waiting for their answers."""
         for job in begin(requests, self._parts, eager=False):
             self._arrived.put((job, time.monotonic()))
 
@@ -52,7 +52,7 @@ class ContinuousDriver(StepDriver):
         return all(thread.is_alive() for thread in self._threads)
 
     def finalize(self) -> None:
-        """End the threads; whoever still waits gets an error."""
+        """End the threads; requests in flight get an error."""
         self._unloaded.set()
         self._arrived.put(None)
         for thread in self._threads:
@@ -61,22 +61,22 @@ class ContinuousDriver(StepDriver):
 
     def _run(self) -> None:
         while self._take_arrived():
-            for generation, why in self._make_step(self._active):
+            for generation, error in self._make_step(self._active):
                 for job in self._active:
                     if generation in job.generations:
-                        self._give_up(job, why)
+                        self._give_up(job, error)
             now = time.monotonic()
             self._send(now)
             self._metrics.publish(now, at_once=not self._active)
 
     def _watch(self) -> None:
-        """Ask Triton who has left; while all cores compute, its answer takes half a millisecond."""
+        """Look for disconnected clients; while all cores compute, one check takes 0.5 ms."""
         while not self._unloaded.wait(_CANCEL_INTERVAL):
             for job in list(self._active):
                 job.responder.cancelled(now=True)
 
     def _take_arrived(self) -> bool:
-        """Begin what has arrived, and wait while there is nothing to do; False is the end."""
+        """Admit new requests, waiting while none is in flight; return False when unloading."""
         while True:
             try:
                 arrived = self._arrived.get(block=not self._active)
@@ -92,7 +92,7 @@ class ContinuousDriver(StepDriver):
                 self._metrics.began(job, at)
 
     def _send(self, now: float) -> None:
-        """Send first pieces and whole answers at once, other pieces at a steady pace."""
+        """Send first pieces and complete answers at once, other pieces at a steady pace."""
         interval = self._interval(self._active)
         for job, next_piece in self._active.items():
             if job.responder.gone:
@@ -100,6 +100,6 @@ class ContinuousDriver(StepDriver):
             if self._send_news(job, now, next_piece):
                 self._active[job] = now + interval
         for job in [job for job in self._active if job.responder.closed]:
-            # One that Triton could not take an answer of is not done.
+            # A request whose response Triton could not accept is closed but not done.
             self._drop(job)
             del self._active[job]

@@ -1,7 +1,7 @@
-"""The tensor contract: the names every model speaks, those of TensorRT-LLM's ensemble.
+"""The tensor contract: the tensors of every model, named as in TensorRT-LLM's ensemble.
 
-``build`` writes them into ``config.pbtxt`` and the runtime reads them from requests,
-so both take them from here.
+``build`` writes the names into ``config.pbtxt`` and the runtime reads them from requests;
+both import them from here.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MANIFEST = "llmserve.json"
-"""The file in a model's folder that says what the model was made from, and how to run it."""
+"""The file in a model's folder that records what the model was built from and how to run it."""
 
 SCHEMA = 1
-"""The form of that file; a change that older runtimes cannot read raises this."""
+"""The version of that file's format; changes that older runtimes cannot read increment it."""
 
 
 TYPES = {"TYPE_BOOL": "bool", "TYPE_STRING": "object"} | {
@@ -21,12 +21,12 @@ TYPES = {"TYPE_BOOL": "bool", "TYPE_STRING": "object"} | {
     for bits in (8, 16, 32, 64)
     if (short, bits) != ("FP", 8)
 }
-"""What a tensor's elements can be, as ``config.pbtxt`` writes it, and numpy's name for that."""
+"""The data types of tensors, from their names in ``config.pbtxt`` to those in numpy."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as ``config.pbtxt`` declares it, without the batch dimension."""
+    """A tensor as declared in ``config.pbtxt``, without the batch dimension."""
 
     name: str
     data_type: str
@@ -46,13 +46,13 @@ MESSAGES = Tensor("messages", "TYPE_STRING")
 MAX_TOKENS = Tensor("max_tokens", "TYPE_INT32")
 STREAM = Tensor("stream", "TYPE_BOOL")
 CHAT_TEMPLATE_KWARGS = Tensor("chat_template_kwargs", "TYPE_STRING")
-"""JSON: what the chat template is given beside the messages, such as ``tools``."""
+"""JSON: arguments for the chat template besides the messages, such as ``tools``."""
 
 INPUT_IDS = Tensor("input_ids", "TYPE_INT32", dims=(-1,), ragged=True)
-"""A prompt as token ids, instead of ``text_input``."""
+"""The prompt as token ids, instead of ``text_input``."""
 PROMPT_ONLY = Tensor("prompt_only", "TYPE_BOOL")
-"""Asks what the prompt is to the model, instead of an answer: ``text_output`` is then JSON with
-its ``ids``, their ``text`` and the model's ``context_length``; of an empty prompt also the
+"""Requests how the model reads the prompt, instead of an answer: ``text_output`` is then JSON with
+the ``ids``, their ``text`` and the model's ``context_length``; for an empty prompt also the
 ``chat_template``."""
 
 SAMPLING = (
@@ -70,28 +70,28 @@ SAMPLING = (
     Tensor("end_id", "TYPE_INT32"),
     Tensor("bad_words", "TYPE_STRING", dims=(-1,), ragged=True),
 )
-"""What a generator that samples by ``llmserve.runtime.sampling`` honours."""
+"""The options that a generator supports by using ``llmserve.runtime.sampling``."""
 
 LOGIT_BIAS = Tensor("logit_bias", "TYPE_STRING")
-"""JSON: what to add to the scores of tokens, by their ids. ``runtime.sampling`` honours it."""
+"""JSON: values to add to token scores, by token id. ``runtime.sampling`` supports it."""
 
 PROMPT_LOGPROBS = Tensor("prompt_logprobs", "TYPE_INT32")
-"""Asks how likely the prompt's own tokens are, and how many others to tell at each place."""
+"""Requests log-probabilities of the prompt's tokens, and of this many others at each position."""
 
 LOGPROBS = (
     Tensor("logprobs", "TYPE_INT32"),
     Tensor("return_log_probs", "TYPE_BOOL"),
 )
-"""What a generator honours that pushes its logits beside its tokens."""
+"""The options that a generator supports by pushing its logits along with its tokens."""
 
 LOGPROBS_OUTPUTS = (
     Tensor("logprobs", "TYPE_STRING"),
     Tensor("output_log_probs", "TYPE_FP32", dims=(-1, -1)),
     Tensor("cum_log_probs", "TYPE_FP32"),
 )
-"""What only requests that ask for it get: a response may leave outputs out.
+"""Outputs only for requests that ask for them: a response may omit outputs.
 
-``logprobs`` is JSON with an entry per token. The other two are as TensorRT-LLM has them.
+``logprobs`` is JSON with an entry per token. The other two are the same as in TensorRT-LLM.
 """
 
 FORMS = (
@@ -103,14 +103,14 @@ FORMS = (
     Tensor("guided_decoding_guide_type", "TYPE_STRING"),
     Tensor("guided_decoding_guide", "TYPE_STRING"),
 )
-"""What an answer can be held to; the last two are TensorRT-LLM's names for the same."""
+"""The constraints on an answer; the last two are TensorRT-LLM's names for the others."""
 
 PROMPT_LOGPROBS_OUTPUT = Tensor("prompt_logprobs", "TYPE_STRING")
-"""JSON as that of ``logprobs``, with the first piece; before the first token nothing is likely."""
+"""JSON like that of ``logprobs``, sent with the first piece; the first token has no probability."""
 
 STOP_WORDS = Tensor("stop_words", "TYPE_STRING", dims=(-1,), ragged=True)
 INCLUDE_STOP = Tensor("include_stop_str_in_output", "TYPE_BOOL")
-"""Keeps the stop word at the end of the answer, so that it can be told which one it was."""
+"""Keeps the stop word at the end of the answer, so that the client can see which one it was."""
 
 TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", optional=False)
 FINISH_REASON = Tensor("finish_reason", "TYPE_STRING", optional=False)
@@ -129,13 +129,13 @@ TEXT_FORMAT_INPUTS = (
 TEXT_FORMAT_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, *USAGE)
 
 ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}
-"""Second names of the same thing: TensorRT-LLM has renamed some over its versions."""
+"""Alternative names of options: TensorRT-LLM has renamed some of them between versions."""
 
 THREADS = "LLMSERVE_THREADS"
-"""The environment variable that says how many threads an engine has, where OpenMP is not asked."""
+"""The environment variable with the number of threads of an engine that does not use OpenMP."""
 
 STAND_IN_METRIC = "llmserve_stand_in"
-"""A gauge of 1, on the server's metrics, for each model that a stand-in answers.
+"""A gauge of 1 in the server's metrics for each model whose requests a stand-in answers.
 
 Its labels are ``model`` and ``instead_of``.
 """

@@ -1,4 +1,4 @@
-"""What the runtime says when it refuses a request."""
+"""Errors of the runtime."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from contextlib import contextmanager
 
 
 class RequestError(Exception):
-    """A request that cannot be served: one line, for the user who sent it.
+    """A request that cannot be served; the message is one line for the user who sent it.
 
-    It is the user's to mend, so Triton answers 400 / INVALID_ARGUMENT and nothing is logged
-    as a failure of the server.
+    The user has to fix it, so Triton answers 400 / INVALID_ARGUMENT and nothing is logged as a
+    failure of the server.
     """
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Let what other people's code raises beside ``Exception`` fail one request, not the process.
+    """Make third-party errors other than ``Exception`` fail one request, not the process.
 
-    A panic in Rust, as in the library tokenizers, arrives as a ``BaseException``.
+    A panic in Rust, as in the library ``tokenizers``, is raised as a ``BaseException``.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""One prompt on its way to an answer. Generators push tokens into it; it knows when to stop."""
+"""The state of one answer. Generators push tokens into it, and it decides when to stop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llmserve.runtime.params import Params
 from llmserve.runtime.text import IncrementalDecoder, StopScanner
 
 Constraint = Callable[[npt.NDArray[Any]], None]
-"""What one answer is held to: in a row of scores, it makes minus infinity of all that must not
-come next. What was chosen so far is in ``token_ids`` of the generation that it was made for.
-One with a method ``forced()`` tells by it which tokens come next in any case, if it knows."""
+"""A constraint on one answer: it sets the scores of all tokens that must not come next to -inf.
+The tokens chosen so far are in ``token_ids`` of the generation that it was created for. An optional
+method ``forced()`` returns the tokens that must come next, if the constraint knows them."""
 
 STOP = "stop"
 LENGTH = "length"
@@ -25,10 +25,10 @@ CANCELLED = "cancelled"
 class Generation:
     """The state of one answer, from its prompt's ids to its text and finish reason.
 
-    A generator reads ``prompt_ids``, ``params`` and ``max_tokens``, calls :meth:`push` with
-    each token it makes, and with its logits where :attr:`wants_logits`, and leaves off when
-    :attr:`done`. One that is not :attr:`plain` needs a
-    :class:`~llmserve.runtime.sampling.Sampler`, or another who asks :meth:`constrain`.
+    A generator reads ``prompt_ids``, ``params`` and ``max_tokens``, calls :meth:`push` with each
+    token it generates, and also its logits if :attr:`wants_logits`, and stops when :attr:`done`.
+    A generation that is not :attr:`plain` needs a :class:`~llmserve.runtime.sampling.Sampler`, or
+    other sampling code that calls :meth:`constrain`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Generation:
         self.total_logprob = 0.0
         self.prompt_logprobs: list[Logprob] = []
         if params.prompt_logprobs is not None and prompt_ids:
-            # Nothing stands before the first token that could make it likely.
+            # Nothing precedes the first token, so it has no probability.
             self.prompt_logprobs.append(Logprob(self.prompt_ids[0], math.nan))
         self.finish_reason: str | None = None
         self.on_text: Callable[[], None] | None = None
@@ -83,34 +83,34 @@ class Generation:
 
     @property
     def wants_prompt_logits(self) -> bool:
-        """Whether :meth:`push_prompt` is to be called for the prompt's next token."""
+        """Whether to call :meth:`push_prompt` for the prompt's next token."""
         return 0 < len(self.prompt_logprobs) < len(self.prompt_ids)
 
     @property
     def plain(self) -> bool:
-        """Whether the likeliest token is the answer, with nothing to add or forbid."""
+        """Whether the next token is always the likeliest one, with no score changed."""
         return self.constraint is None and self.params.plain
 
     def constrain(self, scores: npt.NDArray[Any]) -> None:
-        """Take out of a row of scores whatever must not come next; for most, that is nothing.
+        """Set the scores of tokens that must not come next to minus infinity.
 
-        Whoever finds that nothing is left raises :class:`RequestError`, as a ``Sampler`` does.
+        A caller that finds no token left raises :class:`RequestError`, as a ``Sampler`` does.
         """
         if self.constraint is not None:
             self.constraint(scores)
             self._constrained_at = len(self.token_ids) + 1
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that come next whatever the scores; for most, there are none."""
-        told = getattr(self.constraint, "forced", None)
-        tokens: Sequence[int] = told() if told else ()
+        """Return the tokens that must come next whatever the scores; usually there are none."""
+        forced = getattr(self.constraint, "forced", None)
+        tokens: Sequence[int] = forced() if forced else ()
         self._constrained_at = max(self._constrained_at, len(self.token_ids) + len(tokens))
         return tokens
 
     def push(self, token_id: int, logits: npt.NDArray[Any] | None = None) -> None:
-        """Take the next token. After the end, tokens of a batch that goes on are ignored.
+        """Add the next token. After the end, further tokens from a running batch are ignored.
 
-        ``logits`` are the model's own, one for each token that there is.
+        ``logits`` are the model's unmodified ones, one for each token of the vocabulary.
         """
         if self.done:
             return
@@ -118,7 +118,7 @@ class Generation:
             self.cancel()
             return
         if self.constraint is not None and self._constrained_at <= len(self.token_ids):
-            raise RuntimeError("the generator chose a token and did not ask what may come next")
+            raise RuntimeError("the generator chose a token without calling constrain()")
         self.token_ids.append(token_id)
         if logits is not None and self.params.logprobs_count is not None:
             self.logprobs.append(logprob_of(logits, token_id, self.params.logprobs_count))
@@ -138,40 +138,40 @@ class Generation:
             self.on_text()
 
     def push_prompt(self, logits: npt.NDArray[Any]) -> None:
-        """Take the logits from which the prompt's next token would have been chosen."""
+        """Add the logits from which the prompt's next token would have been chosen."""
         token = self.prompt_ids[len(self.prompt_logprobs)]
         count = self.params.prompt_logprobs or 0
         self.prompt_logprobs.append(logprob_of(logits, token, count))
 
     def tell(self, text: str) -> None:
-        """End with a text that no generator made."""
+        """End with a text that did not come from a generator."""
         self._append(text)
         self._finish(STOP)
 
     def end(self) -> None:
-        """Nothing more comes, though no token said so: some engines keep the last one."""
+        """End without an end token: some engines do not return it."""
         if not self.done:
             self._finish(STOP)
 
     def cancel(self) -> None:
         if not self.done:
-            # Nobody reads the text, and to finish it could fail.
+            # No client reads the text, and decoding the rest of it could fail.
             self._end(CANCELLED)
 
     @property
     def has_news(self) -> bool:
-        """Whether there is text that :meth:`take` has not returned."""
+        """Whether there is text that :meth:`take` has not returned yet."""
         self._decode()
         return self._taken < len(self._text)
 
     def take_logprobs(self) -> list[Logprob]:
-        """Return the log-probabilities of the tokens that came since the last time."""
+        """Return the log-probabilities of the tokens since the last call."""
         new = self.logprobs[self._taken_logprobs :]
         self._taken_logprobs = len(self.logprobs)
         return new
 
     def take(self) -> str:
-        """Return the text that came since the last time."""
+        """Return the text since the last call."""
         self._decode()
         piece = self._text[self._taken :]
         self._taken = len(self._text)
@@ -179,10 +179,10 @@ class Generation:
         return piece
 
     def _decode(self, *, early: bool = False) -> None:
-        """Turn into text what was not yet; stop words are not looked for in what is early.
+        """Decode the pending tokens; in ``early`` ones, stop words are not searched for.
 
-        Decoding many tokens together takes hardly longer than decoding one. So it waits until
-        the text is asked for, or a stop word may be in it.
+        Decoding many tokens at once takes hardly longer than decoding one, so decoding waits until
+        the text is needed or may contain a stop word.
         """
         new, self._undecoded = self._undecoded, []
         if new:
@@ -201,7 +201,7 @@ class Generation:
             self.on_text()
 
     def _append(self, piece: str) -> None:
-        # Python appends in place to a string that nobody else holds; otherwise it copies it all.
+        # Python appends in place to a string with a single reference; otherwise it copies it all.
         text, self._text = self._text, ""
         text += piece
         self._text = text

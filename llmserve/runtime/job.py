@@ -1,4 +1,4 @@
-"""One request under way: its prompts' generations and where their answers go."""
+"""One request in flight: the generations of its prompts and the responder for their answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llmserve.runtime.responder import Responder
 class Job:
     """A request from its arrival to its last response.
 
-    An ``eager`` job sends what is new, and asks whether its client is there, as soon as a generator
-    pushes it; the driver of another calls :meth:`send`, and asks, when it is time.
+    An ``eager`` job checks its client and sends new text whenever a generator pushes a token. For
+    other jobs, the driver decides when to check and to call :meth:`send`.
     """
 
     def __init__(self, raw: Any, parts: Parts, *, eager: bool = True) -> None:
@@ -28,21 +28,21 @@ class Job:
         self.generations: list[Generation] = []
 
     def admit(self, raw: Any, *, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Read the request; what is wrong with it is raised as :class:`RequestError`.
+        """Read the request; raise :class:`RequestError` if it is invalid.
 
-        ``renamed`` leads from a model's own names of tensors to those of the contract. One that
-        asks about its prompt only is answered and :attr:`done` at once.
+        ``renamed`` maps the model's tensor names to those of the contract. A request with
+        ``prompt_only`` is answered and :attr:`done` at once.
         """
         self._prompts = read_prompts(raw, self._parts, renamed=renamed)
         self.restart()
         stream = self._prompts[0].params.stream
-        wanted = bool(self._parts.defaults.get("stream")) if stream is None else stream
+        streams = bool(self._parts.defaults.get("stream")) if stream is None else stream
         if stream and not self._parts.decoupled:
             raise RequestError(
                 "this model answers in one piece: leave out stream, or build it with "
                 "--set decoupled=true"
             )
-        self.streams = wanted and self._parts.decoupled
+        self.streams = streams and self._parts.decoupled
         if self.done:
             self.send()
 
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def can_restart(self) -> bool:
-        """Whether nothing of the answer has left yet."""
+        """Whether no part of the answer has been sent yet."""
         return not self._sent
 
     def _generation(self, prompt: Prompt) -> Generation:
@@ -73,7 +73,7 @@ class Job:
         if prompt.params.prompt_only:
             generation.tell(about_prompt(prompt, parts))
             return generation
-        # Only some formatters can, and only some requests ask for it.
+        # Only some formatters have this method.
         if constrain := getattr(parts.formatter, "constrain", None):
             generation.constraint = constrain(generation, parts.tokenizer)
         if self._eager:
@@ -89,14 +89,14 @@ class Job:
         return any(generation.has_news for generation in self.generations)
 
     def send(self) -> None:
-        """Send what is new, if the request wants a stream or everything is complete."""
+        """Send new text if the request streams, or the whole answer once it is complete."""
         if self.streams or self.done:
             self._sent = True
             self.responder.send(self.generations, whole=not self.streams)
 
 
 def begin(requests: Sequence[Any], parts: Parts, *, eager: bool = True) -> Iterator[Job]:
-    """Read requests and give those that a generator is needed for; each fails by itself."""
+    """Read requests and yield those that need a generator; an invalid request fails alone."""
     for raw in requests:
         job = Job(raw, parts, eager=eager)
         try:

@@ -1,4 +1,4 @@
-"""Modules that compute on a CPU what the model's own do, in less time."""
+"""Faster CPU replacements for modules of a model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-# With more rows a plain product is as fast.
+# With more rows a plain matrix product is as fast.
 _FEW = range(1, 33)
 _PANEL = 128
 
 
 class FewRowsLinear(nn.Linear):
-    """A linear layer that is quick with the few rows of a decoding step.
+    """A linear layer that is fast for the few rows of a decoding step.
 
-    A product of float32 matrices first rearranges the weight, which takes longer than the product
-    with few rows; and one with a single row is left to one core, mostly. Many small products, of
-    some outputs each, do without the one and are shared among the cores.
+    A float32 matrix product first rearranges the weight, which takes longer than the product itself
+    if there are few rows; with a single row, it mostly runs on one core. Many small products, each
+    for some of the outputs, need no rearranging and are distributed over the cores.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -27,9 +27,9 @@ class FewRowsLinear(nn.Linear):
         super().__init__(inputs, outputs, device="meta")
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = bias  # type: ignore[assignment]
-        whole = outputs // _PANEL * _PANEL
-        self._panels = weight[:whole].view(-1, _PANEL, inputs).transpose(1, 2)
-        self._rest = weight[whole:].t()
+        split = outputs // _PANEL * _PANEL
+        self._panels = weight[:split].view(-1, _PANEL, inputs).transpose(1, 2)
+        self._rest = weight[split:].t()
 
     def forward(self, x: Tensor) -> Tensor:
         count = x.numel() // self.in_features
@@ -46,25 +46,25 @@ class FewRowsLinear(nn.Linear):
 
 
 def speed_up(model: nn.Module) -> None:
-    """Replace modules of a model by quicker ones that give the same."""
+    """Replace modules of a model with faster equivalents."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if quicker := _quicker(child):
-                setattr(parent, name, quicker)
+            if replacement := _faster_equivalent(child):
+                setattr(parent, name, replacement)
 
 
-def _quicker(module: Any) -> nn.Module | None:
+def _faster_equivalent(module: Any) -> nn.Module | None:
     if isinstance(module, NewGELUActivation):
         return nn.GELU(approximate="tanh")
     if not (type(module) is nn.Linear or type(module).__name__ in ("FalconLinear", "Conv1D")):
         return None
     weight: Tensor = module.weight.detach()
-    turned = isinstance(module, Conv1D)
-    # GPT-2 keeps its weights the other way round.
-    weight = (weight.t() if turned else weight).contiguous()
+    transposed = isinstance(module, Conv1D)
+    # GPT-2 stores its weights transposed.
+    weight = (weight.t() if transposed else weight).contiguous()
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return FewRowsLinear(weight, module.bias)
-    if not turned:
+    if not transposed:
         return None
     linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)

@@ -1,4 +1,4 @@
-"""Where ``from_pretrained`` finds a model: what ``BuildContext.place`` wrote down."""
+"""Reads where ``from_pretrained`` finds a model, as recorded by ``BuildContext.place``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def located(settings: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return what ``from_pretrained`` takes: a folder of the repository, or a hub's id.
+    """Return the arguments of ``from_pretrained``: a folder of the repository or a hub id.
 
-    Remote code runs only if the build allowed it, and the manifest says it.
+    Remote code runs only if the build allowed it, as recorded in the manifest.
     """
     options: dict[str, Any] = {"trust_remote_code": bool(settings.get("trust_remote_code", False))}
     if "path" in settings:
-        # An absolute path, of weights that were not copied, stays what it is.
+        # The absolute path of weights that were not copied stays unchanged.
         return str(folder / settings["path"]), {**options, "local_files_only": True}
-    # False keeps a token that was once stored by a login out of it.
+    # False prevents the use of a token that an earlier login has stored.
     token = os.environ.get("HF_TOKEN") or False
     return settings["id"], {**options, "revision": settings["revision"], "token": token}

@@ -1,4 +1,4 @@
-"""How likely the model held a token, and which others it held likely at its place."""
+"""Log-probabilities of tokens and of the likeliest alternatives at their positions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MOST = 20
-"""How many other tokens may be asked for at each place."""
+MAX_LOGPROBS = 20
+"""The maximum number of other tokens that a request may ask for at each position."""
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability, by the model's own logits before any option of the request.
+    """A token's log-probability, from the model's logits before any option of the request.
 
-    ``top`` are the likeliest tokens at its place, the likeliest first.
+    ``top`` are the likeliest tokens at its position, the likeliest first.
     """
 
     token: int
@@ -40,12 +40,12 @@ def logprob_of(logits: npt.NDArray[Any], token: int, count: int) -> Logprob:
 
 
 def to_json(logprobs: Sequence[Logprob], texts: Mapping[int, str]) -> str:
-    """Write them down, one entry per token."""
-    return json.dumps([_entry(one, texts) for one in logprobs], separators=(",", ":"))
+    """Return a JSON list with one entry per token."""
+    return json.dumps([_entry(logprob, texts) for logprob in logprobs], separators=(",", ":"))
 
 
-def _entry(one: Logprob, texts: Mapping[int, str]) -> dict[str, Any]:
-    # JSON has no infinity; what was impossible is as good as that.
-    value = None if math.isnan(one.value) else round(max(one.value, -9999.0), 6)
-    entry = {"id": one.token, "token": texts[one.token], "logprob": value}
-    return entry | ({"top": [_entry(other, texts) for other in one.top]} if one.top else {})
+def _entry(logprob: Logprob, texts: Mapping[int, str]) -> dict[str, Any]:
+    # JSON has no infinity; -9999 stands for an impossible token.
+    value = None if math.isnan(logprob.value) else round(max(logprob.value, -9999.0), 6)
+    entry = {"id": logprob.token, "token": texts[logprob.token], "logprob": value}
+    return entry | ({"top": [_entry(t, texts) for t in logprob.top]} if logprob.top else {})

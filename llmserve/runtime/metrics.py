@@ -1,4 +1,4 @@
-"""Figures of a model that makes steps, for Triton's ``/metrics`` beside those it has itself."""
+"""Metrics of a model that is run step by step, published in Triton's ``/metrics``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from llmserve.runtime.job import Job
 from llmserve.runtime.protocols import Parts, Stepper
 
 _GAUGES: dict[str, tuple[Callable[[Stepper], int], str]] = {
-    "llmserve_running_sequences": (lambda engine: engine.live, "Sequences under way"),
+    "llmserve_running_sequences": (lambda engine: engine.live, "Sequences in flight"),
     "llmserve_waiting_sequences": (
-        lambda engine: engine.waiting, "Sequences that wait for room in the cache"
+        lambda engine: engine.waiting, "Sequences waiting for space in the cache"
     ),
     "llmserve_cache_used_tokens": (
-        lambda engine: engine.cache_used, "Tokens in the cache of sequences under way"
+        lambda engine: engine.cache_used, "Tokens in the cache of sequences in flight"
     ),
     "llmserve_cache_tokens": (
-        lambda engine: engine.cache_tokens, "Tokens that the cache has room for; 0: not known"
+        lambda engine: engine.cache_tokens, "Capacity of the cache in tokens; 0 if unknown"
     ),
 }  # fmt: skip
-_READ, _WRITTEN = "llmserve_input_tokens_total", "llmserve_output_tokens_total"
+_INPUT, _OUTPUT = "llmserve_input_tokens_total", "llmserve_output_tokens_total"
 _FIRST, _FIRST_COUNT = "llmserve_first_token_seconds_sum", "llmserve_first_token_seconds_count"
 _LATER, _LATER_COUNT = "llmserve_token_seconds_sum", "llmserve_token_seconds_count"
 _COUNTERS = {
-    _READ: "Prompt tokens of requests taken in",
-    _WRITTEN: "Tokens made",
+    _INPUT: "Prompt tokens of accepted requests",
+    _OUTPUT: "Generated tokens",
     _FIRST: "Time from a request's arrival to its first token",
     _FIRST_COUNT: "Requests that got a first token",
     _LATER: "Time between tokens after the first",
@@ -37,72 +37,72 @@ _INTERVAL = 0.25
 
 
 @dataclass
-class _Course:
-    began: float
-    first_token: float = 0.0
+class _Progress:
+    began_at: float
+    first_token_at: float = 0.0
     counted: int = 0
 
 
 class Metrics:
-    """Gathers figures at no cost and hands them to Triton a few times a second.
+    """Collects metrics cheaply and passes them to Triton a few times a second.
 
-    Each hand-over crosses to Triton's process, so one thread at a time makes them.
+    Each update is a call into Triton's process, so only one thread at a time may publish.
     """
 
     def __init__(self, parts: Parts, engine: Stepper, now: float) -> None:
         self._engine = engine
-        self._courses: WeakKeyDictionary[Job, _Course] = WeakKeyDictionary()
-        self._counted = dict.fromkeys(_COUNTERS, 0.0)
-        self._told: dict[str, float] = {}
+        self._progress: WeakKeyDictionary[Job, _Progress] = WeakKeyDictionary()
+        self._totals = dict.fromkeys(_COUNTERS, 0.0)
+        self._published_values: dict[str, float] = {}
         family = parts.pb_utils.MetricFamily
-        # A family has to stay referenced as long as its metrics are used.
+        # A family must stay referenced as long as its metrics are used.
         gauges = {name: (text, family.GAUGE) for name, (_, text) in _GAUGES.items()}
         counters = {name: (text, family.COUNTER) for name, text in _COUNTERS.items()}
-        self.families = {name: family(name, *of) for name, of in (gauges | counters).items()}
-        # When a model is loaded anew its old process goes after the new one has come, and Triton
-        # drops a metric of the same labels for both, though the new one still writes to it.
+        self.families = {name: family(name, *args) for name, args in (gauges | counters).items()}
+        # When a model is reloaded, its old process ends after the new one has started. Triton then
+        # drops metrics with the same labels for both, though the new one still writes to them.
         labels = {"model": parts.name, "process": str(os.getpid())}
-        self._metrics = {name: made.Metric(labels=labels) for name, made in self.families.items()}
-        self._published = now
+        self._metrics = {name: item.Metric(labels=labels) for name, item in self.families.items()}
+        self._published_at = now
         self.publish(now, at_once=True)
 
     def close(self) -> None:
-        """Let go of all metrics; one that outlived Triton's memory would crash the process."""
+        """Release all metrics; one that outlived Triton's memory would crash the process."""
         self._metrics.clear()
         self.families.clear()
 
     def began(self, job: Job, now: float) -> None:
-        self._courses[job] = _Course(now)
-        self._counted[_READ] += sum(len(g.prompt_ids) for g in job.generations)
+        self._progress[job] = _Progress(now)
+        self._totals[_INPUT] += sum(len(g.prompt_ids) for g in job.generations)
 
     def made(self, job: Job, now: float) -> None:
-        """Take note of what a request got since the last time."""
-        course = self._courses[job]
-        new = sum(len(generation.token_ids) for generation in job.generations) - course.counted
+        """Count the tokens that a request has got since the last call."""
+        progress = self._progress[job]
+        new = sum(len(generation.token_ids) for generation in job.generations) - progress.counted
         if not new:
             return
-        if not course.counted:
-            course.first_token = now
-            self._counted[_FIRST] += now - course.began
-            self._counted[_FIRST_COUNT] += 1
-        course.counted += new
-        self._counted[_WRITTEN] += new
-        if job.done and course.counted > 1:
-            self._counted[_LATER] += now - course.first_token
-            self._counted[_LATER_COUNT] += course.counted - 1
+        if not progress.counted:
+            progress.first_token_at = now
+            self._totals[_FIRST] += now - progress.began_at
+            self._totals[_FIRST_COUNT] += 1
+        progress.counted += new
+        self._totals[_OUTPUT] += new
+        if job.done and progress.counted > 1:
+            self._totals[_LATER] += now - progress.first_token_at
+            self._totals[_LATER_COUNT] += progress.counted - 1
 
     def publish(self, now: float, *, at_once: bool) -> None:
-        """Hand over what has changed, if the last time is long enough ago."""
-        if not at_once and now - self._published < _INTERVAL:
+        """Pass changed values to Triton, if the last update is long enough ago."""
+        if not at_once and now - self._published_at < _INTERVAL:
             return
-        self._published = now
+        self._published_at = now
         gauges = {name: float(read(self._engine)) for name, (read, _) in _GAUGES.items()}
-        for name, value in (gauges | self._counted).items():
-            before = self._told.get(name, 0.0)
-            if value == before:
+        for name, value in (gauges | self._totals).items():
+            previous = self._published_values.get(name, 0.0)
+            if value == previous:
                 continue
-            self._told[name] = value
+            self._published_values[name] = value
             if name in gauges:
                 self._metrics[name].set(value)
             else:
-                self._metrics[name].increment(value - before)
+                self._metrics[name].increment(value - previous)

@@ -1,4 +1,4 @@
-"""What every emitted ``1/model.py`` imports: makes the parts, hands requests to the driver."""
+"""The class that every generated ``1/model.py`` imports: it passes requests to the driver."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from llmserve.runtime.utf8 import reachable, use_utf8
 
 
 class TritonPythonModel:
-    """A model in one process of Triton: all parts of a fused one, or those of a stage."""
+    """A model in one Triton process: all parts of a fused model, or those of a stage."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Make the parts that the manifest names; Triton calls this once."""
+        """Create the parts that the manifest names; Triton calls this once."""
         import triton_python_backend_utils as pb_utils
 
-        # Before anything is read or imported that opens files.
+        # Before any file is opened, also by an import.
         use_utf8()
         home = reachable(args["model_repository"])
         folder = home / args["model_version"]
         manifest = json.loads((home / MANIFEST).read_text(encoding="utf-8"))
         if manifest.get("schema") != SCHEMA:
             raise RuntimeError(
-                f"built by llmserve {manifest.get('llmserve')}, whose manifest is of another "
-                "form: build it again"
+                f"built by llmserve {manifest.get('llmserve')}, whose manifest has another "
+                "format: build it again"
             )
         config = json.loads(args["model_config"])
         components = manifest["components"]
         contract = manifest["contract"]
 
-        def made(role: str) -> Any:
-            return _make(components[role], folder) if role in components else None
+        def part(role: str) -> Any:
+            return _create(components[role], folder) if role in components else None
 
-        # In a part of an ensemble another class drives what batching drives in a fused model.
-        self._driver: Driver = made("stage" if "stage" in components else "batching")
+        # In a part of an ensemble, the stage is the driver; in a fused model, the batching is.
+        self._driver: Driver = part("stage" if "stage" in components else "batching")
 
         def start() -> None:
             self._driver.start(
                 Parts(
                     name=args["model_name"],
-                    tokenizer=made("tokenizer"),
-                    generator=made("generator"),
-                    formatter=made("formatter"),
+                    tokenizer=part("tokenizer"),
+                    generator=part("generator"),
+                    formatter=part("formatter"),
                     inputs=frozenset(contract["inputs"]),
                     extras=frozenset(contract["extras"]),
                     batched=config["max_batch_size"] > 0,
@@ -61,15 +61,16 @@ class TritonPythonModel:
             )
 
         if getattr(self._driver, "has_thread", False):
-            # OpenMP keeps helper threads for every thread that has computed, as long as it lives.
-            # With those of this one there would be more than cores. The driver's would then sleep
-            # where they wait for each other for a moment, which costs a quarter of all tokens.
+            # OpenMP keeps helper threads for every thread that has computed, until that thread
+            # ends. With this thread's helpers, there would be more threads than cores, and the
+            # driver's would sleep while they briefly wait for each other, which costs a quarter of
+            # all tokens.
             with ThreadPoolExecutor(1) as loader:
                 loader.submit(start).result()
         else:
             start()
-        # What was loaded stays. Python would look through it again and again, all requests
-        # waiting, and most of all at the end: a process with torch in it takes a second for that.
+        # Everything loaded stays in use. Python would scan it repeatedly while all requests wait,
+        # and once more at exit, which takes a second in a process with torch.
         gc.collect()
         gc.freeze()
 
@@ -77,9 +78,9 @@ class TritonPythonModel:
         return self._driver.execute(requests)
 
     def is_ready(self) -> bool:
-        """Say whether the model can answer; Tritons from 26.03 on ask, with every look at it.
+        """Return whether the model can answer; Triton 26.03 and later call it on readiness checks.
 
-        A driver with a thread of its own has this as well, for the thread may have ended.
+        A driver with its own thread has this method too, since the thread may have ended.
         """
         return bool(getattr(self._driver, "is_ready", lambda: True)())
 
@@ -89,14 +90,14 @@ class TritonPythonModel:
             driver.finalize()
 
 
-def _make(component: Mapping[str, Any], folder: Path) -> Any:
+def _create(component: Mapping[str, Any], folder: Path) -> Any:
     module, _, name = component["runtime"].partition(":")
     settings = _Settings(component["settings"], module.partition(".")[0])
     return getattr(import_module(module), name)(settings, folder)
 
 
 class _Settings(dict[str, Any]):
-    """What a part was built with. A part of another version may look for what is not there."""
+    """The settings a part was built with; one of another version may look for missing keys."""
 
     def __init__(self, settings: Mapping[str, Any], package: str) -> None:
         super().__init__(settings)
@@ -104,13 +105,13 @@ class _Settings(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise BuiltByAnotherVersion(
-            f"built by another version of {self._package}, which wrote no {key!r} down: "
+            f"built by another version of {self._package}, which did not record {key!r}: "
             "build the model again"
         )
 
 
 class BuiltByAnotherVersion(KeyError):
-    """A model's manifest lacks what the installed parts need; Triton shows the name of this."""
+    """A model's manifest lacks a setting that a part needs; Triton shows this class's name."""
 
     def __str__(self) -> str:
         return str(self.args[0])

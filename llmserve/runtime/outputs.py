@@ -1,4 +1,4 @@
-"""What a formatter returns, held to what it declared when the model was built."""
+"""Checks a formatter's tensors against the outputs that it declared when the model was built."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmserve.runtime.protocols import Answer, Parts
 
 
 class OutputError(Exception):
-    """A formatter returned something else than it declared: its author's fault."""
+    """A formatter returned something other than it declared: its author's fault."""
 
 
 def format_answers(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDArray[Any]]:
-    """Return the formatter's tensors; the first dimension of each is that of the answers."""
+    """Return the formatter's tensors; the first dimension of each is the number of answers."""
     tensors = parts.formatter.format(answers)
     declared = parts.outputs
     if declared:
@@ -38,11 +38,11 @@ def _problem(values: Any, tensor: Tensor | None, count: int) -> str | None:
     shape, rest = values.shape, tensor.dims[1:]
     fits = len(shape) == len(rest) + 1 and shape[0] == count
     if fits and rest:
-        fits = all(size in (-1, found) for size, found in zip(rest, shape[1:], strict=True))
+        fits = all(size in (-1, actual) for size, actual in zip(rest, shape[1:], strict=True))
     if fits and values.dtype == np.dtype(TYPES[tensor.data_type]):
         return None
-    wanted = [count, *rest]
-    return f"{list(shape)} of {values.dtype} instead of {wanted} of {tensor.data_type[5:]}"
+    declared = [count, *rest]
+    return f"{list(shape)} of {values.dtype} instead of {declared} of {tensor.data_type[5:]}"
 
 
 def _name(parts: Parts) -> str:
@@ -52,5 +52,5 @@ def _name(parts: Parts) -> str:
 
 def declared_outputs(manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the outputs that a manifest's contract lists, by name."""
-    listed = manifest["contract"].get("outputs", ())
-    return {entry["name"]: Tensor(**{**entry, "dims": tuple(entry["dims"])}) for entry in listed}
+    outputs = manifest["contract"].get("outputs", ())
+    return {entry["name"]: Tensor(**{**entry, "dims": tuple(entry["dims"])}) for entry in outputs}

@@ -1,4 +1,4 @@
-"""What one request asks for beside its text, checked once when it arrives."""
+"""The parameters of one request, validated once when it arrives."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from functools import partial
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.logprobs import MOST
+from llmserve.runtime.logprobs import MAX_LOGPROBS
 
 _INT32 = 2**31 - 1
-# Every word is looked for after every token, beside the other requests of a batch.
-_MOST_WORDS = 64
-_LONGEST_WORD = 256
-_MOST_BIASES = 1024
-# A choice is compiled once, whatever its length.
-_MOST_CHOICES = 1024
-# No name longer than this is a misspelling of one of ours, and nobody misspells more. To compare
-# takes time: half a millisecond for each.
-_LONGEST_NAME, _MOST_COMPARED = 32, 16
+# After every token, the text is searched for every word, while the rest of the batch waits.
+_MAX_WORDS = 64
+_MAX_WORD_LENGTH = 256
+_MAX_BIASES = 1024
+# A list of choices is compiled only once, whatever its length.
+_MAX_CHOICES = 1024
+# A longer name is not a misspelling of ours, and no request misspells more names. Each comparison
+# takes half a millisecond.
+_MAX_NAME_LENGTH, _MAX_COMPARED = 32, 16
 
-Read = Callable[[str, Any], Any]
+Reader = Callable[[str, Any], Any]
 
 
-def whole_number(low: int, high: int) -> Read:
-    """Return what reads a whole number, or refuses it."""
+def whole_number(low: int, high: int) -> Reader:
+    """Return a reader of whole numbers from ``low`` to ``high``."""
 
     def read(name: str, value: Any) -> int:
-        # A bool is an int to Python, and a float with a fraction is nobody's count.
-        strange = isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())
+        # To Python, a bool is an int; and int() would cut off a fraction.
+        invalid = isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())
         try:
-            number = None if strange else int(value)
+            number = None if invalid else int(value)
         except (TypeError, ValueError):
             number = None
         if number is None:
-            raise RequestError(f"{name} takes a whole number, not {_short(value)}")
+            raise RequestError(f"{name} takes a whole number, not {_quoted(value)}")
         if not low <= number <= high:
-            raise RequestError(f"{name} must be from {low} to {high}, not {_short(number)}")
+            raise RequestError(f"{name} must be from {low} to {high}, not {_quoted(number)}")
         return number
 
     return read
 
 
-def any_number(low: float, high: float, *, open_low: bool = False) -> Read:
-    """Return what reads a number, or refuses it."""
+def any_number(low: float, high: float, *, open_low: bool = False) -> Reader:
+    """Return a reader of numbers from ``low``, or above it if ``open_low``, to ``high``."""
 
     def read(name: str, value: Any) -> float:
         try:
@@ -58,7 +58,7 @@ def any_number(low: float, high: float, *, open_low: bool = False) -> Read:
         except (TypeError, ValueError):
             number = math.nan
         if math.isnan(number):
-            raise RequestError(f"{name} takes a number, not {_short(value)}")
+            raise RequestError(f"{name} takes a number, not {_quoted(value)}")
         if not low <= number <= high or (open_low and number == low):
             above = "above" if open_low else "from"
             raise RequestError(f"{name} must be {above} {low:g} to {high:g}, not {number:g}")
@@ -67,57 +67,57 @@ def any_number(low: float, high: float, *, open_low: bool = False) -> Read:
     return read
 
 
-def _truth(name: str, value: Any) -> bool:
+def _boolean(name: str, value: Any) -> bool:
     if value in (True, False, "true", "false"):
         return value in (True, "true")
-    raise RequestError(f"{name} takes true or false, not {_short(value)}")
+    raise RequestError(f"{name} takes true or false, not {_quoted(value)}")
 
 
-def _form(name: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise RequestError(f"{name} takes text, not {_short(value)}")
+        raise RequestError(f"{name} takes text, not {_quoted(value)}")
     return check_text(name, value)
 
 
-def _words(name: str, value: Any, most: int = _MOST_WORDS) -> tuple[str, ...]:
-    """A list of words; as a request parameter, which has no lists, a JSON array or one word."""
+def _words(name: str, value: Any, maximum: int = _MAX_WORDS) -> tuple[str, ...]:
+    """Read words: a list, or as a request parameter, which has no lists, JSON or a single word."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.startswith("[") else [value]
         except (ValueError, RecursionError):
             value = [value]
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise RequestError(f"{name} takes a list of words, not {_short(value)}")
-    if len(value) > most or any(len(word) > _LONGEST_WORD for word in value):
-        raise RequestError(f"{name} takes at most {most} words of {_LONGEST_WORD} characters")
+        raise RequestError(f"{name} takes a list of words, not {_quoted(value)}")
+    if len(value) > maximum or any(len(word) > _MAX_WORD_LENGTH for word in value):
+        raise RequestError(f"{name} takes at most {maximum} words of {_MAX_WORD_LENGTH} characters")
     return tuple(check_text(name, word) for word in value if word)
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
-    """A list of token ids; as a request parameter, a JSON array."""
+    """Read token ids: a list, or as a request parameter, a JSON array."""
     ids = _from_json(name, value)
     if not isinstance(ids, (list, tuple)) or not ids:
-        raise RequestError(f"{name} takes a list of token ids, not {_short(value)}")
+        raise RequestError(f"{name} takes a list of token ids, not {_quoted(value)}")
     read = whole_number(0, _INT32)
-    return tuple(read(name, one) for one in ids)
+    return tuple(read(name, token) for token in ids)
 
 
 def _biases(name: str, value: Any) -> dict[int, float]:
-    given = _from_json(name, value)
-    if not isinstance(given, dict) or len(given) > _MOST_BIASES:
+    biases = _from_json(name, value)
+    if not isinstance(biases, dict) or len(biases) > _MAX_BIASES:
         raise RequestError(
-            f"{name} takes a JSON object of at most {_MOST_BIASES} numbers by token ids, "
-            f"not {_short(value)}"
+            f"{name} takes a JSON object of at most {_MAX_BIASES} numbers by token ids, "
+            f"not {_quoted(value)}"
         )
     read_id, read_bias = whole_number(0, _INT32), any_number(-100, 100)
-    return {read_id(name, token): read_bias(name, bias) for token, bias in given.items()}
+    return {read_id(name, token): read_bias(name, bias) for token, bias in biases.items()}
 
 
-def _names(name: str, value: Any) -> dict[str, Any]:
-    given = _from_json(name, value)
-    if not isinstance(given, dict):
-        raise RequestError(f"{name} takes a JSON object, not {_short(value)}")
-    return given
+def _dict(name: str, value: Any) -> dict[str, Any]:
+    content = _from_json(name, value)
+    if not isinstance(content, dict):
+        raise RequestError(f"{name} takes a JSON object, not {_quoted(value)}")
+    return content
 
 
 def _from_json(name: str, value: Any) -> Any:
@@ -126,11 +126,11 @@ def _from_json(name: str, value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise RequestError(f"{name} takes JSON, not {_short(value)}") from None
+        raise RequestError(f"{name} takes JSON, not {_quoted(value)}") from None
 
 
 def check_text(name: str, text: str) -> str:
-    """Refuse half a character, which JSON can write and no tokenizer can read."""
+    """Refuse an unpaired surrogate, which JSON can contain but no tokenizer can encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -138,62 +138,62 @@ def check_text(name: str, text: str) -> str:
     return text
 
 
-def _short(value: object) -> str:
-    """Return a value as an error quotes it, with the middle of a long one left out."""
-    return _SHORT.repr(value)
+def _quoted(value: object) -> str:
+    """Return a value for an error message, with the middle of a long one left out."""
+    return _REPR.repr(value)
 
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
 
 
-def _asked(read: Read, default: Any = None) -> Any:
-    """Make a field of :class:`Params`, with what reads it from a request."""
+def _option(read: Reader, default: Any = None) -> Any:
+    """Return a field of :class:`Params` with the reader of its values."""
     return field(default=default, metadata={"read": read})
 
 
 @dataclass(frozen=True)
 class Params:
-    """How one prompt is to be answered. A field that was not asked for has its default.
+    """How to answer one prompt. Fields that the request does not set have their defaults.
 
-    Without a temperature the answer is greedy, unless top_k, top_p or min_p ask for a
-    choice; then the temperature is 1.
+    Without a temperature the answer is greedy, unless top_k, top_p or min_p request sampling;
+    then the temperature is 1.
     """
 
-    max_tokens: int | None = _asked(whole_number(1, _INT32))
-    min_tokens: int = _asked(whole_number(0, _INT32), 0)
-    temperature: float | None = _asked(any_number(0, 100))
-    top_k: int = _asked(whole_number(-1, _INT32), 0)
-    top_p: float = _asked(any_number(0, 1, open_low=True), 1.0)
-    min_p: float = _asked(any_number(0, 1), 0.0)
-    repetition_penalty: float = _asked(any_number(0.01, 100), 1.0)
-    presence_penalty: float = _asked(any_number(-100, 100), 0.0)
-    frequency_penalty: float = _asked(any_number(-100, 100), 0.0)
-    seed: int | None = _asked(whole_number(0, 2**64 - 1))
-    ignore_eos: bool = _asked(_truth, False)
-    end_id: int | None = _asked(whole_number(-1, _INT32))
-    stop_words: tuple[str, ...] = _asked(_words, ())
-    include_stop_str_in_output: bool = _asked(_truth, False)
-    bad_words: tuple[str, ...] = _asked(_words, ())
-    logprobs: int | None = _asked(whole_number(0, MOST))
-    return_log_probs: bool = _asked(_truth, False)
-    prompt_logprobs: int | None = _asked(whole_number(0, MOST))
-    stream: bool | None = _asked(_truth)
-    exclude_input_in_output: bool | None = _asked(_truth)
+    max_tokens: int | None = _option(whole_number(1, _INT32))
+    min_tokens: int = _option(whole_number(0, _INT32), 0)
+    temperature: float | None = _option(any_number(0, 100))
+    top_k: int = _option(whole_number(-1, _INT32), 0)
+    top_p: float = _option(any_number(0, 1, open_low=True), 1.0)
+    min_p: float = _option(any_number(0, 1), 0.0)
+    repetition_penalty: float = _option(any_number(0.01, 100), 1.0)
+    presence_penalty: float = _option(any_number(-100, 100), 0.0)
+    frequency_penalty: float = _option(any_number(-100, 100), 0.0)
+    seed: int | None = _option(whole_number(0, 2**64 - 1))
+    ignore_eos: bool = _option(_boolean, False)
+    end_id: int | None = _option(whole_number(-1, _INT32))
+    stop_words: tuple[str, ...] = _option(_words, ())
+    include_stop_str_in_output: bool = _option(_boolean, False)
+    bad_words: tuple[str, ...] = _option(_words, ())
+    logprobs: int | None = _option(whole_number(0, MAX_LOGPROBS))
+    return_log_probs: bool = _option(_boolean, False)
+    prompt_logprobs: int | None = _option(whole_number(0, MAX_LOGPROBS))
+    stream: bool | None = _option(_boolean)
+    exclude_input_in_output: bool | None = _option(_boolean)
     logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"read": _biases})
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata={"read": _names})
-    input_ids: tuple[int, ...] = _asked(_ids, ())
-    prompt_only: bool = _asked(_truth, False)
-    return_num_input_tokens: bool = _asked(_truth, False)
-    return_num_output_tokens: bool = _asked(_truth, False)
-    """Triton's OpenAI frontend asks so, and adds up the counts of a stream's pieces."""
-    json_schema: str | None = _asked(_form)
-    json_object: bool = _asked(_truth, False)
-    choice: tuple[str, ...] = _asked(partial(_words, most=_MOST_CHOICES), ())
-    regex: str | None = _asked(_form)
-    grammar: str | None = _asked(_form)
-    guided_decoding_guide_type: str | None = _asked(_form)
-    guided_decoding_guide: str | None = _asked(_form)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata={"read": _dict})
+    input_ids: tuple[int, ...] = _option(_ids, ())
+    prompt_only: bool = _option(_boolean, False)
+    return_num_input_tokens: bool = _option(_boolean, False)
+    return_num_output_tokens: bool = _option(_boolean, False)
+    """Set by Triton's OpenAI frontend, which adds up the counts of a stream's pieces."""
+    json_schema: str | None = _option(_text)
+    json_object: bool = _option(_boolean, False)
+    choice: tuple[str, ...] = _option(partial(_words, maximum=_MAX_CHOICES), ())
+    regex: str | None = _option(_text)
+    grammar: str | None = _option(_text)
+    guided_decoding_guide_type: str | None = _option(_text)
+    guided_decoding_guide: str | None = _option(_text)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -205,15 +205,15 @@ class Params:
 
     @property
     def logprobs_count(self) -> int | None:
-        """How many tokens' log-probabilities to give beside the chosen one's.
+        """How many tokens' log-probabilities to return besides that of the chosen token.
 
-        None where no log-probabilities were asked for.
+        None if the request asks for no log-probabilities.
         """
         return 0 if self.logprobs is None and self.return_log_probs else self.logprobs
 
     @property
     def plain(self) -> bool:
-        """Whether the likeliest token is the answer, with nothing to add or forbid."""
+        """Whether the next token is always the likeliest one, with no score changed."""
         return (
             (self.effective_temperature == 0 or self.top_k == 1)
             and self.min_tokens == 0
@@ -225,28 +225,28 @@ class Params:
         )
 
 
-READERS: dict[str, Read] = {
-    one.name: one.metadata["read"] for one in fields(Params) if "read" in one.metadata
+READERS: dict[str, Reader] = {
+    item.name: item.metadata["read"] for item in fields(Params) if "read" in item.metadata
 }
 
 
 def read_params(values: Mapping[str, Any], *, extras: frozenset[str] = frozenset()) -> Params:
-    """Read what was asked for; ``extras`` are names that a plugin's generator reads itself.
+    """Read the parameters; ``extras`` are names that a plugin's generator reads itself.
 
-    A name that nobody knows is left alone, for Triton's tools send their own, unless it is so
-    close to one of ours that it is surely a misspelling.
+    Unknown names are ignored, since Triton's tools send some of their own, unless a name is so
+    close to one of ours that it must be a misspelling.
     """
-    known: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    strange: list[str] = []
+    unknown: list[str] = []
     for name, value in values.items():
         if name in READERS:
-            known[name] = READERS[name](name, value)
+            params[name] = READERS[name](name, value)
         elif name in extras:
             extra[name] = value
-        elif len(name) <= _LONGEST_NAME and len(strange) < _MOST_COMPARED:
-            strange.append(name)
-    for name in strange:
+        elif len(name) <= _MAX_NAME_LENGTH and len(unknown) < _MAX_COMPARED:
+            unknown.append(name)
+    for name in unknown:
         if close := difflib.get_close_matches(name, READERS, n=1, cutoff=0.8):
-            raise RequestError(f"no parameter {name!r}: did you mean {close[0]!r}?")
-    return Params(**known, extra=extra)
+            raise RequestError(f"unknown parameter {name!r}: did you mean {close[0]!r}?")
+    return Params(**params, extra=extra)

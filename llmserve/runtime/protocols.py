@@ -1,7 +1,7 @@
-"""What a role's runtime class must offer. A class that has these methods fits; none inherits.
+"""The protocols of the roles' runtime classes. A class needs these methods, not a base class.
 
-Each is made once, when Triton loads the model, as ``Class(settings, folder)``: the settings
-that its component's ``prepare`` returned at build time and the version folder of the model.
+Each class is instantiated once, when Triton loads the model, as ``Class(settings, folder)``, with
+the settings that its component's ``prepare`` returned at build time and the model's version folder.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from llmserve.runtime.logprobs import Logprob
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back.
+    """Converts text to token ids and back.
 
-    One whose component declares ``chat_template_kwargs`` takes them in :meth:`encode_chat` by
-    their names; one with a ``vocab_size``, how many ids there are, lets prompts come as ids; one
-    with a ``chat_template`` shows its text to who asks how the model calls tools.
+    If its component declares ``chat_template_kwargs``, :meth:`encode_chat` accepts them as keyword
+    arguments. With a ``vocab_size``, the number of ids, it lets clients send prompts as ids. With a
+    ``chat_template``, it lets clients read the template to see how the model calls tools.
     """
 
     eos_ids: frozenset[int]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a text, with the model's own beginning where ``special``."""
+        """Return the ids of a text, preceded by the model's special tokens if ``special``."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ids of a conversation up to where the answer begins."""
+        """Return the ids of a conversation, up to the beginning of the answer."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, leaving out special tokens."""
+        """Return the text of the ids without special tokens."""
 
 
 class Generator(Protocol):
-    """Ids to more ids, in the mode ``"batch"``."""
+    """Generates tokens in mode ``"batch"``."""
 
     context_length: int | None
     eos_ids: frozenset[int]
@@ -50,63 +50,63 @@ class Generator(Protocol):
 
 @dataclass
 class Progress:
-    """What a step brought, beside the tokens that were pushed: who failed at it, alone."""
+    """The result of a step besides the pushed tokens: the generations that failed, and why."""
 
     failed: list[tuple[Generation, Exception]] = field(default_factory=list)
 
 
 class Stepper(Protocol):
-    """What decodes many generations at once, a token of each at a time."""
+    """Decodes many generations concurrently, one token of each per step."""
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step has anything to do."""
 
     @property
     def live(self) -> int:
-        """How many generations are under way."""
+        """How many generations are running."""
 
     @property
     def waiting(self) -> int:
-        """How many wait for room."""
+        """How many generations wait for space in the cache."""
 
     @property
     def cache_used(self) -> int:
-        """How many tokens' room those under way hold."""
+        """How many tokens of the cache the running generations occupy."""
 
     @property
     def cache_tokens(self) -> int:
-        """How many tokens there is room for."""
+        """How many tokens the cache can hold."""
 
     def admit(self, generation: Generation) -> None:
-        """Take a generation, now or when there is room; refuse what can never run.
+        """Accept a generation, to run now or when there is space; refuse one that can never run.
 
-        One that was dropped may come again: it has tokens already and goes on behind them.
+        A generation that was dropped may be admitted again; it continues after its last token.
         """
 
     def step(self) -> Progress:
-        """Push a token, or more where no choice is left, into every generation under way."""
+        """Push a token, or several if they are forced, into every running generation."""
 
     def drop(self, generation: Generation) -> None:
-        """Forget a generation and free what it holds."""
+        """Remove a generation and free its resources."""
 
 
 class SteppingGenerator(Protocol):
-    """Ids to more ids, in the mode ``"step"``: the driver decides when a step is made."""
+    """Generates tokens in mode ``"step"``: the driver decides when to run a step."""
 
     context_length: int | None
     eos_ids: frozenset[int]
 
     def stepper(self, tokenizer: Tokenizer) -> Stepper:
-        """Return what makes the steps; called once, before the first request."""
+        """Return the stepper; called once, before the first request."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a formatter sees of one prompt: a new piece of its answer, or the whole of it.
+    """The input of a formatter for one prompt: a new piece of its answer, or the whole answer.
 
-    ``logprobs`` are those of the piece's tokens, None if they were not asked for, and ``texts``
-    what each token in them looks like; ``total_logprob`` is the sum from the beginning.
+    ``logprobs`` are those of the piece's tokens, None if the request does not ask for them, and
+    ``texts`` are the texts of all their tokens; ``total_logprob`` is the sum from the beginning.
     """
 
     text: str
@@ -120,54 +120,54 @@ class Answer:
     total_logprob: float = 0.0
     prompt_logprobs: Sequence[Logprob] | None = None
     so_far: str = ""
-    """All that was answered, this piece included: a formatter keeps nothing between pieces."""
+    """The answer up to and including this piece; a formatter keeps no state between pieces."""
 
 
 class Formatter(Protocol):
-    """Answers to response tensors."""
+    """Converts answers to response tensors."""
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
-        """Return each output tensor; the first dimension is that of the answers."""
+        """Return the output tensors; the first dimension of each is the number of answers."""
 
 
 class ConstrainingFormatter(Formatter, Protocol):
-    """A formatter that can also hold answers to a form, where a request asks for that."""
+    """A formatter that can also constrain answers if a request asks for it."""
 
     def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
-        """Return what an answer is held to, None if it is free; called before its first token.
+        """Return the constraint on an answer, None for none; called before its first token.
 
-        What cannot be had is refused with a ``RequestError``.
+        Raise ``RequestError`` for a constraint that cannot be enforced.
         """
 
 
 class Driver(Protocol):
-    """How requests reach the generator: the runtime of a batching strategy.
+    """Passes requests to the generator: the runtime of a batching strategy.
 
-    One that computes in a thread of its own says ``has_thread = True``. Then the parts are made,
-    and ``start`` is called, in a thread that ends, so that none but its own computes.
+    A driver that computes in its own thread sets ``has_thread = True``. The parts are then created,
+    and ``start`` is called, in a temporary thread, so that only the driver's thread computes later.
     """
 
     def start(self, parts: Parts) -> None:
-        """Take the model's other parts; called once, before the first request."""
+        """Receive the model's other parts; called once, before the first request."""
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any] | None:
         """Answer Triton's requests, as ``TritonPythonModel.execute`` does."""
 
     def finalize(self) -> None:
-        """Let go of everything; the model is being unloaded."""
+        """Release all resources; the model is being unloaded."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a model as they were made from its manifest.
+    """The parts of a model, created from its manifest.
 
-    A stage of an ensemble has those that its build gave it; each of the others is None.
+    In a stage of an ensemble, parts that the build did not assign to the stage are None.
     """
 
     name: str
     tokenizer: Tokenizer
     generator: Any
-    """A :class:`Generator` or a :class:`SteppingGenerator`, as the batching's mode wants it."""
+    """A :class:`Generator` or a :class:`SteppingGenerator`, depending on the batching's mode."""
     formatter: Formatter
     inputs: frozenset[str]
     extras: frozenset[str]
@@ -176,9 +176,9 @@ class Parts:
     defaults: Mapping[str, Any]
     pb_utils: Any
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the formatter may return, by name; empty where that is not known."""
+    """The outputs that the formatter may return, by name; empty if unknown."""
 
 
 def strings(values: Sequence[str]) -> npt.NDArray[Any]:
-    """Return texts as a tensor of Triton's BYTES."""
+    """Return texts as a tensor of Triton's type BYTES."""
     return np.array([value.encode() for value in values], dtype=np.object_)

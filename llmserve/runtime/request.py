@@ -1,4 +1,4 @@
-"""A Triton request read into prompts: tensors first, then request parameters of the same names."""
+"""Reads a Triton request into prompts; a tensor takes precedence over a parameter of its name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts, Tokenizer
 
-_MOST_PROMPTS = 256
-# Characters a token. Words have four of them; no tokenizer knows a token of five hundred.
-_SELDOM_MORE, _NEVER_MORE = 32, 512
+_MAX_PROMPTS = 256
+# Characters per token. Words have about four; no tokenizer has a token of five hundred.
+_RARELY_MORE, _NEVER_MORE = 32, 512
 _LISTS = frozenset({"stop_words", "bad_words", "input_ids", "choice"})
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a request and what is asked for it."""
+    """One prompt of a request and its parameters."""
 
     text: str
     ids: list[int]
@@ -36,12 +36,12 @@ def read_prompts(
     empty: bool = False,
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Prompt]:
-    """Read every prompt of a request, or refuse the request with what is wrong in it.
+    """Read every prompt of a request; raise ``RequestError`` if the request is invalid.
 
-    Where ``empty`` is allowed, as in the later steps of a sequence, such a prompt has no ids.
-    ``renamed`` leads from a model's own names of tensors to those of the contract.
+    If ``empty``, as in the later steps of a sequence, empty prompts are allowed and have no ids.
+    ``renamed`` maps the model's tensor names to those of the contract.
     """
-    # Control tensors of a sequence batcher come along; no user sent them.
+    # Other tensors are control tensors of the sequence batcher, which no user has sent.
     named = ((renamed.get(tensor.name(), tensor.name()), tensor) for tensor in raw.inputs())
     tensors = {name: tensor.as_numpy() for name, tensor in named if name in parts.inputs}
     shared = _parameters(raw, parts)
@@ -51,15 +51,15 @@ def read_prompts(
     if source is None:
         source = tensors.get("input_ids") if parts.batched else None
     count = 1 if source is None else (source.shape[0] if source.ndim else 1)
-    if not 1 <= count <= _MOST_PROMPTS:
-        raise RequestError(f"a request takes 1 to {_MOST_PROMPTS} prompts, not {count}")
+    if not 1 <= count <= _MAX_PROMPTS:
+        raise RequestError(f"a request takes 1 to {_MAX_PROMPTS} prompts, not {count}")
     if texts is not None and chats is not None and texts.size != chats.size:
-        raise RequestError(f"{texts.size} of text_input and {chats.size} of messages: send one")
+        raise RequestError(f"{texts.size} text_input and {chats.size} messages: send only one")
     prompts = []
     for row in range(count):
         values = dict(shared)
         for name, tensor in tensors.items():
-            values[ALIASES.get(name, name)] = _of_row(name, tensor, row, count, parts.batched)
+            values[ALIASES.get(name, name)] = _row_value(name, tensor, row, count, parts.batched)
         params = read_params(values, extras=parts.extras)
         text = "" if texts is None else _text(texts.reshape(-1)[row], "text_input")
         messages = chat if chats is None else _text(chats.reshape(-1)[row], "messages")
@@ -71,7 +71,7 @@ def read_prompts(
 
 
 def about_prompt(prompt: Prompt, parts: Parts) -> str:
-    """Return what a request for ``prompt_only`` is answered with."""
+    """Return the answer to a request with ``prompt_only``."""
     text = parts.tokenizer.decode(prompt.ids)
     about: dict[str, Any] = {
         "ids": prompt.ids,
@@ -84,9 +84,9 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
 
 
 def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> int:
-    """Return how many tokens the answer may have; refuse what the context cannot hold.
+    """Return how many tokens the answer may have; refuse a request that exceeds the context.
 
-    What the prompt is, where that is all that is asked for, counts as one.
+    With ``prompt_only``, the limit is 1.
     """
     if prompt.params.prompt_only:
         return 1
@@ -99,34 +99,34 @@ def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> in
 
 
 def _limit(prompt: Prompt, context_length: int | None, default: int) -> int:
-    wanted, used = prompt.params.max_tokens, len(prompt.ids)
+    max_tokens, used = prompt.params.max_tokens, len(prompt.ids)
     if context_length is None:
-        return wanted or default
+        return max_tokens or default
     limit = context_length - used
     if limit < 1:
         raise RequestError(
             f"the prompt has {used} tokens and the model's context {context_length}: shorten the "
             f"prompt to at most {context_length - 1} tokens"
         )
-    if wanted is not None and wanted > limit:
+    if max_tokens is not None and max_tokens > limit:
         raise RequestError(
-            f"max_tokens {wanted} and the prompt's {used} tokens are over the model's context of "
-            f"{context_length}: ask for at most {limit}"
+            f"max_tokens {max_tokens} and the prompt's {used} tokens are over the model's context "
+            f"of {context_length}: ask for at most {limit}"
         )
-    return wanted if wanted is not None else min(default, limit)
+    return max_tokens if max_tokens is not None else min(default, limit)
 
 
 def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     tokenizer = parts.tokenizer
     _refuse_long(text or f"{messages or ''}{params.chat_template_kwargs or ''}", parts)
     if params.input_ids:
-        ids = _checked(params.input_ids, tokenizer)
+        ids = _checked_ids(params.input_ids, tokenizer)
         text = tokenizer.decode(ids)
     elif messages:
         kwargs = params.chat_template_kwargs
         if "messages" in kwargs or "self" in kwargs:
-            raise RequestError("chat_template_kwargs cannot have messages, or self")
-        # Only a tokenizer that declares options for its template is given some.
+            raise RequestError("chat_template_kwargs cannot contain messages or self")
+        # Only a tokenizer that declares template options gets any.
         encode_chat: Any = tokenizer.encode_chat
         ids = encode_chat(_messages(messages), **kwargs)
     elif not text and params.prompt_only:
@@ -143,14 +143,14 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
 
 
 def _refuse_long(text: str, parts: Parts) -> None:
-    """Refuse what the context cannot hold before all of it is made into tokens.
+    """Refuse a prompt that exceeds the context without tokenizing all of it.
 
-    That takes a second a megabyte, and every other request of the model waits for it.
+    Tokenizing takes a second per megabyte, and every other request of the model waits meanwhile.
     """
     context = getattr(parts.generator, "context_length", None)
-    if not context or len(text) <= _SELDOM_MORE * context:
+    if not context or len(text) <= _RARELY_MORE * context:
         return
-    beginning = text[: _SELDOM_MORE * context]
+    beginning = text[: _RARELY_MORE * context]
     if len(text) > _NEVER_MORE * context or len(parts.tokenizer.encode(beginning)) > context:
         raise RequestError(
             f"the prompt has {len(text)} characters, which are over the model's context of "
@@ -158,37 +158,37 @@ def _refuse_long(text: str, parts: Parts) -> None:
         )
 
 
-def _checked(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Refuse ids that are no tokens: what a model makes of one could end its process."""
+def _checked_ids(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Refuse ids that are not tokens, which could crash the model's process."""
     size = getattr(tokenizer, "vocab_size", None)
     if size is None:
-        raise RequestError("input_ids: this model's tokenizer takes none, so send text_input")
+        raise RequestError("input_ids: this model does not accept token ids, send text_input")
     if max(ids) >= size:
-        raise RequestError(f"input_ids: {max(ids)} is no token, they go from 0 to {size - 1}")
+        raise RequestError(f"input_ids: {max(ids)} is not a token, send ids from 0 to {size - 1}")
     return list(ids)
 
 
 def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
     try:
-        given: Mapping[str, Any] = json.loads(raw.parameters() or "{}")
+        parameters: Mapping[str, Any] = json.loads(raw.parameters() or "{}")
     except (ValueError, RecursionError) as error:
-        # Python refuses whole numbers of thousands of digits, and what is not UTF-8.
+        # Python refuses integers with thousands of digits, and text that is not UTF-8.
         raise RequestError(f"the parameters cannot be read: {error}") from None
     values: dict[str, Any] = {}
-    for name, value in given.items():
-        ours = ALIASES.get(name, name)
-        known = ours in READERS or name in parts.extras
-        if known and name not in parts.inputs and ours not in parts.inputs:
+    for name, value in parameters.items():
+        canonical = ALIASES.get(name, name)
+        readable = canonical in READERS or name in parts.extras
+        if readable and name not in parts.inputs and canonical not in parts.inputs:
             raise RequestError(f"this model does not take {name}")
-        values[ours] = value
+        values[canonical] = value
     return values
 
 
-def _of_row(name: str, tensor: Any, row: int, count: int, batched: bool) -> Any:
-    """Return a row's own value: a scalar, or a list; one value stands for all rows."""
+def _row_value(name: str, tensor: Any, row: int, count: int, batched: bool) -> Any:
+    """Return a row's value, a scalar or a list; a single value applies to all rows."""
     if name in _LISTS:
-        given = (tensor[row] if batched else tensor).reshape(-1)
-        return given.tolist() if name == "input_ids" else [_text(word, name) for word in given]
+        items = (tensor[row] if batched else tensor).reshape(-1)
+        return items.tolist() if name == "input_ids" else [_text(word, name) for word in items]
     flat = tensor.reshape(-1)
     if not flat.size:
         raise RequestError(f"{name} is empty: leave it out or send a value")
@@ -208,9 +208,9 @@ def _text(value: Any, name: str) -> str:
         ) from None
 
 
-def _messages(given: Any) -> list[dict[str, Any]]:
+def _messages(value: Any) -> list[dict[str, Any]]:
     try:
-        messages = json.loads(given) if isinstance(given, str) else given
+        messages = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise RequestError(f"messages is not JSON: {error}") from None
     if not messages or not isinstance(messages, list) or not all(map(_is_message, messages)):
@@ -219,18 +219,18 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def _is_message(given: Any) -> bool:
-    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
-    calls = given.get("tool_calls", [])
+    calls = value.get("tool_calls", [])
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
         return False
-    # Beside its calls an assistant may say nothing.
-    return isinstance(given.get("content"), str) or bool(calls and given.get("content", 0) is None)
+    # Next to tool calls, an assistant's content may be null.
+    return isinstance(value.get("content"), str) or bool(calls and value.get("content", 0) is None)
 
 
-def _is_call(given: Any) -> bool:
-    function = given.get("function") if isinstance(given, dict) else None
+def _is_call(value: Any) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
     return (
         isinstance(function, dict)
         and isinstance(function.get("name"), str)

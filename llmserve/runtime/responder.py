@@ -1,4 +1,4 @@
-"""Answers on their way back: one response, or pieces of it as they come."""
+"""Sends the answers of a request to Triton, as one response or in pieces."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from llmserve.runtime.protocols import Answer, Parts
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-# Asking whether the client is there takes Triton 0.06 ms: an answer holds for so many seconds.
-_CANCELLED_HOLDS = 0.02
+# Checking for cancellation takes Triton 0.06 ms, so the result is reused for this many seconds.
+_CANCELLED_VALID = 0.02
 
 
 def respond(requests: Sequence[Any], answer: Callable[[Any], Tensors], parts: Parts) -> list[Any]:
-    """Return a response to every request of a part that is not decoupled, each for itself.
+    """Return a response to every request of a part that is not decoupled.
 
-    ``answer`` returns a request's output tensors. What it raises becomes that request's error, as
-    :func:`failure` says.
+    ``answer`` returns the output tensors of one request. If it raises, only that request gets the
+    error, converted by :func:`failure`.
     """
 
     def response(raw: Any) -> Any:
@@ -44,34 +44,34 @@ def tensors_of(raw: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def failure(error: Exception, parts: Parts) -> Any:
-    """Return Triton's error for what went wrong.
+    """Return Triton's error for an exception.
 
-    It is the request's own fault where it is a :class:`RequestError`. Of any other the client is
-    told the kind and the first line that says something, and the log gets a traceback.
+    A :class:`RequestError` is the client's fault. For any other error, the client gets its type
+    and the first meaningful line of its message, and the log gets a traceback.
     """
     if isinstance(error, RequestError):
         return _error(str(error), parts, internal=False)
     parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
     return _error(
-        f"the model failed: {type(error).__name__}: {_beginning(error)}", parts, internal=True
+        f"the model failed: {type(error).__name__}: {_first_line(error)}", parts, internal=True
     )
 
 
-def _beginning(error: Exception) -> str:
-    """Return an error's first line, and the next where it ends with a colon and says only where."""
-    told = []
+def _first_line(error: Exception) -> str:
+    """Return an error's first line, and the next one if the first ends with a colon."""
+    lines = []
     for line in filter(None, map(str.strip, str(error).splitlines())):
-        told.append(line)
+        lines.append(line)
         if not line.endswith(":"):
             break
-    return " ".join(told)
+    return " ".join(lines)
 
 
 def _error(message: str, parts: Parts, *, internal: bool) -> Any:
-    kind = parts.pb_utils.TritonError
-    # The message may quote the request, and that may hold half a character.
-    told = message.encode(errors="replace").decode()
-    return kind(told, kind.INTERNAL if internal else kind.INVALID_ARG)
+    triton_error = parts.pb_utils.TritonError
+    # The message may quote the request, which may contain an unpaired surrogate.
+    message = message.encode(errors="replace").decode()
+    return triton_error(message, triton_error.INTERNAL if internal else triton_error.INVALID_ARG)
 
 
 def _response(tensors: Tensors, parts: Parts) -> Any:
@@ -85,25 +85,25 @@ def _refusal(error: Any, parts: Parts) -> Any:
 
 
 class Responder:
-    """Sends the answers of one request: each prompt of it is a row of every response."""
+    """Sends the answers of one request; each of its prompts is a row of every response."""
 
     def __init__(self, raw: Any, parts: Parts) -> None:
         self._parts = parts
         self.closed = False
         self.gone = False
-        """Whether the client is known to have left."""
-        self._checked = 0.0
-        # Asking after a request that has just been answered would be fatal.
-        self._asking = Lock()
+        """Whether the client is known to have disconnected."""
+        self._checked_at = 0.0
+        # Checking a request that has just been answered would crash the process.
+        self._request_lock = Lock()
         self.attach(raw)
 
     def attach(self, raw: Any) -> None:
-        """Take the request anew: one that is rescheduled comes as another object each time."""
+        """Replace the request: Triton passes a rescheduled one as a new object each time."""
         self._raw = raw
         self._sender = raw.get_response_sender()
 
     def detach(self) -> None:
-        """Let go of a request that was given back to Triton; touching it would be fatal."""
+        """Release a request that was returned to Triton; using it would crash the process."""
         self._raw = self._sender = None
 
     @property
@@ -112,21 +112,21 @@ class Responder:
 
     @property
     def waits(self) -> bool:
-        """Whether somebody is there for more."""
+        """Whether a client still waits for an answer."""
         return not (self.closed or self.gone)
 
     def cancelled(self, *, now: bool = False) -> bool:
-        """Whether the client is gone or asked to stop: lately, or ``now``."""
-        moment = time.monotonic()
-        if now or moment - self._checked >= _CANCELLED_HOLDS:
-            with self._asking:
+        """Whether the client disconnected or cancelled, from a recent check or one made ``now``."""
+        timestamp = time.monotonic()
+        if now or timestamp - self._checked_at >= _CANCELLED_VALID:
+            with self._request_lock:
                 if self._raw is not None:
-                    self._checked = moment
+                    self._checked_at = timestamp
                     self.gone = bool(self._raw.is_cancelled())
         return self.gone
 
     def send(self, generations: Sequence[Generation], *, whole: bool) -> None:
-        """Send what is new, or everything; close when every row is done."""
+        """Send the new text, or the ``whole`` answers; close when every row is done."""
         final = all(generation.done for generation in generations)
         if not final and not any(generation.has_news for generation in generations):
             return
@@ -137,12 +137,12 @@ class Responder:
         self._send(_response(tensors, self._parts), final)
 
     def refuse(self, message: str, *, internal: bool = False) -> None:
-        """Send an error: the request's own fault, unless it is ``internal``."""
+        """Send an error: the client's fault, unless it is ``internal``."""
         error = _error(message, self._parts, internal=internal)
         self._send(_refusal(error, self._parts), True)
 
     def fail(self, error: Exception) -> None:
-        """Send what went wrong; if it is not the request's own fault, the log gets a traceback."""
+        """Send an error; if it is not the client's fault, also log a traceback."""
         self._send(_refusal(failure(error, self._parts), self._parts), True)
 
     def _send(self, response: Any, final: bool) -> None:
@@ -150,48 +150,47 @@ class Responder:
             return
         self.closed = final
         try:
-            self._hand_over(response, final)
+            self._pass_to_triton(response, final)
         except Exception as error:
-            # Triton may have no memory left for it. An error takes little, and somebody waits.
+            # Triton may be out of memory for it. An error needs little, and the client waits.
             self.closed = True
-            self._hand_over(_refusal(failure(error, self._parts), self._parts), True)
+            self._pass_to_triton(_refusal(failure(error, self._parts), self._parts), True)
 
-    def _hand_over(self, response: Any, final: bool) -> None:
+    def _pass_to_triton(self, response: Any, final: bool) -> None:
         if not final:
             self._sender.send(response)
             return
-        # The flag goes with the last response: clients of /generate count one for one.
+        # The flag is sent with the last response: clients of /generate expect exactly one response.
         flag = self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        with self._asking:
+        with self._request_lock:
             self._sender.send(response, flags=flag)
-            # A request that outlives its model, in a cycle say, brings the process down too.
+            # A request that outlives its model, for example in a cycle, crashes the process too.
             self.detach()
 
     def _texts(self, logprobs: Sequence[Logprob]) -> dict[int, str]:
-        ids = {one.token for place in logprobs for one in (place, *place.top)}
+        ids = {item.token for logprob in logprobs for item in (logprob, *logprob.top)}
         return {token: self._parts.tokenizer.decode([token]) for token in ids}
 
     def _answer(self, generation: Generation, whole: bool) -> Answer:
         exclude = generation.params.exclude_input_in_output
         echo = bool(self._parts.defaults.get("echo")) if exclude is None else not exclude
         first = whole or not generation.taken
-        wanted = generation.wants_logits
-        logprobs = generation.take_logprobs() if wanted else None
-        read = generation.prompt_logprobs if first else []
-        written = len(generation.token_ids)
+        logprobs = generation.take_logprobs() if generation.wants_logits else None
+        prompt_logprobs = generation.prompt_logprobs if first else []
+        output_tokens = len(generation.token_ids)
         if generation.params.return_num_output_tokens and not whole:
-            written -= generation.tokens_reported
+            output_tokens -= generation.tokens_reported
             generation.tokens_reported = len(generation.token_ids)
         return Answer(
             text=generation.text if whole else generation.take(),
             prompt=generation.prompt,
             finish_reason=generation.finish_reason,
             input_tokens=len(generation.prompt_ids),
-            output_tokens=written,
+            output_tokens=output_tokens,
             echo=echo and first,
             so_far=generation.text,
             logprobs=logprobs,
-            texts=self._texts([*(logprobs or ()), *read]),
-            prompt_logprobs=read or None,
+            texts=self._texts([*(logprobs or ()), *prompt_logprobs]),
+            prompt_logprobs=prompt_logprobs or None,
             total_logprob=generation.total_logprob,
         )

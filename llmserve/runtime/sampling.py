@@ -1,7 +1,7 @@
-"""The next token from one row of logits, as that row's request asks for it.
+"""Chooses the next token from a row of logits, according to the request's parameters.
 
-The random numbers come from a generator of the request's own, so that the same seed gives
-the same text whatever else is in the batch.
+Each request has its own random number generator, so that the same seed gives the same text
+whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from llmserve.runtime.protocols import Tokenizer
 
 Row = npt.NDArray[Any]
 
-# Below this temperature the likeliest token is all that is left of a distribution.
+# Below this temperature, practically only the likeliest token is left of a distribution.
 _GREEDY_BELOW = 1e-5
-# The tokens that make up top_p are looked for among so many of the likeliest before all are sorted.
+# The tokens of top_p are searched for among this many of the likeliest before all are sorted.
 _FEW = 512
 
 
 class Sampler:
-    """Chooses tokens for one generation; the tokenizer tells what its bad words look like.
+    """Chooses the tokens of one generation; the tokenizer is needed for its bad words.
 
-    One made for a generation that has tokens already goes on as the one before it would have.
+    For a generation that already has tokens, it continues as the previous sampler would have.
     """
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self._generation = generation
         self._params: Params = generation.params
-        # A word looks different at the beginning of a text and after a space.
+        # A word has different tokens at the beginning of a text and after a space.
         forms = [form for word in self._params.bad_words for form in (word, f" {word}")]
         self._bad_ids = [ids for form in forms if (ids := tokenizer.encode(form, special=False))]
         self._biased = np.array(list(self._params.logit_bias), dtype=np.int64)
         self._biases = np.array(list(self._params.logit_bias.values()))
         seed = self._params.seed
-        # Philox takes any 64-bit seed and gives the same numbers on every machine.
+        # Philox accepts any 64-bit seed and gives the same numbers on every machine.
         self._random = np.random.Generator(
             np.random.Philox(secrets.randbits(64) if seed is None else seed)
         )
-        # Each token took one number.
+        # Each token has consumed one number.
         self._random.random(len(generation.token_ids))
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that come next whatever the scores, as if each had been chosen."""
+        """Return the tokens that must come next whatever the scores, as if each had been chosen."""
         tokens = self._generation.forced()
         self._random.random(len(tokens))
         return tokens
@@ -58,12 +58,12 @@ class Sampler:
         if forced := self._generation.forced():
             self._random.random()
             return forced[0]
-        # In double precision no penalty and no temperature makes a score overflow.
+        # In double precision, no penalty or temperature makes a score overflow.
         scores = logits.astype(np.float64)
-        self._penalise(scores)
+        self._penalize(scores)
         if self._biased.size:
-            there = self._biased < scores.size
-            scores[self._biased[there]] += self._biases[there]
+            valid = self._biased < scores.size
+            scores[self._biased[valid]] += self._biases[valid]
         self._forbid(scores)
         self._generation.constrain(scores)
         params = self._params
@@ -71,18 +71,18 @@ class Sampler:
         temperature = params.effective_temperature
         likeliest = int(scores.argmax())
         if scores[likeliest] == -np.inf:
-            raise RequestError("nothing may come next: no token of this model fits what was asked")
+            raise RequestError("no token may come next: the request rules out every token")
         if temperature < _GREEDY_BELOW or params.top_k == 1:
             return likeliest
         return _draw((scores - scores[likeliest]) / temperature, params, number)
 
-    def _penalise(self, scores: Row) -> None:
+    def _penalize(self, scores: Row) -> None:
         params, generation = self._params, self._generation
         if params.repetition_penalty != 1:
             seen = np.unique([*generation.prompt_ids, *generation.token_ids])
-            old = scores[seen]
+            previous = scores[seen]
             factor = params.repetition_penalty
-            scores[seen] = np.where(old < 0, old * factor, old / factor)
+            scores[seen] = np.where(previous < 0, previous * factor, previous / factor)
         if (params.presence_penalty or params.frequency_penalty) and generation.token_ids:
             ids, counts = np.unique(generation.token_ids, return_counts=True)
             scores[ids] -= params.presence_penalty + params.frequency_penalty * counts
@@ -90,41 +90,41 @@ class Sampler:
     def _forbid(self, scores: Row) -> None:
         generation = self._generation
         if len(generation.token_ids) < self._params.min_tokens:
-            # A request may name an end that the model has no token for.
+            # A request may name an end token that the model does not have.
             scores[[token for token in generation.eos_ids if token < scores.size]] = -np.inf
         for ids in self._bad_ids:
-            begun = len(ids) - 1
-            if not begun or generation.token_ids[-begun:] == ids[:-1]:
+            prefix = len(ids) - 1
+            if not prefix or generation.token_ids[-prefix:] == ids[:-1]:
                 scores[ids[-1]] = -np.inf
 
 
 def _draw(scores: Row, params: Params, number: float) -> int:
-    """Draw by a number from 0 to 1; the highest score is 0.
+    """Draw a token with a random number from 0 to 1; the highest score is 0.
 
-    Tokens stand in the order of their ids: by likelihood, two that are about as likely could
-    change places with the last digit of a score, and one number would give the other token.
+    Tokens are ordered by id. If ordered by likelihood, two almost equally likely tokens could swap
+    places with the last digit of a score, and the same number would choose the other token.
     """
     ids = None
     if 0 < params.top_k < scores.size:
         ids = np.sort(np.argpartition(scores, -params.top_k)[-params.top_k :])
     weights = np.exp(scores if ids is None else scores[ids])
     if params.min_p > 0:
-        ids, weights = _kept(ids, weights, np.flatnonzero(weights >= params.min_p))
+        ids, weights = _select(ids, weights, np.flatnonzero(weights >= params.min_p))
     if params.top_p < 1:
-        ids, weights = _kept(ids, weights, _nucleus(weights, params.top_p))
+        ids, weights = _select(ids, weights, _nucleus(weights, params.top_p))
     sums = np.cumsum(weights)
-    at = min(int(np.searchsorted(sums, number * sums[-1], side="right")), sums.size - 1)
-    return at if ids is None else int(ids[at])
+    index = min(int(np.searchsorted(sums, number * sums[-1], side="right")), sums.size - 1)
+    return index if ids is None else int(ids[index])
 
 
-def _kept(ids: Row | None, weights: Row, places: Row) -> tuple[Row, Row]:
+def _select(ids: Row | None, weights: Row, places: Row) -> tuple[Row, Row]:
     return places if ids is None else ids[places], weights[places]
 
 
 def _nucleus(weights: Row, top_p: float) -> Row:
-    """Return, in order, the places of the fewest weights that reach a part of all; at least one."""
+    """Return the sorted places of the fewest weights, at least one, whose share reaches top_p."""
     enough = top_p * weights.sum()
-    # Those below this make up less than is left over, all of them together.
+    # All weights below this threshold together make up less than the remaining share.
     places = np.flatnonzero(weights >= (1 - top_p) * weights.sum() / weights.size)
     if places.size > _FEW:
         likeliest = np.sort(places[np.argpartition(weights[places], -_FEW)[-_FEW:]])

@@ -1,4 +1,4 @@
-"""What drivers of an engine that makes steps have in common."""
+"""The common base of drivers that run an engine step by step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llmserve.runtime.job import Job
 from llmserve.runtime.metrics import Metrics
 from llmserve.runtime.protocols import Parts, Stepper
 
-# A response takes Triton about 0.25 ms whatever is in it. With so many seconds between two pieces
-# of a stream, for each stream that there is, sending stays a small part of the work.
+# A response takes Triton about 0.25 ms, whatever its content. With this many seconds between two
+# pieces of a stream, multiplied by the number of streams, sending stays a small part of the work.
 _STREAM_INTERVAL = 0.005
 
 
@@ -22,7 +22,7 @@ class StepDriver:
         self._metrics = Metrics(parts, self._engine, now)
 
     def _admit(self, job: Job) -> bool:
-        """Give the engine a request, which fails if that is refused; say whether it was taken."""
+        """Admit a request to the engine and return whether it was accepted; if not, it fails."""
         try:
             with panics_as_errors():
                 for generation in job.generations:
@@ -34,12 +34,12 @@ class StepDriver:
         return True
 
     def _make_step(self, jobs: Iterable[Job]) -> list[tuple[Generation, Exception]]:
-        """Make a step for those that the engine has, and return who failed at it."""
+        """Run a step and return the generations that failed, with their errors."""
         try:
             with panics_as_errors():
                 return self._engine.step().failed
         except Exception as error:
-            # Nobody knows whose fault it was, so all of them fail, and the next can come.
+            # The culprit is unknown, so all requests fail, and the engine is free for new ones.
             return [(generation, error) for job in jobs for generation in job.generations]
 
     def _interval(self, jobs: Iterable[Job]) -> float:
@@ -47,7 +47,7 @@ class StepDriver:
         return _STREAM_INTERVAL * sum(job.streams for job in jobs)
 
     def _send_news(self, job: Job, now: float, next_piece: float) -> bool:
-        """Send the end at once and a stream's piece when it is time; say whether any left."""
+        """Send an end at once and a stream's piece when due; return whether anything was sent."""
         self._metrics.made(job, now)
         due = job.done or (job.streams and now >= next_piece)
         if not due or job.responder.closed:
@@ -58,18 +58,18 @@ class StepDriver:
                     job.send()
                 return news
         except Exception as error:
-            # What a tokenizer or formatter makes of one answer is no reason for others to fail.
+            # A tokenizer's or formatter's error with one answer must not fail the others.
             self._give_up(job, error)
             return False
 
     def _give_up(self, job: Job, error: Exception) -> None:
-        """Answer a request with what went wrong, and free what it holds."""
+        """Answer a request with an error and free its resources."""
         self._drop(job)
         if not job.responder.closed:
             job.responder.fail(error)
 
     def _cancel(self, job: Job) -> None:
-        """Leave nothing of a request that nobody waits for."""
+        """Drop a request whose client no longer waits."""
         self._drop(job)
         for generation in job.generations:
             generation.cancel()

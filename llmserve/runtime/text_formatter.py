@@ -1,4 +1,4 @@
-"""The formatter ``text``: the answer, why it ended and how many tokens it took."""
+"""The formatter ``text``: the answer, its finish reason and its token counts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from llmserve.runtime.protocols import Answer, Tokenizer, strings
 class TextFormatter:
     """Fills ``text_output``, ``finish_reason`` and the token counts.
 
-    Log-probabilities are filled in where a request of the batch asked for them. Answers are held
-    to a form where a request asks for one and the generator can.
+    Log-probabilities are filled in if a request of the batch asks for them. Answers are constrained
+    if a request asks for it and the generator supports it.
     """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
@@ -27,7 +27,7 @@ class TextFormatter:
         self._compiler: Compiler | None = None
 
     def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
-        """Hold an answer to a JSON schema or another form if its request asks for that."""
+        """Return the constraint that the request asks for, such as a JSON schema, or None."""
         form = form_of(generation.params)
         if form is None:
             return None
@@ -47,17 +47,17 @@ class TextFormatter:
         if any(answer.logprobs is not None for answer in answers):
             tensors |= _logprobs(answers)
         if any(answer.prompt_logprobs is not None for answer in answers):
-            read = [to_json(answer.prompt_logprobs or (), answer.texts) for answer in answers]
-            tensors["prompt_logprobs"] = strings(read)
+            logprobs = [to_json(answer.prompt_logprobs or (), answer.texts) for answer in answers]
+            tensors["prompt_logprobs"] = strings(logprobs)
         return tensors
 
 
 def _logprobs(answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
-    # Prompts of one request may have answers of different lengths: noughts fill them up.
-    rows = [[one.value for one in answer.logprobs or ()] for answer in answers]
+    # The answers to one request's prompts may differ in length: they are padded with zeros.
+    rows = [[logprob.value for logprob in answer.logprobs or ()] for answer in answers]
     values = np.zeros((len(rows), max(map(len, rows))), dtype=np.float32)
-    for filled, row in zip(values, rows, strict=True):
-        filled[: len(row)] = row
+    for padded, row in zip(values, rows, strict=True):
+        padded[: len(row)] = row
     return {
         "logprobs": strings([to_json(answer.logprobs or (), answer.texts) for answer in answers]),
         "output_log_probs": values,

@@ -1,8 +1,8 @@
-"""UTF-8 inside Triton's stub, whose Python decodes as ASCII whatever the locale is.
+"""Enables UTF-8 inside Triton's stub, whose Python uses ASCII whatever the locale is.
 
-The stub starts Python without reading the locale, so files, programs' output and ``print``
-would be ASCII. The locale can still be set. The encoding of file names cannot: a folder whose
-name is not ASCII is reached by another name that is.
+The stub starts Python without reading the locale, so files, output of programs and ``print``
+would be ASCII. The locale can still be set, but not the encoding of file names: a folder whose
+name is not ASCII is opened through another path that is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 _LOCALES = ("C.UTF-8", "en_US.UTF-8", "")
-# Libraries look for their caches and the like below these.
+# Libraries keep their caches and similar files below these folders.
 _FOLDERS = ("HOME", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "TMPDIR")
 
 
 def use_utf8() -> None:
-    """Make UTF-8 the default of files and streams, and usual folders reachable."""
+    """Make UTF-8 the default for files and streams, and the usual folders reachable."""
     for name in _LOCALES:
         with contextlib.suppress(locale.Error):
             locale.setlocale(locale.LC_CTYPE, name)
@@ -36,9 +36,9 @@ def use_utf8() -> None:
 
 
 def reachable(path: str) -> Path:
-    """Return a folder by a name that this Python can open, and that is UTF-8 to everybody else.
+    """Return a path that this Python can open for a folder whose name is in UTF-8.
 
-    It holds for as long as this process lives, for programs that it starts as well.
+    The path is valid as long as this process lives, also in programs that it starts.
     """
     if path.isascii() or sys.getfilesystemencoding() == "utf-8":
         return Path(path)

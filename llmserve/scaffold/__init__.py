@@ -1,7 +1,7 @@
-"""What ``llmserve plugin new`` writes: real modules, checked like all others, under another name.
+"""The plugin templates of ``llmserve plugin new``: real modules, checked like all others.
 
-Each role has a folder with a plugin called *scaffold* and its tests; ``package`` has what all of
-them share. A new package is a copy in which that word is replaced.
+Each role has a folder with a plugin called *scaffold* and its tests; ``package`` has the files that
+they share. A new package is a copy in which that word is replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a plugin called *scaffold* to a package with a name of its own."""
+"""Generates a plugin package from the templates called *scaffold*."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ REQUIRES = {
     "recipe": ("llmserve-hf",),
     "command": ("click>=8.1",),
 }
-"""What the package of each role needs beside llmserve."""
+"""The dependencies of each kind of package besides llmserve."""
 KINDS = tuple(REQUIRES)
 ROLES = KINDS[:-1]
-"""What comes with a recipe, which can be built and served."""
+"""The kinds that include a recipe, which can be built and served."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_LONGEST = 32
+_MAX_LENGTH = 32
 
 
 class Names:
-    """A plugin's names, made of the one that somebody gave."""
+    """The names of a plugin, its package and its classes, derived from one name."""
 
     def __init__(self, name: str) -> None:
         if name.startswith(("llmserve-", "llmserve_")):
@@ -40,11 +40,11 @@ class Names:
                 f"{name!r} cannot be a plugin's name",
                 mend=f"leave out llmserve: the package of {name[9:]!r} is called llmserve-NAME",
             )
-        if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
             raise UsageError(
                 f"{name!r} cannot be a plugin's name",
-                mend=f"use at most {_LONGEST} small letters, digits and single '-', beginning "
-                "with a letter, as in acme-words",
+                mend=f"use at most {_MAX_LENGTH} lowercase letters, digits and single '-', "
+                "beginning with a letter, as in acme-words",
             )
         self.name = name
         self.slug = name.replace("-", "_")
@@ -52,10 +52,10 @@ class Names:
         self.package = f"llmserve_{self.slug}"
 
     def replaced(self, text: str, role: str) -> str:
-        """Return the text of a plugin called scaffold under this name."""
-        # What is called acme-tokenizer has an AcmeTokenizer, and nobody an AcmeTokenizerTokenizer.
-        whole = "".join(word.capitalize() for word in self.name.split("-"))
-        prefix = whole.removesuffix(role.capitalize()) or whole
+        """Return the text of a template with this name in place of scaffold."""
+        # The class of acme-tokenizer is AcmeTokenizer, not AcmeTokenizerTokenizer.
+        camel_case = "".join(word.capitalize() for word in self.name.split("-"))
+        prefix = camel_case.removesuffix(role.capitalize()) or camel_case
         for old, new in (
             (f"llmserve.scaffold.{role}", self.package),
             ("llmserve_scaffold", self.package),
@@ -67,30 +67,30 @@ class Names:
 
 
 def new_package(name: str, role: str, output: Path = Path()) -> Path:
-    """Write a new plugin's package below a folder and return where it lies.
+    """Write a new plugin's package into ``output`` and return its folder.
 
-    Nothing is overwritten, and nothing is left behind by a failure.
+    Nothing is overwritten, and a failure leaves nothing behind.
     """
     names = Names(name)
     folder = output / names.distribution
     if folder.exists() or folder.is_symlink():
-        raise OutputError(f"{folder} is there already", mend="choose another NAME or --output")
+        raise OutputError(f"{folder} already exists", mend="choose another NAME or --output")
     check_free(names, role)
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{names.distribution}-", dir=output) as scratch:
-            made = Path(scratch) / names.distribution
+            package = Path(scratch) / names.distribution
             for path, text in _files(names, role):
-                (made / path).parent.mkdir(parents=True, exist_ok=True)
-                (made / path).write_text(text, encoding="utf-8")
-            made.rename(folder)
+                (package / path).parent.mkdir(parents=True, exist_ok=True)
+                (package / path).write_text(text, encoding="utf-8")
+            package.rename(folder)
     except OSError as error:
         raise OutputError(f"{output} cannot be written to ({error.strerror})") from None
     return folder
 
 
 def check_free(names: Names, role: str) -> None:
-    """Refuse a name that something installed has: one of both would be switched off."""
+    """Refuse a name that is installed: one of the two would have to be disabled."""
     registry = Registry.load()
     for plugin in registry.plugins:
         if plugin.name == names.name:
@@ -98,26 +98,26 @@ def check_free(names: Names, role: str) -> None:
     for entry in registry.entries:
         if entry.component.name == names.name and entry.role in ("recipe", role):
             raise _taken(names, f"{entry.plugin} has a {entry.role} of that name")
-    announced = {normal(plugin.origin) for plugin in registry.plugins}
-    if names.distribution in announced or find_spec(names.package) is not None:
+    distributions = {normal(plugin.origin) for plugin in registry.plugins}
+    if names.distribution in distributions or find_spec(names.package) is not None:
         raise _taken(names, f"{names.distribution} is installed here")
 
 
-def _taken(names: Names, why: str) -> UsageError:
-    return UsageError(f"the name {names.name!r} is taken: {why}", mend="choose another")
+def _taken(names: Names, reason: str) -> UsageError:
+    return UsageError(f"the name {names.name!r} is taken: {reason}", mend="choose another")
 
 
 def _files(names: Names, role: str) -> Iterator[tuple[str, str]]:
-    """Go through every file of a new package, with its path in it."""
-    home, common = SOURCES / role, SOURCES / "package"
-    yield "README.md", names.replaced(_read(home / "README.md") + _develop(role), role)
+    """Yield the path and text of every file of a new package."""
+    template, common = SOURCES / role, SOURCES / "package"
+    yield "README.md", names.replaced(_read(template / "README.md") + _develop(role), role)
     yield "pyproject.toml", _project(names, role)
     yield ".gitignore", _read(common / "gitignore")
     yield f"{names.package}/py.typed", ""
-    for path in sorted(home.glob("*.py")):
+    for path in sorted(template.glob("*.py")):
         yield f"{names.package}/{path.name}", names.replaced(_read(path), role)
     conformance = common.glob("tests/*.py") if role in ROLES else ()
-    for path in sorted([*home.glob("tests/*.py"), *conformance]):
+    for path in sorted([*template.glob("tests/*.py"), *conformance]):
         name = path.name.replace("scaffold", names.slug)
         yield f"tests/{name}", names.replaced(_read(path), role)
 
@@ -126,25 +126,25 @@ def _develop(role: str) -> str:
     text = _read(SOURCES / "package" / "README.md")
     if role in ROLES:
         return text
-    text = text.replace("the unit tests, then a real Triton held to what every recipe promises", "")
+    text = text.replace("the unit tests, then the conformance suite on a real Triton", "")
     text = re.sub(r"(?m)^    llmserve (build|serve|query).*\n", "", text)
     return re.sub(r"(?m) +#? *$", "", text)
 
 
 def _project(names: Names, role: str) -> str:
     text = names.replaced(_read(SOURCES / "package" / "pyproject.toml"), role)
-    fitting = _range(__version__)
-    needed = [f"llmserve{fitting}"]
-    needed += [f"{name}{fitting}" if name == "llmserve-hf" else name for name in REQUIRES[role]]
-    lines = "".join(f'    "{requirement}",\n' for requirement in needed)
-    text = re.sub(r"(?m)^(dependencies = \[\n)(?: .*\n)*", lambda found: found[1] + lines, text)
+    versions = _range(__version__)
+    required = [f"llmserve{versions}"]
+    required += [f"{name}{versions}" if name == "llmserve-hf" else name for name in REQUIRES[role]]
+    lines = "".join(f'    "{requirement}",\n' for requirement in required)
+    text = re.sub(r"(?m)^(dependencies = \[\n)(?: .*\n)*", lambda match: match[1] + lines, text)
     text = text.replace("llmserve.api2", f"llmserve.api{API}")
     kind = "batching strategy" if role == "batching" else role
     return text.replace(f"plugin {names.name}", f"plugin {names.name}: a {kind}", 1)
 
 
 def _range(version: str) -> str:
-    """Return the versions of llmserve that a package made with this one is made for."""
+    """Return the range of llmserve versions that a new package supports."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return f">={major}.{minor},<{major + 1 if major else f'0.{minor + 1}'}"
 

@@ -1,4 +1,4 @@
-"""Find and run a Triton: embedded, a local binary, or a container.
+"""Finds and runs a Triton server: embedded, a local binary, or a container.
 
 >>> from pathlib import Path
 >>> from llmserve.server import ServerSettings, start

@@ -1,4 +1,4 @@
-"""The Triton inside the ``nvidia-pytriton`` wheel: no container, no GPU needed."""
+"""The Triton inside the ``nvidia-pytriton`` wheel, which needs no container and no GPU."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MEND = "pip install 'llmserve[embedded]' on Python 3.10 to 3.12, or use --runti
 
 
 def find_embedded() -> Path:
-    """Return the folder of the installed server, or raise with what is missing.
+    """Return the folder of the installed server; raise an error that names what is missing.
 
-    Nothing of ``pytriton`` is imported: that takes a second and starts things of its own.
+    ``pytriton`` itself is not imported: that takes a second and has side effects.
     """
     if sys.version_info >= (3, 13):
         raise ServerError(f"the embedded Triton does not run on Python {_python()}", mend=_MEND)
@@ -49,16 +49,16 @@ def find_embedded() -> Path:
         )
     home = Path(str(distribution.locate_file("pytriton/tritonserver")))
     if not (home / "bin" / "tritonserver").is_file():
-        raise ServerError("this nvidia-pytriton brings no server (Linux x86-64 only)", mend=_MEND)
+        raise ServerError("this nvidia-pytriton has no server (Linux x86-64 only)", mend=_MEND)
     return home
 
 
 def _backends(
     settings: ServerSettings,
 ) -> tuple[tuple[Backend, ...], dict[str, LLMServeError]]:
-    """Return the backends beside Triton's own: those given, else all that plugins register.
+    """Return the additional backends: those of the settings, else all that plugins register.
 
-    Of one that two plugins have, what is wrong is returned by its name.
+    The errors of backends that several plugins register are returned by name.
     """
     if settings.backends is not None:
         return settings.backends, {}
@@ -77,39 +77,39 @@ def _backends(
 
 
 def missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
-    """Return which of these models need a backend that is not there."""
+    """Return an error for each of these models that needs a missing backend."""
     from llmserve.repository import config
 
     backends, clashes = _backends(settings)
-    there = {backend.name: Path(backend.folder, "model.py") for backend in backends}
+    installed = {backend.name: Path(backend.folder, "model.py") for backend in backends}
     problems: list[LLMServeError] = []
     for name in models:
         try:
-            found = config.read(settings.repository / name)
+            model_config = config.read(settings.repository / name)
         except (ConfigError, OSError):
             continue
-        needed = config.backend_of(found)
+        needed = config.backend_of(model_config)
         if needed in clashes:
             problems.append(clashes[needed])
-        elif needed not in {"", "python", "ensemble", *there}:
+        elif needed not in {"", "python", "ensemble", *installed}:
             problems.append(
                 ConfigError(
                     f"model {name!r} needs Triton's backend {needed!r}, which the embedded server "
                     "lacks",
-                    mend="install a plugin that brings it, such as llmserve-standins, or use "
+                    mend="install a plugin that has it, such as llmserve-standins, or use "
                     "--runtime docker",
                 )
             )
-        elif needed in there and not there[needed].is_file():
-            problem = f"backend {needed!r}, which model {name!r} needs, has no {there[needed]}"
-            problems.append(PluginError(problem, mend="tell its plugin's author"))
+        elif needed in installed and not installed[needed].is_file():
+            problem = f"backend {needed!r}, which model {name!r} needs, has no {installed[needed]}"
+            problems.append(PluginError(problem, mend="report this to the plugin's author"))
     return problems
 
 
 def lay_out(home: Path, scratch: Path, added: Sequence[Backend]) -> tuple[Path, Path]:
     """Lay out the backends and libraries in ``scratch``; return both folders.
 
-    The Python backend looks for its stub beside itself, and the wheel keeps one stub for each
+    The Python backend expects its stub in its own folder, but the wheel keeps a stub for each
     Python version elsewhere.
     """
     stub = home / "python_backend_stubs" / _python() / "triton_python_backend_stub"
@@ -118,17 +118,17 @@ def lay_out(home: Path, scratch: Path, added: Sequence[Backend]) -> tuple[Path, 
     bundled = home / "backends" / "python"
     for file in (bundled / "triton_python_backend_utils.py", stub):
         (python / file.name).symlink_to(file)
-    # A backend written in Python runs this library, and Triton refuses one that a link leads
-    # out of the folder of backends. It is small.
+    # A backend written in Python runs this library, and Triton refuses a link that leads out of
+    # the backends folder. The library is small, so it is copied.
     shutil.copyfile(bundled / _LIBRARY, python / _LIBRARY)
     for backend in added:
         (python.parent / backend.name).symlink_to(backend.folder)
     library = _libpython()
     libraries = scratch / "lib"
     libraries.mkdir()
-    # A link of its own, so that nothing else beside libpython is put before the system's.
+    # A link to this file only, so that no other library from its folder precedes the system's.
     (libraries / library.name).symlink_to(library)
-    # By a link of the scratch folder's, since a colon or semicolon in a path would end it.
+    # Through a link in the scratch folder, since a colon or semicolon would end the path.
     (libraries / BUNDLED).symlink_to(home.parent.parent / BUNDLED)
     return python.parent, libraries
 
@@ -156,7 +156,7 @@ def _libpython() -> Path:
 
 
 def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
-    """Start it with the backends laid out in its scratch folder."""
+    """Return the command of the embedded server, with backends laid out in its scratch folder."""
     home = find_embedded()
     backends, libraries = lay_out(home, instance.scratch, _backends(settings)[0])
     return Launch(
@@ -174,31 +174,31 @@ def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
     )
 
 
-# In rounds of GNU's OpenMP; a few hundredths of a millisecond.
-_SPINS = "1000"
-# In bytes; 32 MiB is as much as the C library lets its first figure be.
-_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+# In iterations of GNU OpenMP's loop; a few hundredths of a millisecond.
+_SPIN_COUNT = "1000"
+# In bytes; 32 MiB is the C library's maximum for the first value.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 
 
 def environment(libraries: Path, programs: Path) -> dict[str, str]:
-    """Return the environment in which the server finds its libraries and the stub its Python."""
+    """Return an environment in which the server finds its libraries and the stub its Python."""
     env = environment_of_triton()
-    found = [str(libraries), str(libraries / BUNDLED), env.get("LD_LIBRARY_PATH", "")]
-    env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, found))
-    # Threads that sleep at once are woken a hundred times in a step of a small model, which costs
-    # a third of it; those that wait a few hundredths of a millisecond first hardly ever are. To
-    # wait longer gains next to nothing, and where two models share the cores each then holds up the
-    # other: with ten times these rounds both are four times slower than with these.
+    paths = [str(libraries), str(libraries / BUNDLED), env.get("LD_LIBRARY_PATH", "")]
+    env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+    # Threads that sleep immediately are woken a hundred times in a step of a small model, which
+    # costs a third of it; threads that spin a few hundredths of a millisecond first hardly ever
+    # are. Spinning longer gains next to nothing, and models that share the cores block each other:
+    # with ten times these iterations, two models are both four times slower than with these.
     if "OMP_WAIT_POLICY" not in env:
-        env.setdefault("GOMP_SPINCOUNT", _SPINS)
-    # A cache that is copied with every token takes and frees the same memory over and over. Given
-    # back to the system in between, it comes again page by page, and a step takes twice as long.
+        env.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    # A cache that is copied with every token allocates and frees the same memory repeatedly. If it
+    # goes back to the system in between, it returns page by page, and a step takes twice as long.
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env):
-        env.update(_KEPT)
-    # For the programs that a model starts; the stub's own Python does not look at it.
+        env.update(_MALLOC)
+    # For the programs that a model starts; the stub's own Python ignores it.
     env.setdefault("PYTHONUTF8", "1")
-    # onnxruntime would report its use to its makers.
+    # Otherwise onnxruntime reports its use to its vendor.
     env.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # Triton starts a model's process through bash, and waits for ever where there is none.
+    # Triton starts a model's process through bash, and waits forever if there is none.
     env["PATH"] = os.pathsep.join(filter(None, [str(programs), env.get("PATH"), os.defpath]))
     return env

@@ -1,4 +1,4 @@
-"""What listens before Triton and speaks another protocol, as a process of its own."""
+"""Frontends: separate processes that serve another protocol in front of Triton."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from llmserve.server.process import GuardedProcess, make_scratch
 if TYPE_CHECKING:
     from llmserve.roles import Frontend, Place
 
-_PATIENCE = 60.0
+_START_TIMEOUT = 60.0
 _POLL = 0.05
-_LAST = 2000
+_LOG_TAIL = 2000
 
 
 @dataclass(frozen=True)
 class RunningFrontend:
-    """A frontend that listens; made by :func:`start_frontend`."""
+    """A frontend that is listening; created by :func:`start_frontend`."""
 
     process: GuardedProcess
     frontend: Frontend
@@ -36,15 +36,15 @@ class RunningFrontend:
         return f"http://{self.place.host}:{self.place.port}{self.frontend.path}"
 
     def stop(self, grace: float) -> None:
-        """End it; what is under way has ``grace`` seconds."""
+        """Stop it; requests in flight have ``grace`` seconds."""
         self.process.stop(grace)
 
     def why_it_ended(self) -> str:
         """Return the last line of its log."""
         with self.log_file.open("rb") as log:
-            log.seek(max(0, self.log_file.stat().st_size - _LAST))
+            log.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL))
             lines = log.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
 
 
 def log_beside(log_file: Path, frontend: Frontend) -> Path:
@@ -52,20 +52,20 @@ def log_beside(log_file: Path, frontend: Frontend) -> Path:
 
 
 def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningFrontend:
-    """Start a frontend and return when it listens."""
-    words = [str(word) for word in frontend.command(place)]
+    """Start a frontend and wait until it listens."""
+    arguments = [str(argument) for argument in frontend.command(place)]
     name, scratch = make_scratch()
-    launch = Launch((sys.executable, *words), inherited_environment(), frontend.name)
+    launch = Launch((sys.executable, *arguments), inherited_environment(), frontend.name)
     process = None
     try:
         process = GuardedProcess(launch, name, scratch, log_file, grace=place.grace)
         running = RunningFrontend(process, frontend, place, log_file)
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _START_TIMEOUT
         while not _listens(place):
             if not process.alive():
                 raise ServerError(f"{frontend.name} ended: {running.why_it_ended()}")
             if time.monotonic() > deadline:
-                raise ServerError(f"{frontend.name} does not listen after {_PATIENCE:g} s")
+                raise ServerError(f"{frontend.name} does not listen after {_START_TIMEOUT:g} s")
             time.sleep(_POLL)
     except BaseException:
         if process is not None:

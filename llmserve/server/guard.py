@@ -1,15 +1,14 @@
-"""Keep watch over one server: run as a script, in a process of its own.
+"""Guards one server: a script that runs as a separate process.
 
-The first line on its stdin is a JSON object with the fields of :class:`Watch`; it holds the key
-of the restricted interfaces, which an argument would show to every user of the machine. The
-guard starts the server, tells its process id on stdout and waits. When stdin closes, when a
-line with a number of seconds comes, or when the process that started it is gone, it ends the
-server: SIGTERM, then SIGKILL to its process group. Whatever way the server ended, its
-shared memory and its scratch folder are removed. So nothing is left behind even where the
-process that started the server was killed and could not clean up.
+The first line on its stdin is a JSON object with the fields of :class:`Watch`. It contains the key
+of the restricted interfaces, which an argument would show to every user of the machine. The guard
+starts the server, prints its process id and waits. When stdin closes, when a line with a number of
+seconds arrives, or when the guard's parent process is gone, it ends the server with SIGTERM, then
+SIGKILL to its process group. However the server ends, the guard removes its shared memory and its
+scratch folder, so nothing is left behind even if the parent was killed and could not clean up.
 
-Its only argument is the server's name, for whoever lists processes. Only the standard library
-is used, since it runs isolated from every installed package.
+Its only argument is the server's name, so that it is visible in process lists. The script uses
+only the standard library, since it runs isolated from all installed packages.
 """
 
 from __future__ import annotations
@@ -30,20 +29,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOCK = "lock"
-"""A file in the scratch folder that is locked for as long as the guard, or what it has started,
-lives."""
+"""A file in the scratch folder that is locked as long as the guard or any of its children lives."""
 PR_SET_PDEATHSIG = 1
 _ABANDONED = 1.0
-"""Seconds to end in order once the process that started the server is gone."""
-_REPORTED = 2.0
-"""Seconds after which a model's process loads its weights, and Triton notices its death."""
-_GIVING_UP = 8.0
-"""Seconds for a server that is loading models to end in order after they were killed."""
+"""Seconds for an orderly shutdown once the parent process is gone."""
+_MIN_AGE = 2.0
+"""Age in seconds from which a model's process loads its weights and Triton notices its death."""
+_LOADING_GRACE = 8.0
+"""Seconds for an orderly shutdown of a server whose loading models were killed."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What is watched and what is removed afterwards."""
+    """The command to guard, and what to remove afterwards."""
 
     argv: Sequence[str]
     parent: int
@@ -54,11 +52,11 @@ class Watch:
 
 
 def main() -> int:
-    """Run the server until it ends or has to; return its exit code as a shell would."""
+    """Run the server until it ends or must end; return its exit code as a shell would."""
     watch = Watch(**json.loads(_first_line()))
     alarm = _signals_as_bytes()
     libc = ctypes.CDLL(None, use_errno=True)
-    # Held by all that is started here: who finds it free may remove what is left of them.
+    # All child processes inherit the lock: once it is free, their leftovers may be removed.
     lock = os.open(Path(watch.scratch, LOCK), os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
 
@@ -73,11 +71,11 @@ def main() -> int:
             cwd=watch.scratch,
             start_new_session=True,
             pass_fds=[lock],
-            # Safe here and only here: this process has one thread, which lives as long as it.
+            # Safe only here: this process has a single thread, which lives as long as the process.
             preexec_fn=end_with_the_guard,
         )
         os.write(1, b"%d\n" % server.pid)
-        _run_until_told(server, watch, alarm)
+        _wait_for_end(server, watch, alarm)
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         code = server.wait()
@@ -89,17 +87,17 @@ def main() -> int:
 
 
 def _first_line() -> bytes:
-    """Read no further than that: what follows is for select to wake up for."""
+    """Read a single line from stdin; select must still wake up for the lines after it."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := os.read(0, 1)):
-            raise SystemExit("the process that starts the server ended before it said which")
+            raise SystemExit("stdin closed before it named the server to start")
         line += byte
     return line
 
 
 def _signals_as_bytes() -> int:
-    """Return a descriptor from which each signal that matters is read as one byte."""
+    """Return a descriptor from which each handled signal is read as one byte."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable)
@@ -108,13 +106,13 @@ def _signals_as_bytes() -> int:
     return readable
 
 
-def _run_until_told(server: subprocess.Popen[bytes], watch: Watch, alarm: int) -> None:
-    """Return when the server has ended or its time is over."""
+def _wait_for_end(server: subprocess.Popen[bytes], watch: Watch, alarm: int) -> None:
+    """Return when the server has ended or its grace period is over."""
     sources = [0, alarm]
     deadline = float("inf")
     while server.poll() is None and time.monotonic() < deadline:
-        left = deadline - time.monotonic()
-        ready, _, _ = select.select(sources, [], [], max(0.0, min(1.0, left)))
+        remaining = deadline - time.monotonic()
+        ready, _, _ = select.select(sources, [], [], max(0.0, min(1.0, remaining)))
         orders = [_ABANDONED] if os.getppid() != watch.parent else []
         if alarm in ready and set(os.read(alarm, 64)) - {signal.SIGCHLD}:
             orders.append(watch.grace)
@@ -125,24 +123,24 @@ def _run_until_told(server: subprocess.Popen[bytes], watch: Watch, alarm: int) -
                 orders.append(_ABANDONED)
             orders += [float(line) for line in lines]
         if orders and deadline == float("inf"):
-            _end_loading(server, _GIVING_UP if min(orders) > 0 else 0.0, set(sources) & {0})
+            _end_loading(server, _LOADING_GRACE if min(orders) > 0 else 0.0, set(sources) & {0})
             server.terminate()
         deadline = min([deadline, *(time.monotonic() + grace for grace in orders)])
 
 
-def _end_loading(server: subprocess.Popen[bytes], patience: float, orders: set[int]) -> None:
-    """Make a server that still loads its models give up by itself.
+def _end_loading(server: subprocess.Popen[bytes], timeout: float, orders: set[int]) -> None:
+    """Make a server that is still loading its models shut down on its own.
 
-    Until they are loaded SIGTERM would kill it on the spot, and the folder
-    ``/tmp/python_env_…`` that it has made, whose name only it knows, would stay. When the
-    processes that load the models are killed, it ends in order. A further order cuts this short.
+    Until they are loaded, SIGTERM would kill it immediately, and its folder ``/tmp/python_env_…``,
+    whose name only the server knows, would remain. If the processes that load the models are
+    killed, the server shuts down in order. Another order on stdin cuts this short.
     """
-    deadline = time.monotonic() + patience
-    while server.poll() is None and time.monotonic() < deadline and not _heeds(server.pid):
+    deadline = time.monotonic() + timeout
+    while server.poll() is None and time.monotonic() < deadline and not _handles_term(server.pid):
         for process in members(server.pid) - {server.pid}:
-            # Before that it completes the configuration, and Triton would wait for it for ever.
+            # A younger process completes the configuration; Triton would wait forever for it.
             with suppress(OSError, IndexError):
-                if _age(process) > _REPORTED:
+                if _age(process) > _MIN_AGE:
                     os.kill(process, signal.SIGKILL)
         if select.select(orders, [], [], 0.05)[0]:
             return
@@ -153,7 +151,7 @@ def _age(process: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
-def _heeds(process: int) -> bool:
+def _handles_term(process: int) -> bool:
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("SigCgt:"):
@@ -163,21 +161,21 @@ def _heeds(process: int) -> bool:
 
 def members(group: int) -> set[int]:
     """Return the processes of a group."""
-    found = set()
+    processes = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.getpgid(int(entry.name)) == group:
-                found.add(int(entry.name))
-    return found
+                processes.add(int(entry.name))
+    return processes
 
 
 def state_of(process: int) -> list[str]:
-    """Return the fields of a process's line of state; none where it is gone."""
+    """Return the fields of a process's ``stat`` line after its name; none if it is gone."""
     try:
         line = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    # Counted behind the program's name, which may hold spaces itself.
+    # Split after the program's name, which may contain spaces.
     return line.rpartition(")")[2].split()
 
 

@@ -1,4 +1,4 @@
-"""How a Triton is started: an installed one, or one in a container."""
+"""Builds the commands that start Triton: an installed server, or one in a container."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from llmserve.server.settings import Ports, ServerSettings
 
 _TRACE_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 POLL = 1
-"""Seconds between two looks of Triton's for models to load anew."""
+"""Seconds between Triton's checks for models to reload."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """What one running server has to itself."""
+    """The resources of one running server."""
 
     ports: Ports
     scratch: Path
-    """Its working directory, removed when it ends."""
+    """The working directory, removed when the server ends."""
     name: str
-    """What it calls itself, and what the names of its shared-memory segments begin with."""
+    """The server's id, with which the names of its shared-memory segments begin."""
     key: str
-    """What a request has to bring to load a model, or to change what is traced or logged."""
+    """The key that requests need to load a model, or to change trace and log settings."""
 
 
 def new_key(*, explicit: bool) -> str:
     r"""Return a key for the restricted interfaces of a new server.
 
-    Triton takes the key on its command line, which every user of the machine can read. A server
-    that loads models on request has to have one; it is for tests, on machines that one does not
-    share. For any other server nobody needs the key, so it is one that no request can carry: a
-    line break ends a header in HTTP, and is refused in the metadata of gRPC.
+    Triton takes the key on its command line, which every user of the machine can read. An
+    ``explicit`` server, which loads models on request, needs it; such servers are for tests on
+    machines with a single user. No client of another server needs the key, so no request can carry
+    it: a line break ends a header in HTTP, and is rejected in the metadata of gRPC.
 
     >>> "\n" in new_key(explicit=False), "\n" in new_key(explicit=True)
     (True, False)
@@ -54,17 +54,17 @@ def new_key(*, explicit: bool) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line, and what is needed to end what it starts."""
+    """A command line, with the means to end what it starts."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     kind: str
     last_resort: tuple[str, ...] = ()
-    """A command that removes what killing the process cannot reach."""
+    """A command that removes what outlives the killed process."""
 
 
 def triton_args(settings: ServerSettings, instance: Instance) -> tuple[str, ...]:
-    """Return the arguments that are the same for every runtime."""
+    """Return the arguments that all runtimes have in common."""
     ports = instance.ports
     args = [
         f"--id={instance.name}",
@@ -81,18 +81,18 @@ def triton_args(settings: ServerSettings, instance: Instance) -> tuple[str, ...]
         args += ["--model-control-mode=explicit"]
         args += [f"--load-model={name}" for name in settings.models]
     elif settings.renewable:
-        # Triton looks through a folder that only this user can write to.
+        # Triton polls a folder that only this user can write to.
         args += ["--model-control-mode=poll", f"--repository-poll-secs={POLL}"]
-    closed_words = closed(explicit=settings.explicit, key=instance.key)
-    return (*args, *closed_words, *settings.extra_args)
+    restrictions = closed(explicit=settings.explicit, key=instance.key)
+    return (*args, *restrictions, *settings.extra_args)
 
 
 def link_models(settings: ServerSettings, scratch: Path) -> Path:
-    """Give the models a folder in ``scratch``, and return it.
+    """Link the models into a folder in ``scratch``, and return it.
 
-    Triton passes the path on to a shell without quoting it, and Python in its stub opens only
-    paths in ASCII: the path of the scratch folder is safe for both. Where models were chosen,
-    the folder has those and no others.
+    Triton passes the path to a shell without quoting it, and Python in its stub opens only ASCII
+    paths; the path of the scratch folder is safe for both. If the settings name models, the folder
+    contains only those.
     """
     repository = settings.repository.resolve()
     folder = scratch / "models"
@@ -110,25 +110,25 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
 
 
 _RENEWED = ".renewed"
-_LATE = 2**31 - 2**24
-"""In 2037: no file of a model is newer, and every file system can keep it."""
+_FAR_FUTURE = 2**31 - 2**24
+"""In 2037: no file of a model is newer, and every file system can store it."""
 
 
 def link_model(model: Path, links: Path) -> None:
-    """Lay a model out for a Triton that looks for changes, or have it load the model anew.
+    """Link a model for a Triton that polls for changes, or make that Triton reload it.
 
-    For Triton a version has changed when the newest file in its folder has another time. So each
-    gets a file that is newer than all others will ever be: whatever is written into the model's
-    folder, half of it or all, is seen only when that file's time is changed here.
+    For Triton, a version has changed when the newest file in its folder has another time. So each
+    version gets a file that is newer than all others will ever be: Triton notices partial or
+    complete writes to the model's folder only when that file's time is changed here.
     """
     versions = {path.name for path in model.iterdir() if path.is_dir() and path.name.isdecimal()}
-    for folder, named in [*((name, set[str]()) for name in sorted(versions)), ("", versions)]:
+    for folder, skipped in [*((name, set[str]()) for name in sorted(versions)), ("", versions)]:
         (links / folder).mkdir(parents=True, exist_ok=True)
-        wanted = {path.name: path for path in (model / folder).iterdir() if path.name not in named}
-        for there in (links / folder).iterdir():
-            if there.is_symlink() and there.name not in wanted:
-                there.unlink()
-        for name, path in wanted.items():
+        targets = {p.name: p for p in (model / folder).iterdir() if p.name not in skipped}
+        for link in (links / folder).iterdir():
+            if link.is_symlink() and link.name not in targets:
+                link.unlink()
+        for name, path in targets.items():
             if name == "config.pbtxt":
                 shutil.copyfile(path, links / f".{name}")
                 (links / f".{name}").replace(links / name)
@@ -136,7 +136,7 @@ def link_model(model: Path, links: Path) -> None:
                 (links / folder / name).symlink_to(path)
     for name in versions:
         mark = links / name / _RENEWED
-        time = int(mark.stat().st_mtime) + 1 if mark.exists() else _LATE
+        time = int(mark.stat().st_mtime) + 1 if mark.exists() else _FAR_FUTURE
         mark.touch()
         os.utime(mark, (time, time))
 
@@ -144,10 +144,10 @@ def link_model(model: Path, links: Path) -> None:
 def server_command(
     settings: ServerSettings, server: str, arguments: tuple[str, ...], *, repository: str
 ) -> tuple[str, ...]:
-    """Return the command that starts the server, by a model's own script where it brings one.
+    """Return the command that starts the server, through a model's launch script if it has one.
 
     An engine that runs in several processes needs a server, or a worker, for each of them. The
-    script takes the repository and what else the server is to be told.
+    script's arguments are the repository and the other arguments of the server.
     """
     scripts = sorted(path.parent.name for path in settings.repository.glob(f"*/{LAUNCH_SCRIPT}"))
     scripts = [name for name in scripts if not settings.models or name in settings.models]
@@ -162,7 +162,7 @@ def server_command(
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return this process's environment, fit for a server that works in another folder."""
+    """Return this process's environment, adapted to a server in another working directory."""
     env = dict(os.environ)
     if env.get("PYTHONPATH"):
         parts = env["PYTHONPATH"].split(os.pathsep)
@@ -171,9 +171,9 @@ def inherited_environment() -> dict[str, str]:
 
 
 def environment_of_triton() -> dict[str, str]:
-    """Return the inherited environment, with the headers of traces as Triton reads them.
+    """Return the inherited environment, with trace headers in the format that Triton expects.
 
-    OpenTelemetry encodes them as in a URL, which its library in C++ does not know.
+    OpenTelemetry percent-encodes them, which its C++ library does not support.
     """
     env = inherited_environment()
     headers = env.get(_TRACE_HEADERS)
@@ -184,18 +184,18 @@ def environment_of_triton() -> dict[str, str]:
 
 # An installed tritonserver, as in NVIDIA's containers.
 
-_USUAL = Path("/opt/tritonserver/bin/tritonserver")
+_DEFAULT_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 
 
 def find_binary() -> Path:
-    """Return the server on PATH, else NVIDIA's usual one, or raise."""
-    found = shutil.which("tritonserver") or shutil.which(_USUAL)
-    if found is None:
+    """Return the server on PATH, else the one in NVIDIA's default location, or raise."""
+    server = shutil.which("tritonserver") or shutil.which(_DEFAULT_BINARY)
+    if server is None:
         raise ServerError(
-            f"no tritonserver on PATH or in {_USUAL.parent}",
+            f"no tritonserver on PATH or in {_DEFAULT_BINARY.parent}",
             mend="use --runtime embedded or --runtime docker",
         )
-    return Path(found).absolute()
+    return Path(server).absolute()
 
 
 def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
@@ -211,22 +211,22 @@ def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
 
 # A container, started through the docker command.
 
-# Inside, the server listens on every interface of the container; outside only --publish counts.
+# Inside, the server listens on every interface of the container; only --publish exposes its ports.
 _INSIDE = Ports("0.0.0.0", http=8000, grpc=8001, metrics=8002)  # noqa: S104
-# Passed by name: Docker reads the values from its own environment, so that
-# a token never stands on a command line, where every user of the machine can read it.
+# Passed by name: Docker reads the values from its own environment, so that a token never appears
+# on a command line, where every user of the machine can read it.
 _PASSED_ON = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", _TRACE_HEADERS)
 
 
 def find_docker() -> Path:
-    """Return the ``docker`` command, or raise where it is missing or nothing answers it."""
+    """Return the ``docker`` command; raise if it is missing or its daemon does not answer."""
     command = shutil.which("docker")
     if command is None:
         raise ServerError("no docker command", mend="install Docker, or use --runtime embedded")
     if not _ask_docker(command, "version", "--format", "{{.Server.Version}}"):
         raise ServerError(
-            "Docker is installed and its daemon does not answer",
-            mend="start it (and see that this user may use it), or use --runtime embedded",
+            "Docker is installed, but its daemon does not answer",
+            mend="start it (and allow this user to use it), or use --runtime embedded",
         )
     return Path(command)
 
@@ -234,9 +234,9 @@ def find_docker() -> Path:
 def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
     command = str(find_docker())
     if not _ask_docker(command, "image", "inspect", "--format", "{{.Id}}", settings.image):
-        found = sorted(settings.repository.glob("*/Dockerfile"))
-        own = [path for path in found if image_of(path.parent.name) == settings.image]
-        dockerfile = f" -f {own[0]}" if own else ""
+        dockerfiles = sorted(settings.repository.glob("*/Dockerfile"))
+        matches = [path for path in dockerfiles if image_of(path.parent.name) == settings.image]
+        dockerfile = f" -f {matches[0]}" if matches else ""
         raise ServerError(
             f"there is no image {settings.image} here",
             mend=f"docker build -t {settings.image}{dockerfile} {settings.repository}",
@@ -256,7 +256,7 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
 def docker_arguments(
     settings: ServerSettings, instance: Instance, *, gpus: bool
 ) -> tuple[str, ...]:
-    """Return the arguments of ``docker``, up to those of the server inside."""
+    """Return the arguments of ``docker``, including those of the server inside."""
     outside = instance.ports
     published = (
         f"--publish={outside.host}:{outside.http}:{_INSIDE.http}",
@@ -294,7 +294,7 @@ def docker_arguments(
 
 
 def _mount(source: Path, target: str, mode: str = "readonly") -> str:
-    # Docker reads the fields as a line of CSV.
+    # Docker parses the fields as a line of CSV.
     fields = ["type=bind", f"source={source}", f"target={target}"]
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields if mode == "rw" else [*fields, mode])
@@ -303,10 +303,10 @@ def _mount(source: Path, target: str, mode: str = "readonly") -> str:
 
 def _ask_docker(command: str, *arguments: str) -> str:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [command, *arguments],
             capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""

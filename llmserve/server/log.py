@@ -1,6 +1,6 @@
-"""How far a server has come, and what stopped it: read from its log.
+"""Reads the progress of a starting server, and the reason it failed, from its log.
 
-The log is the only source while models load, since Triton opens its ports afterwards.
+While models load, the log is the only source, since Triton opens its ports afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EVENT = re.compile(
 )
 _FATAL = re.compile(r"(?:error: creating server|/tritonserver): (?P<reason>.+)$")
 _PORT_LOST = re.compile(r"failed to start (?P<port>HTTP|GRPC|Metrics) service: .*already in use")
-# What a model's process has to tell whoever serves it.
+# A message from a model's process to the operator.
 _NOTE = re.compile(r"llmserve: note: (?P<note>.+)$")
 _PROBLEM = re.compile(r'^E\d{4} [\d:.]+ \d+ \S+\] "?(?P<reason>.+?)"?$')
 _CATEGORY = re.compile(
@@ -29,23 +29,22 @@ _CATEGORY = re.compile(
     r"(?:(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): )?"
 )
 _UNREADABLE = re.compile(r"failed to read text proto from \S+")
-# After this, Triton waits for ever for a stub that has ended.
+# After this message, Triton waits forever for a stub that has ended.
 _STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
-
 
 _TAIL = 5
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a start has come to: ``elapsed`` seconds, the models still loading, the ready ones."""
+    """The state of a start: ``elapsed`` seconds, the models still loading, and the ready ones."""
 
     elapsed: float
     loading: tuple[str, ...]
     ready: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Say what is going on, for who waits.
+        """Return the current activity for a progress display.
 
         >>> print(Progress(2.0, loading=("gpt2",), ready=()))
         loading gpt2
@@ -56,13 +55,13 @@ class Progress:
 
 
 class ServerLog:
-    """The log of a server that is starting, read on as it grows."""
+    """The log of a starting server, read incrementally."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # An older server may have written to the same file.
+        # A previous server may have written to the same file.
         self._offset = path.stat().st_size if path.exists() else 0
-        self._rest = b""
+        self._partial_line = b""
         self._models: dict[str, str] = {}
         self.failures: dict[str, str] = {}
         self.loads: Counter[str] = Counter()
@@ -70,23 +69,23 @@ class ServerLog:
         self.tail: deque[str] = deque(maxlen=_TAIL)
         """The last lines."""
         self.port_lost: str | None = None
-        """Which of ``http``, ``grpc`` and ``metrics`` could not be listened on."""
+        """The service, ``http``, ``grpc`` or ``metrics``, that could not listen on its port."""
         self.stuck: str | None = None
-        """Why it will neither be ready nor end."""
+        """Why the server will neither become ready nor end."""
         self.notes: list[str] = []
-        """What models said at load that whoever serves them should know."""
+        """Messages to the operator that models have logged while loading."""
         self._fatal: str | None = None
         self._problem: str | None = None
 
     def read(self) -> None:
-        """Take in the lines written since the last call."""
+        """Read the lines written since the last call."""
         with self.path.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
         self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + new).split(b"\n")
         for line in lines:
-            self._take(line.decode(errors="replace").rstrip())
+            self._parse(line.decode(errors="replace").rstrip())
 
     def progress(self, elapsed: float) -> Progress:
         loading = tuple(name for name, state in self._models.items() if state == "loading")
@@ -94,10 +93,10 @@ class ServerLog:
         return Progress(elapsed, loading, ready)
 
     def why_it_ended(self) -> str | None:
-        """Return what says most: the last error, Triton's own summary, or the last line."""
+        """Return the best explanation: the last error, Triton's own summary, or the last line."""
         return self._problem or self._fatal or (self.tail[-1] if self.tail else None)
 
-    def _take(self, line: str) -> None:
+    def _parse(self, line: str) -> None:
         if line:
             self.tail.append(line)
         if event := _EVENT.search(line):
@@ -121,14 +120,14 @@ class ServerLog:
 
 
 def in_plain_words(reason: str) -> str:
-    r"""Return a reason as Triton gives it without its escapes, its traceback and its category.
+    r"""Return a reason from Triton's log without escapes, traceback and error category.
 
     >>> in_plain_words(r"Internal: ModuleNotFoundError: No module named 'acme'\n\nAt:\n  m.py(1)")
     "ModuleNotFoundError: No module named 'acme'"
     """
     message = reason.replace("\\n", "\n").split("\n\nAt:\n")[0]
     if "shared memory key" in message:
-        return "too little room in /dev/shm"
-    message = message.replace("is not healthy.", "stood still for a second, or ended")
+        return "too little space in /dev/shm"
+    message = message.replace("is not healthy.", "did not respond for a second, or ended")
     message = _UNREADABLE.sub("this Triton cannot read its config.pbtxt", message)
     return " ".join(_CATEGORY.sub("", message).split()).rstrip(" ;")

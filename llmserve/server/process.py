@@ -1,4 +1,4 @@
-"""What servers and frontends have to themselves: a process under a guard, and a folder."""
+"""Guarded processes and scratch folders, used by servers and frontends."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from llmserve.server import guard
 from llmserve.server.guard import LOCK, Watch, remove_leftovers
 from llmserve.server.launch import Launch
 
-_LOOK = 0.2
-_IDLE = 4.0
+_POLL = 0.2
+_IDLE_GRACE = 4.0
 
 
 def scratch_folder() -> Path:
-    """Return where TMPDIR says, unless Triton's shell would trip over it."""
+    """Return the folder of TMPDIR, unless its path would break Triton's unquoted shell command."""
     folder = tempfile.gettempdir()
     return Path(folder if re.fullmatch(r"[\w./+-]+", folder, re.ASCII) else "/tmp")
 
 
 def make_scratch() -> tuple[str, Path]:
-    """Return a name that nothing else has, and a folder that is called after it."""
+    """Return a unique name, and a new folder named after it."""
     name = f"llmserve-{secrets.token_hex(6)}"
     folder = scratch_folder()
     try:
@@ -42,31 +42,31 @@ def make_scratch() -> tuple[str, Path]:
     except OSError as error:
         raise ServerError(
             f"cannot write to {folder} ({error.strerror})",
-            mend="set TMPDIR to a folder whose path is made of ASCII letters and digits",
+            mend="set TMPDIR to a folder whose path has only ASCII letters and digits",
         ) from None
 
 
-_LAID_OUT = 60.0
+_SETUP_TIME = 60.0
 """Seconds after which a folder has its guard, if it will ever have one."""
 
 
 def sweep() -> None:
-    """Remove what is left of this user's servers that were killed with their guards and all."""
+    """Remove the leftovers of this user's servers that were killed together with their guards."""
     for folder in scratch_folder().glob("llmserve-*-*"):
-        named = re.fullmatch(r"(llmserve-[0-9a-f]{12})-\w+", folder.name)
+        match = re.fullmatch(r"(llmserve-[0-9a-f]{12})-\w+", folder.name)
         with suppress(OSError):
-            found = folder.lstat()
-            if not named or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            status = folder.lstat()
+            if not match or not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 continue
             with (folder / LOCK).open("rb") as file:
-                if time.time() - os.fstat(file.fileno()).st_mtime < _LAID_OUT:
+                if time.time() - os.fstat(file.fileno()).st_mtime < _SETUP_TIME:
                     continue
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_leftovers(named[1], folder)
+                remove_leftovers(match[1], folder)
 
 
 class GuardedProcess:
-    """A process under a guard (:mod:`llmserve.server.guard`) that ends it and cleans up."""
+    """A process with a guard (:mod:`llmserve.server.guard`) that ends it and cleans up."""
 
     def __init__(
         self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float
@@ -79,43 +79,43 @@ class GuardedProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=dict(launch.env),
-                # So that Ctrl-C in the terminal reaches this process alone.
+                # So that Ctrl-C in the terminal reaches only this process.
                 start_new_session=True,
             )
         if self._guard.stdout is None or self._guard.stdin is None:
-            raise AssertionError("both were asked for as pipes")
+            raise AssertionError("both are pipes")
         self._orders = self._guard.stdin
         self._send(json.dumps(asdict(watch)).encode() + b"\n")
-        with self._guard.stdout as answer:
-            self.pid = int(answer.readline() or 0)
+        with self._guard.stdout as stdout:
+            self.pid = int(stdout.readline() or 0)
 
     def alive(self) -> bool:
         return self._guard.poll() is None
 
     def wait(self, timeout: float | None) -> int | None:
-        """Wait for the server to end by itself; return None where it did not in time."""
+        """Wait for the server to end on its own; return None on timeout."""
         try:
             return self._guard.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self, grace: float, *, idle: Callable[[], bool] = lambda: False) -> None:
-        """End the process and wait until it and all that belongs to it is gone.
+        """End the process and wait until it and all its child processes and files are gone.
 
-        Once it is ``idle`` it has no more than four seconds.
+        Once ``idle`` returns True, it has at most four more seconds.
         """
         try:
             self._order(grace)
-            # The guard kills after ``grace``, so this only ends late where the guard hangs.
+            # The guard kills after ``grace``, so the deadline is reached only if the guard hangs.
             deadline, hurried = time.monotonic() + grace + 40.0, False
-            while self.wait(_LOOK) is None:
+            while self.wait(_POLL) is None:
                 if time.monotonic() > deadline:
                     self._kill()
                 elif not hurried and idle():
                     hurried = True
-                    self._order(_IDLE)
+                    self._order(_IDLE_GRACE)
         except BaseException:
-            # Interrupted while waiting, as by a second Ctrl-C: no more patience.
+            # Interrupted while waiting, for example by a second Ctrl-C: end it at once.
             self._order(0.0)
             if self.wait(5.0) is None:
                 self._kill()
@@ -128,7 +128,7 @@ class GuardedProcess:
         self._send(b"%f\n" % grace)
 
     def _send(self, line: bytes) -> None:
-        # A guard that has ended reads nothing, and needs no order any more.
+        # A guard that has ended reads nothing and needs no orders.
         with suppress(OSError, ValueError):
             self._orders.write(line)
             self._orders.flush()

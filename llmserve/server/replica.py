@@ -1,8 +1,8 @@
-"""One Triton that is watched over: its models, what is seen of them, and what is done about it.
+"""Supervises one Triton and its models: detects failures and recovers from them.
 
-A model is loaded anew by its own Triton, which goes on with the others; where that does not help,
-and where Triton itself is gone, Triton is started anew with all of them. What each thing goes
-through is in :mod:`llmserve.server.states`.
+Triton reloads a failed model while it keeps serving the others. If that does not help, or if Triton
+itself has ended, Triton is restarted with all models. The states are in
+:mod:`llmserve.server.states`.
 """
 
 from __future__ import annotations
@@ -30,69 +30,69 @@ from llmserve.server.stubs import Stubs
 if TYPE_CHECKING:
     from llmserve.client import AsyncClient
 
-LOOK = 0.25
-"""Seconds between two looks."""
-_CANARY_EVERY = 5.0
-_CANARY_DEADLINE = 10.0
+CHECK_INTERVAL = 0.25
+"""Seconds between two checks."""
+_CANARY_INTERVAL = 5.0
+_CANARY_TIMEOUT = 10.0
 _BUSY = 0.05
-"""A model whose processes use this part of the time works, also where nothing comes of it yet."""
-_TAKEN_UP = 15.0 + POLL
-"""Seconds after which a Triton that has not begun to load a model anew is stuck."""
-_REPORTED = 3.0
-"""Seconds for Triton to report that a process has died which was loading a model."""
+"""A model whose processes use this share of the time is working, even if it answers nothing yet."""
+_RELOAD_BEGINS = 15.0 + POLL
+"""Seconds after which a Triton that has not begun to reload a model is stuck."""
+_DEATH_REPORTED = 3.0
+"""Seconds for Triton to report the death of a process that was loading a model."""
 
 
 @dataclass
 class _Model(Watch):
-    """A model, with what was seen of it when it was last asked to load, or last looked at."""
+    """A model, with its counters at the last load request and the last canary check."""
 
     loads: int = 0
     died_at: float | None = None
     answers: int = -1
-    seconds: float = 0.0
+    cpu_seconds: float = 0.0
     parts: tuple[str, ...] = ()
 
 
 @dataclass
 class Replica:
-    """Watches over a server that has been started with ``settings``, log file included."""
+    """Supervises a server that was started with ``settings``, including its log file."""
 
     settings: ServerSettings
     server: Server
-    say: Callable[[str], None]
-    ending: bool = False
+    notify: Callable[[str], None]
+    stopping: bool = False
     _models: dict[str, _Model] = field(default_factory=dict)
     _restart: asyncio.Task[None] | None = None
     _client: AsyncClient | None = None
-    _looked: float = 0.0
+    _checked_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._canaries = asyncio.create_task(self._send_canaries())
         self._take_over(self.server)
-        self._triton = Watch("triton", self.say, State.READY, since=time.monotonic())
+        self._triton = Watch("triton", self.notify, State.READY, since=time.monotonic())
         for name, state in self.server.models().items():
             if state == "READY":
                 self._models[name] = self._watched(name, State.READY)
 
     @property
     def given_up(self) -> bool:
-        """Whether its Triton is started no more."""
+        """Whether its Triton is no longer restarted."""
         return self._triton.state is State.FAILED
 
     @property
     def failed(self) -> bool:
-        """Whether nothing is left here that could answer."""
+        """Whether nothing that could answer is left here."""
         models = [model.state is State.FAILED for model in self._models.values()]
         return self.given_up or (bool(models) and all(models))
 
     def why_it_failed(self) -> set[str]:
-        """Return what has died too often, and of what."""
+        """Return what has died too often, and why."""
         watches = [self._triton, *self._models.values()]
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
 
-    def say_last_lines(self) -> None:
+    def print_last_lines(self) -> None:
         for line in self._log.tail:
-            self.say(line)
+            self.notify(line)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -106,8 +106,8 @@ class Replica:
         }
 
     async def settle(self) -> None:
-        """Have nothing begin any more that would outlive the server."""
-        self.ending = True
+        """Stop the background tasks, so that none outlives the server."""
+        self.stopping = True
         self._canaries.cancel()
         if self._restart is not None:
             with suppress(LLMServeError):
@@ -119,7 +119,7 @@ class Replica:
     def _watched(self, name: str, state: State) -> _Model:
         return _Model(
             name,
-            self.say,
+            self.notify,
             state,
             since=time.monotonic(),
             loads=self._log.loads[name],
@@ -131,10 +131,10 @@ class Replica:
         self._log = ServerLog(server.log_file)
         self._stubs = Stubs(server.pid)
 
-    # What is looked at
+    # Checks
 
-    def look(self, now: float) -> None:
-        """Take in what has happened, and begin what is to be done about it."""
+    def check(self, now: float) -> None:
+        """Detect what has happened, and start recovering from it."""
         if self._restart is not None:
             if self._restart.done():
                 restart, self._restart = self._restart, None
@@ -147,19 +147,19 @@ class Replica:
         if exit_code is not None:
             self._lost(now, f"Triton ended, exit code {exit_code}")
         elif self._triton.alive:
-            self._look_at_models(now)
+            self._check_models(now)
         if self.given_up:
-            # One that hangs would keep its clients waiting.
+            # A server that hangs would keep its clients waiting.
             self._restart = asyncio.create_task(asyncio.to_thread(self.server.stop, grace=0.0))
-        elif self._triton.state is State.RESTARTING and now >= self._triton.again_at:
+        elif self._triton.state is State.RESTARTING and now >= self._triton.restart_at:
             self._triton.loading(now)
-            self._restart = asyncio.create_task(self._start_anew())
+            self._restart = asyncio.create_task(self._restart_triton())
 
-    def _look_at_models(self, now: float) -> None:
-        for name in self._stubs.look():
+    def _check_models(self, now: float) -> None:
+        for name in self._stubs.poll():
             if name in self._models:
                 self._models[name].died_at = now
-        self._stubs.end_given_up(self._log.progress(0).loading, now)
+        self._stubs.kill_given_up(self._log.progress(0).loading, now)
         for model in self._models.values():
             if not self._triton.alive:
                 return
@@ -167,38 +167,38 @@ class Replica:
                 model.died(now, "its process has died")
                 model.died_at = None
             elif model.state is State.LOADING:
-                self._look_at_loading(model, now)
-            elif model.state is State.RESTARTING and now >= model.again_at:
+                self._check_loading(model, now)
+            elif model.state is State.RESTARTING and now >= model.restart_at:
                 model.loading(now)
                 try:
-                    self._renew(model)
+                    self._reload(model)
                 except UsageError:
-                    self._lost(now, f"{model.name} is loaded anew with all others", fault=False)
+                    self._lost(now, f"{model.name} is restarted with all others", fault=False)
                 except OSError as error:
                     model.failed(now, f"it cannot be read: {error}")
 
-    def _look_at_loading(self, model: _Model, now: float) -> None:
+    def _check_loading(self, model: _Model, now: float) -> None:
         if self._log.loads[model.name] > model.loads:
             model.died_at = None
             model.loaded(now)
         elif why := self._log.failures.get(model.name):
             model.died(now, f"it failed to load: {why}")
-        elif model.died_at is not None and now - model.died_at > _REPORTED:
-            # Triton 2.51 waits for it for ever, and loads nothing else meanwhile.
+        elif model.died_at is not None and now - model.died_at > _DEATH_REPORTED:
+            # Triton 2.51 waits for it forever, and loads nothing else meanwhile.
             model.died_at = None
             model.died(now, "its process died while it was loading")
             self._lost(now, f"Triton waits for {model.name}", fault=False)
-        elif now - model.since > _TAKEN_UP and not self._log.progress(0).loading:
+        elif now - model.since > _RELOAD_BEGINS and not self._log.progress(0).loading:
             if model.loads:
                 self._lost(now, f"Triton does not load {model.name}")
             else:
-                # A new one is hardly worth what a start would cost the others.
+                # A new model is not worth the cost of a restart for the others.
                 model.failed(now, "Triton does not begin to load it")
 
-    # What is done about it
+    # Recovery
 
-    def _renew(self, model: _Model) -> None:
-        # What was said of the one before counts no more.
+    def _reload(self, model: _Model) -> None:
+        # Log lines about the previous model no longer count.
         self._log.read()
         for part in (*model.parts, model.name):
             self._log.failures.pop(part, None)
@@ -208,15 +208,15 @@ class Replica:
             self.server.renew(part)
 
     def _lost(self, now: float, why: str, *, fault: bool = True) -> None:
-        """Have Triton started anew, with all models that have not failed."""
+        """Schedule a restart of Triton with all models that have not failed."""
         if fault:
             self._triton.died(now, why)
         else:
-            self._triton.waits(now, why)
+            self._triton.interrupted(now, why)
         for model in self._models.values():
-            model.waits(now, why)
+            model.interrupted(now, why)
 
-    async def _start_anew(self) -> None:
+    async def _restart_triton(self) -> None:
         await asyncio.to_thread(self.server.stop, grace=0.0)
         self._log.read()
         left = [model for model in self._models.values() if model.state is not State.FAILED]
@@ -235,7 +235,7 @@ class Replica:
         for model in left:
             model.loading(time.monotonic())
         try:
-            server = await asyncio.to_thread(start, settings, on_progress=self._still_wanted)
+            server = await asyncio.to_thread(start, settings, on_progress=self._cancel_if_stopping)
         except LLMServeError as error:
             now = time.monotonic()
             log.read()
@@ -251,51 +251,51 @@ class Replica:
             model.loads, model.died_at, model.answers = 0, None, -1
             model.loaded(now)
 
-    def _still_wanted(self, _: object) -> None:
-        if self.ending:
+    def _cancel_if_stopping(self, _: object) -> None:
+        if self.stopping:
             raise ServerError("interrupted")
 
-    # Canaries
+    # Canary requests
 
     async def _send_canaries(self) -> None:
         while True:
-            await asyncio.sleep(_CANARY_EVERY)
+            await asyncio.sleep(_CANARY_INTERVAL)
             if not self._triton.alive:
                 continue
             try:
-                await self._canaries_of_all()
+                await self._check_idle_models()
             except ServerError as error:
                 self._triton.missed(time.monotonic(), str(error))
             else:
                 self._triton.answered(time.monotonic())
 
-    async def _canaries_of_all(self) -> None:
-        """Ask each model that has done nothing of late for a token."""
+    async def _check_idle_models(self) -> None:
+        """Send a canary request to each model that has been idle since the last check."""
         answers = await asyncio.to_thread(self.server.answers)
         parts = {part for model in self._models.values() for part in model.parts}
-        idle = []
+        canaries = []
         for name, model in self._models.items():
             if model.alive and name not in parts:
                 if self._has_worked(model, answers):
                     model.answered(time.monotonic())
                 else:
-                    idle.append(self._canary(model))
-        await asyncio.gather(*idle)
+                    canaries.append(self._send_canary(model))
+        await asyncio.gather(*canaries)
         answers = await asyncio.to_thread(self.server.answers)
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         for name, model in self._models.items():
-            model.answers, model.seconds = answers.get(name, -1), self._seconds(model)
+            model.answers, model.cpu_seconds = answers.get(name, -1), self._cpu_seconds(model)
 
     def _has_worked(self, model: _Model, answers: Mapping[str, int]) -> bool:
-        """Say whether a model has answered since it was last looked at, or works for it."""
-        used = self._seconds(model) - model.seconds
-        busy = self._looked and used > _BUSY * (time.monotonic() - self._looked)
+        """Return whether a model has answered or computed since the last check."""
+        used = self._cpu_seconds(model) - model.cpu_seconds
+        busy = self._checked_at and used > _BUSY * (time.monotonic() - self._checked_at)
         return bool(busy) or answers.get(model.name, -1) > model.answers >= 0
 
-    def _seconds(self, model: _Model) -> float:
+    def _cpu_seconds(self, model: _Model) -> float:
         return sum(self._stubs.seconds(part) for part in (*model.parts, model.name))
 
-    async def _canary(self, model: _Model) -> None:
+    async def _send_canary(self, model: _Model) -> None:
         if self._client is None:
             from llmserve.client import connect_async
 
@@ -304,9 +304,9 @@ class Replica:
             info = await self._client.model(model.name)
             if "text_input" not in info.inputs or "text_output" not in info.outputs:
                 return
-            await self._client.generate(model.name, "a", max_tokens=1, timeout=_CANARY_DEADLINE)
+            await self._client.generate(model.name, "a", max_tokens=1, timeout=_CANARY_TIMEOUT)
         except LLMServeError as error:
-            # Whoever refuses a request lives.
+            # A model that rejects a request is alive.
             refused = isinstance(error, RequestRejectedError) and "has died" not in error.problem
             answers = {} if refused else await asyncio.to_thread(self.server.answers)
             if not refused and not self._has_worked(model, answers):
@@ -314,23 +314,23 @@ class Replica:
                 return
         model.answered(time.monotonic())
 
-    # What somebody asks for
+    # Reload requests
 
     async def reload(self, name: str) -> None:
-        """Load a model anew, or for the first time; the old one answers until the new one does."""
+        """Load or reload a model; the old one answers until the new one is loaded."""
         repository = self.settings.repository
-        known = [path.name for path in model_folders(repository)]
-        # A path will not do: an empty name, or a dot, is the repository itself.
-        if name not in known:
-            raise ServerError(f"no model {name!r} in {repository}", mend=near(name, known))
+        names = [path.name for path in model_folders(repository)]
+        # An existing path is not enough: an empty name, or a dot, is the repository itself.
+        if name not in names:
+            raise ServerError(f"no model {name!r} in {repository}", mend=near(name, names))
         if not self.server.renewable:
-            raise ServerError("this Triton cannot load a model anew", mend="stop and start it")
+            raise ServerError("this Triton cannot reload a model", mend="stop and start it")
         if not self._triton.alive:
-            raise ServerError("Triton is being started anew", mend="wait until it is ready")
+            raise ServerError("Triton is restarting", mend="wait until it is ready")
         from llmserve.repository.check import check_repository
 
-        # Triton says nothing of a configuration that it cannot read, and is started anew for
-        # naught: that would end the others too.
+        # Triton does not report a configuration that it cannot read, and would be restarted for
+        # nothing, which would also interrupt the other models.
         here = self.settings.runtime == "embedded"
         check = partial(check_repository, models=[name], quick=True, served_here=here)
         for problem in await asyncio.to_thread(check, repository):
@@ -341,19 +341,19 @@ class Replica:
             if part not in self._models:
                 self._models[part] = self._watched(part, State.LOADING)
         self._models[name].parts = parts[:-1]
-        noted = Counter({part: self._log.loads[part] for part in parts})
+        loads_before = Counter({part: self._log.loads[part] for part in parts})
         for part in parts:
-            self._models[part].asked_for(time.monotonic())
-        self._renew(self._models[name])
-        while not all(self._log.loads[part] > noted[part] for part in parts):
-            await asyncio.sleep(LOOK)
+            self._models[part].load_requested(time.monotonic())
+        self._reload(self._models[name])
+        while not all(self._log.loads[part] > loads_before[part] for part in parts):
+            await asyncio.sleep(CHECK_INTERVAL)
             for part in parts:
                 if why := self._log.failures.get(part):
                     raise ServerError(
                         f"model {part!r} failed to load: {why}",
-                        mend="the old one serves on, if there was one",
+                        mend="its previous version, if any, keeps running",
                     )
                 if self._models[part].state is State.FAILED:
                     raise ServerError(f"model {part!r}: {self._models[part].why}")
-            if not self._triton.alive or self.ending:
-                raise ServerError("Triton ended meanwhile", mend="see `llmserve status`")
+            if not self._triton.alive or self.stopping:
+                raise ServerError("Triton has ended", mend="see `llmserve status`")

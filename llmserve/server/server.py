@@ -1,4 +1,4 @@
-"""A server that runs: its HTTP interface, and what a caller has of it and its process."""
+"""A running server, controlled through its HTTP interface and its process."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from llmserve.server.process import GuardedProcess
 from llmserve.server.settings import ServerSettings
 
 _ESTABLISHED = "01"
-_PATIENT = 20.0
-"""Seconds after which a server that does not answer is taken for one that hangs."""
-_QUICK = 5.0
-"""Seconds for what a server answers at once; to load a model may take any time."""
+_HANG_TIMEOUT = 20.0
+"""Seconds after which a server that does not answer is considered hung."""
+_TIMEOUT = 5.0
+"""Seconds for requests that a server answers at once; loading a model has no limit."""
 
 
 class Server:
-    """A running Triton, to be used in a ``with`` block or ended with :meth:`stop`.
+    """A running Triton; use it in a ``with`` block, or end it with :meth:`stop`.
 
-    Its addresses are ``http_url``, ``grpc_url`` (without a scheme, as gRPC wants it) and
-    ``metrics_url``; ``runtime`` says which Triton it is.
+    Its addresses are ``http_url``, ``grpc_url`` (without a scheme, as gRPC expects) and
+    ``metrics_url``; ``runtime`` describes the kind and version of Triton.
     """
 
     runtime = ""
     notes: tuple[str, ...] = ()
-    """What models said at load that whoever serves them should know."""
+    """Messages to the operator that models have logged while loading."""
 
     def __init__(
         self, settings: ServerSettings, instance: Instance, launch: Launch, log_file: Path
@@ -68,29 +68,29 @@ class Server:
         self.stop()
 
     def ready(self) -> bool:
-        """Say whether it and all its models answer, and take down which Triton it is.
+        """Return whether the server and all its models are ready, and set ``runtime``.
 
-        Its name is asked for, since somebody else's server may have come first to the port.
+        The name is compared, since another user's server may have taken the port first.
         """
         try:
-            self._ask("v2/health/ready", timeout=_QUICK)
-            told = self._ask("v2", timeout=_QUICK)
+            self._ask("v2/health/ready", timeout=_TIMEOUT)
+            metadata = self._ask("v2", timeout=_TIMEOUT)
         except (ServerError, ValueError):
             return False
-        self.runtime = f"{self._kind} Triton {told.get('version')}"
-        return bool(told.get("name") == self._instance.name)
+        self.runtime = f"{self._kind} Triton {metadata.get('version')}"
+        return bool(metadata.get("name") == self._instance.name)
 
     def models(self) -> dict[str, str]:
-        """Return each model's state, such as ``READY``; ``""`` where it is not loaded."""
+        """Return the state of each model, such as ``READY``; ``""`` if it is not loaded."""
         index = self._ask("v2/repository/index", {})
         return {entry["name"]: entry.get("state", "") for entry in index}
 
     def stand_ins(self) -> dict[str, str]:
-        """Return the models that a stand-in answers, and what it stands in for."""
+        """Return the models that a stand-in runs, each with the backend that it replaces."""
         return stand_ins(self.metrics_url)
 
     def load(self, name: str) -> None:
-        """Load a model of the repository, or load it anew. For ``explicit`` servers."""
+        """Load or reload a model of the repository. For ``explicit`` servers."""
         self._require_explicit()
         try:
             self._ask(_path(name, "load"), {})
@@ -110,49 +110,49 @@ class Server:
             time.sleep(0.05)
 
     def renew(self, name: str) -> None:
-        """Have a model loaded anew, from what the repository has now; for ``renewable`` servers.
+        """Make Triton reload a model from the current repository; for ``renewable`` servers.
 
-        That takes a second to begin. Until the new one is loaded the old one answers, and what it
-        has begun it finishes.
+        This takes a second to begin. The old model answers until the new one is loaded, and
+        finishes its requests in flight.
         """
         if not self.renewable:
-            raise UsageError("this server cannot load a model anew", mend="start it again")
+            raise UsageError("this server cannot reload a model", mend="restart it")
         link_model(
             self._settings.repository.resolve() / name, self._instance.scratch / "models" / name
         )
 
     def answers(self) -> dict[str, int]:
         """Return how many requests each model has answered since it was loaded."""
-        found = self._ask("v2/models/stats", timeout=_PATIENT)["model_stats"]
-        return {one["name"]: one["inference_stats"]["success"]["count"] for one in found}
+        models = self._ask("v2/models/stats", timeout=_HANG_TIMEOUT)["model_stats"]
+        return {model["name"]: model["inference_stats"]["success"]["count"] for model in models}
 
     def alive(self) -> bool:
         return self.process.alive()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the server to end by itself; return its exit code, or None if it runs on."""
+        """Wait for the server to end on its own; return its exit code, or None on timeout."""
         return self.process.wait(timeout)
 
     def stop(self, *, grace: float | None = None) -> None:
-        """End the server; requests in flight have ``grace`` seconds, else what it was started with.
+        """Stop the server; requests in flight have ``grace`` seconds, by default the settings'.
 
         Safe to call again.
 
-        Nothing is left: no process, no shared memory, no temporary file. Only the log stays
-        where it was asked for, or where the server had ended by itself.
+        Nothing is left: no process, no shared memory, no temporary file. Only the log is kept if
+        the settings name a file for it, or if the server had ended on its own.
         """
-        ended_by_itself = not self.alive()
+        ended_on_its_own = not self.alive()
         try:
             grace = self._settings.grace if grace is None else grace
-            self.process.stop(grace, idle=self._nobody_waits)
+            self.process.stop(grace, idle=self._has_no_clients)
         finally:
-            # Also where a second Ctrl-C has cut the stopping short.
-            if not self._keep_log and not ended_by_itself:
+            # Even if a second Ctrl-C has cut the shutdown short.
+            if not self._keep_log and not ended_on_its_own:
                 self.log_file.unlink(missing_ok=True)
                 self._keep_log = True
 
-    def _nobody_waits(self) -> bool:
-        """Say whether no client is left: Triton counts what was cancelled in a queue for ever."""
+    def _has_no_clients(self) -> bool:
+        """Return whether no client is left; Triton counts requests cancelled in a queue forever."""
         if self._settings.runtime == "docker":
             return False
         return connections((self.ports.http, self.ports.grpc)) == 0
@@ -160,15 +160,15 @@ class Server:
     def _require_explicit(self) -> None:
         if not self._settings.explicit:
             raise UsageError(
-                "this server loads its models at the start and keeps them",
-                mend="start it with explicit=True to load and unload",
+                "this server cannot load or unload models while it runs",
+                mend="start it with explicit=True",
             )
 
     def _ask(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         key = {KEY_HEADER: self._instance.key} if self._settings.explicit else {}
         data = None if body is None else json.dumps(body).encode()
         try:
-            answer = _fetch(f"{self.http_url}/{path}", data, key, timeout)
+            response = _fetch(f"{self.http_url}/{path}", data, key, timeout)
         except HTTPError as error:
             try:
                 problem = in_plain_words(json.loads(error.read())["error"])
@@ -176,9 +176,9 @@ class Server:
                 problem = f"the server answered {error.code} to /{path}"
             raise ServerError(problem) from None
         except (OSError, HTTPException) as error:
-            why = getattr(error, "reason", error)
-            raise ServerError(f"the server does not answer ({why})") from error
-        return json.loads(answer or b"null")
+            reason = getattr(error, "reason", error)
+            raise ServerError(f"the server does not answer ({reason})") from error
+        return json.loads(response or b"null")
 
 
 def _path(model: str, action: str) -> str:
@@ -188,33 +188,33 @@ def _path(model: str, action: str) -> str:
 def _fetch(
     url: str, data: bytes | None, headers: Mapping[str, str], timeout: float | None
 ) -> bytes:
-    """Ask over HTTP. No proxy is used, whatever the environment says."""
+    """Send an HTTP request. The environment's proxy settings are ignored."""
     direct = build_opener(ProxyHandler({}))
     request = Request(url, data, {"content-type": "application/json", **headers})  # noqa: S310
-    with direct.open(request, timeout=timeout) as answer:
-        return bytes(answer.read())
+    with direct.open(request, timeout=timeout) as response:
+        return bytes(response.read())
 
 
 def connections(ports: Collection[int]) -> int | None:
-    """Return how many connections this machine has at its own ports, None where it cannot say."""
-    found = 0
+    """Return the number of connections to these ports of this machine, None if it is unknown."""
+    count = 0
     try:
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
                 local, state = line.split()[1:4:2]
-                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) in ports
+                count += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) in ports
     except FileNotFoundError:
         return None
-    return found
+    return count
 
 
 def stand_ins(metrics_url: str) -> dict[str, str]:
-    """Return what a server's metrics say of stand-ins: for each model, what answers in its place.
+    """Return the models that a stand-in runs, each with the backend that it replaces.
 
-    Nothing where the server publishes no metrics.
+    The result is empty if the server publishes no metrics.
     """
     try:
-        page = _fetch(metrics_url, None, {}, _QUICK).decode()
+        page = _fetch(metrics_url, None, {}, _TIMEOUT).decode()
     except (OSError, HTTPException, ValueError):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What a server is started with, and the ports it listens on."""
+"""The settings of a server, and the ports it listens on."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Runtime = Literal["auto", "embedded", "binary", "docker"]
 class ServerSettings:
     """Which repository to serve, how, and where to listen.
 
-    A port of 0 means a free one. ``models`` names the models to load; without it all are loaded.
-    ``explicit`` loads nothing but ``models`` and lets :meth:`Server.load` and
-    :meth:`Server.unload` change that at run time. ``renewable`` lets :meth:`Server.renew` load a
-    model anew, and opens nothing to anybody else. When the server is stopped, requests in flight
-    have ``grace`` seconds. ``backends`` are what the embedded server has
-    beside Triton's own; without it, all that the installed plugins register. ``image``, ``gpus``
-    and ``mounts`` matter to a container only: ``gpus=None`` gives it the GPUs where Docker has
-    NVIDIA's runtime, and ``mounts`` are folders that models refer to. ``replicas`` are so many
-    servers that share the machine; ``env`` is added to the environment.
+    A port of 0 means any free port. ``models`` names the models to load; by default all are loaded.
+    ``explicit`` loads only ``models`` and lets :meth:`Server.load` and :meth:`Server.unload` change
+    that at run time. ``renewable`` lets :meth:`Server.renew` reload a model, and gives no access to
+    other users. When the server is stopped, requests in flight have ``grace`` seconds. ``backends``
+    are the embedded server's backends besides Triton's own; by default, all that the installed
+    plugins register. ``image``, ``gpus`` and ``mounts`` apply only to a container: ``gpus=None``
+    gives it the GPUs if Docker has NVIDIA's runtime, and ``mounts`` are folders that models refer
+    to. ``replicas`` is the number of servers that share the machine; ``env`` is added to the
+    environment.
 
     >>> ServerSettings(Path("model_repository"), grpc_port=0).host
     '127.0.0.1'
@@ -63,23 +63,23 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a server listens: one address, three ports."""
+    """The address and the three ports on which a server listens."""
 
     host: str
-    """In digits: given a name such as ``localhost``, Triton never becomes ready."""
+    """A numeric address: with a name such as ``localhost``, Triton never becomes ready."""
     http: int
     grpc: int
     metrics: int
 
 
 def choose_ports(settings: ServerSettings) -> Ports:
-    """Return the ports asked for, with a free one wherever 0 was asked for.
+    """Return the ports of the settings, with a free port for each 0.
 
-    Raises one error that names every port that cannot be had.
+    Raises one error that names all unavailable ports.
     """
-    chosen, problems = _try_ports(settings)
-    if chosen is not None:
-        return chosen
+    ports, problems = _try_ports(settings)
+    if ports is not None:
+        return ports
     first = problems[0]
     raise type(first)(
         "; ".join(dict.fromkeys(error.problem for error in problems)),
@@ -88,26 +88,26 @@ def choose_ports(settings: ServerSettings) -> Ports:
 
 
 def port_problems(settings: ServerSettings) -> list[LLMServeError]:
-    """Return what is wrong with the ports asked for, without keeping any of them."""
+    """Return the problems with the ports of the settings, without keeping any port open."""
     return _try_ports(settings)[1]
 
 
 def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeError]]:
     if ":" in settings.host:
-        problem = f"a Triton is started on IPv4 alone, not on {settings.host}"
+        problem = f"llmserve starts Triton only on IPv4, not on {settings.host}"
         mend = "give an IPv4 address of this machine as --host"
         return None, [UsageError(problem, mend=mend)]
-    asked = settings.ports()
-    fixed = [port for port in asked.values() if port]
+    requested = settings.ports()
+    fixed = [port for port in requested.values() if port]
     if len(set(fixed)) < len(fixed):
         return None, [UsageError("two of the ports are the same", mend="give each its own, or 0")]
     problems: list[LLMServeError] = []
     bound: dict[str, tuple[str, int]] = {}
-    # All are held until each is known, so that no free port is found twice.
-    with ExitStack() as held:
-        for name, port in sorted(asked.items(), key=lambda item: item[1] == 0):
+    # All listeners stay open until every port is chosen, so that no free port is chosen twice.
+    with ExitStack() as listeners:
+        for name, port in sorted(requested.items(), key=lambda item: item[1] == 0):
             try:
-                listener = held.enter_context(_listen(settings.host, port, name))
+                listener = listeners.enter_context(_listen(settings.host, port, name))
             except LLMServeError as error:
                 problems.append(error)
             else:
@@ -118,18 +118,18 @@ def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeErr
 
 
 def free_port(host: str, port: int, name: str) -> int:
-    """Return the port, or a free one for 0; raise where it cannot be had."""
+    """Return the port, or a free one for 0; raise if it is unavailable."""
     with _listen(host, port, name) as listener:
         return int(listener.getsockname()[1])
 
 
 def _listen(host: str, port: int, name: str) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    # Otherwise a connection of the last server that has just been closed counts as taken.
+    # Otherwise, recently closed connections of a previous server keep the port in use.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # Two sockets may be bound to one address with SO_REUSEADDR; only one may listen.
+        # With SO_REUSEADDR, several sockets may bind to one address, but only one may listen.
         listener.listen(1)
     except (OSError, OverflowError) as error:
         listener.close()
@@ -146,7 +146,7 @@ def _explain(error: Exception, host: str, port: int, name: str) -> LLMServeError
             f"port {port} for {name} is reserved for root", mend=f"use --{name}-port 0"
         )
     if isinstance(error, OverflowError):
-        return UsageError(f"{port} is no port", mend=f"give --{name}-port 0 to 65535")
+        return UsageError(f"{port} is not a port", mend=f"use --{name}-port with 0 to 65535")
     return ServerError(
         f"cannot listen on {host} ({error})", mend="give an IPv4 address of this machine as --host"
     )

@@ -1,4 +1,4 @@
-"""Start servers, wait until they are ready, and say what stopped one where it is not."""
+"""Starts servers, waits until they are ready, and reports why one failed to start."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from llmserve.server.stubs import Stubs
 OnProgress = Callable[[Progress], None]
 
 
-class _StoodStillError(ServerError):
-    """A model's process stood still while it loaded, and Triton gave it up."""
+class _UnresponsiveError(ServerError):
+    """A model's process was unresponsive while it loaded, and Triton gave up on it."""
 
 
 _GRACE = 3.0
-"""Seconds to end in for a server that is not ready yet: it has no requests in flight."""
+"""Seconds to stop a server that is not ready yet and so has no requests in flight."""
 _ATTEMPTS = 3
 _POLL = 0.1
 _FIND = {"binary": find_binary, "embedded": find_embedded, "docker": find_docker}
@@ -55,7 +55,7 @@ _PREPARE: dict[str, Callable[[ServerSettings, Instance], Launch]] = {
 
 
 def first_available() -> Runtime:
-    """Return what the runtime ``auto`` means on this machine, or raise with the reason for each."""
+    """Return the runtime that ``auto`` selects; raise with the reason for each if there is none."""
     reasons = []
     runtimes: tuple[Runtime, ...] = ("binary", "embedded", "docker")
     for runtime in runtimes:
@@ -75,9 +75,9 @@ def first_available() -> Runtime:
 def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) -> Server:
     """Start a server, wait until all its models are ready, and return it.
 
-    ``on_progress`` is called several times a second meanwhile. Whatever interrupts the wait,
-    Ctrl-C included, ends the server first. Raises :class:`PortInUseError` before anything is
-    started, and :class:`ServerError` where a model does not load.
+    While it waits, ``on_progress`` is called several times a second. An interruption of the wait,
+    such as Ctrl-C, stops the server first. Raises :class:`PortInUseError` before anything is
+    started, and :class:`ServerError` if a model does not load.
     """
     on_progress = on_progress or (lambda _: None)
     if settings.runtime == "auto":
@@ -87,46 +87,44 @@ def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) ->
     sweep()
     scripts = settings.repository.glob(f"*/{LAUNCH_SCRIPT}")
     if settings.renewable and (settings.runtime == "docker" or any(scripts)):
-        # A container does not see the links, and an engine of several processes starts as one.
+        # A container does not see the links, and a multi-process engine only starts as a whole.
         settings = replace(settings, renewable=False)
     for _ in range(_ATTEMPTS - 1):
         try:
             return _start_once(settings, on_progress)
-        except _StoodStillError:
+        except _UnresponsiveError:
             continue
         except PortInUseError:
-            # A free port may be taken by somebody else before the server listens on it.
+            # Another program may take a free port before the server listens on it.
             if 0 not in settings.ports().values():
                 raise
     return _start_once(settings, on_progress)
 
 
 def find_problems(settings: ServerSettings) -> list[LLMServeError]:
-    """Return what keeps this repository from being served in this way.
+    """Return the problems that prevent serving this repository with these settings.
 
-    Whether the models would load is for :mod:`llmserve.repository.check` to say.
+    :mod:`llmserve.repository.check` finds the problems of the models themselves.
     """
     repository = settings.repository
     problems = _log_problems(settings.log_file)
     if not 0 <= settings.grace < 2**31:
         problems.append(
-            UsageError(
-                f"a grace of {settings.grace} cannot be meant", mend="give seconds (--grace)"
-            )
+            UsageError(f"{settings.grace} is no valid grace period", mend="give seconds (--grace)")
         )
     if not repository.is_dir():
         return [
-            ConfigError(f"no repository at {repository}", mend="llmserve build makes one"),
+            ConfigError(f"no repository at {repository}", mend="llmserve build creates one"),
             *problems,
         ]
-    known = [path.name for path in model_folders(repository)]
+    names = [path.name for path in model_folders(repository)]
     problems += [
-        ConfigError(f"no model {name!r} in {repository}", mend=near(name, known))
+        ConfigError(f"no model {name!r} in {repository}", mend=near(name, names))
         for name in settings.models
-        if name not in known
+        if name not in names
     ]
     if settings.runtime == "embedded" and not settings.explicit:
-        problems += missing_backends(settings, settings.models or known)
+        problems += missing_backends(settings, settings.models or names)
     if settings.runtime in ("embedded", "binary"):
         problems += shortages(settings)
     return problems
@@ -148,7 +146,7 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
         server.notes = tuple(dict.fromkeys(log.notes))
         return server
     except BaseException as error:
-        # A server's error sends its reader to the log; nobody else would look for it.
+        # A ServerError refers the user to the log; other errors do not.
         keep_log = isinstance(error, ServerError) or settings.log_file is not None
         try:
             if server is not None:
@@ -164,74 +162,74 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
         raise
 
 
-# Several servers of one repository, which share the machine.
+# Several servers of one repository that share the machine.
 
 _OPENMP = "OMP_NUM_THREADS"
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def settings_of_each(settings: ServerSettings) -> list[ServerSettings]:
-    """Return what each replica is started with: the first has the ports that were asked for."""
-    each = []
+    """Return the settings of each replica; only the first listens on the given host and ports."""
+    replicas = []
     for number in range(settings.replicas):
-        one = replace(settings, replicas=1, env={**_share(settings, number), **settings.env})
+        replica = replace(settings, replicas=1, env={**_share(settings, number), **settings.env})
         if number:
             log = settings.log_file
             log = log and log.with_name(f"{log.stem}-{number + 1}{log.suffix}")
-            one = replace(one, host="127.0.0.1", log_file=log)
-            one = replace(one, http_port=0, grpc_port=0, metrics_port=0)
-        each.append(one)
-    return each
+            replica = replace(replica, host="127.0.0.1", log_file=log)
+            replica = replace(replica, http_port=0, grpc_port=0, metrics_port=0)
+        replicas.append(replica)
+    return replicas
 
 
 def _share(settings: ServerSettings, number: int) -> dict[str, str]:
-    """Return which threads and which GPU a replica has, as far as nobody has said it."""
+    """Return a replica's threads and GPU, unless the environment already sets them."""
     if settings.replicas == 1:
         return {}
     env = {}
     if _OPENMP not in os.environ:
         threads = max(1, len(os.sched_getaffinity(0)) // settings.replicas)
         env = {_OPENMP: str(threads), THREADS: str(threads)}
-    told = os.environ.get(_GPUS)
-    there = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
-    gpus = sorted(there, key=int) if told is None else [one for one in told.split(",") if one]
+    visible = os.environ.get(_GPUS)
+    all_gpus = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    gpus = sorted(all_gpus, key=int) if visible is None else list(filter(None, visible.split(",")))
     return env | ({_GPUS: gpus[number % len(gpus)]} if gpus else {})
 
 
 def start_all(
     each: Sequence[ServerSettings], *, on_progress: OnProgress = lambda _: None
 ) -> list[Server]:
-    """Start all at once, and return when all are ready; where one fails, none is left."""
+    """Start all servers at once and return when all are ready; if one fails, stop the others."""
     if len(each) == 1:
         return [start(each[0], on_progress=on_progress)]
     given_up = threading.Event()
 
-    def one(number: int) -> Server:
-        def look(progress: Progress) -> None:
+    def start_replica(number: int) -> Server:
+        def check(progress: Progress) -> None:
             if given_up.is_set():
                 raise ServerError("interrupted")
             if not number:
                 on_progress(progress)
 
-        return start(each[number], on_progress=look)
+        return start(each[number], on_progress=check)
 
     with ThreadPoolExecutor(len(each)) as pool:
-        starts = [pool.submit(one, number) for number in range(len(each))]
+        starts = [pool.submit(start_replica, number) for number in range(len(each))]
         try:
             for done in wait(starts, return_when=FIRST_EXCEPTION).done:
                 done.result()
-            return [each.result() for each in starts]
+            return [future.result() for future in starts]
         except BaseException:
             given_up.set()
-            for begun in starts:
+            for future in starts:
                 with suppress(LLMServeError):
-                    begun.result().stop(grace=0.0)
+                    future.result().stop(grace=0.0)
             raise
 
 
 @contextmanager
 def one_log(settings: ServerSettings) -> Iterator[ServerSettings]:
-    """Give a server that may be started several times one log; it stays where something failed."""
+    """Use one log for all starts of a server, and keep it if the server fails."""
     if settings.log_file is not None:
         yield settings
         return
@@ -256,12 +254,12 @@ def _make_log_file(settings: ServerSettings, name: str) -> Path:
 
 
 def _log_problems(log: Path | None) -> list[LLMServeError]:
-    """Say why the log cannot be written to, and read again for what stops the server."""
+    """Return why the log cannot be written to, or read to find out what stops the server."""
     if log is None:
         return []
     reason = ""
     if log.exists() and not log.is_file():
-        reason = "it is no regular file"
+        reason = "it is not a regular file"
     elif not os.access(log if log.exists() else log.parent, os.W_OK):
         reason = "it is not writable" if log.parent.is_dir() else f"there is no {log.parent}"
     return [UsageError(f"cannot write the log to {log} ({reason})")] if reason else []
@@ -270,22 +268,22 @@ def _log_problems(log: Path | None) -> list[LLMServeError]:
 def _wait_until_ready(
     server: Server, log: ServerLog, settings: ServerSettings, on_progress: OnProgress
 ) -> None:
-    """Return when all models of a server are ready; raise when that will not come."""
-    # By default Triton gives up on the first model that fails.
+    """Return when all models of a server are ready; raise if they cannot become ready."""
+    # By default, Triton exits when the first model fails.
     lenient = ("--exit-on-error", "--model-load-retry-count")
     strict = not any(argument.startswith(lenient) for argument in settings.extra_args)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     stubs, given_up = Stubs(server.pid), False
     while True:
-        # Asked before the log is read: so a server that has ended has its last lines in it.
+        # Checked before reading the log, so that the log is complete if the server has ended.
         ended = not server.alive()
         log.read()
-        progress = log.progress(time.monotonic() - begun)
+        progress = log.progress(time.monotonic() - started_at)
         if ended or log.stuck or (log.failures and strict):
             failure = _failure(server, log, settings.host)
-            raise _StoodStillError(failure.problem, mend=failure.mend) if given_up else failure
-        stubs.look()
-        given_up |= stubs.end_given_up(progress.loading, time.monotonic())
+            raise _UnresponsiveError(failure.problem, mend=failure.mend) if given_up else failure
+        stubs.poll()
+        given_up |= stubs.kill_given_up(progress.loading, time.monotonic())
         on_progress(progress)
         if server.ready():
             return
@@ -293,7 +291,7 @@ def _wait_until_ready(
             loading = ", ".join(progress.loading) or "no model"
             raise ServerError(
                 f"not ready after {settings.ready_timeout:g} s (loading: {loading})",
-                mend=f"give it more time, or see {log.path}",
+                mend=f"allow more time, or see {log.path}",
             )
         time.sleep(_POLL)
 
@@ -306,5 +304,5 @@ def _failure(server: Server, log: ServerLog, host: str) -> ServerError:
     elif log.stuck:
         problem = f"a model failed to load: {log.stuck}"
     else:
-        problem = f"the server ended: {log.why_it_ended() or 'it said nothing'}"
+        problem = f"the server ended: {log.why_it_ended() or 'its log is empty'}"
     return ServerError(problem, mend=f"see {log.path}")

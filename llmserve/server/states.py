@@ -1,11 +1,11 @@
-"""What is watched, and the states it goes through: every transition is in :class:`Watch`.
+"""The states of supervised models and processes; :class:`Watch` contains all transitions.
 
 ::
 
     loading ──► ready ◄──► suspect          restarting ──► loading ──► ready
        │          │           │                  ▲
        └──────────┴───────────┴──────────────────┤
-                                                 └──► failed (it has died too often)
+                                                 └──► failed (died too often)
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from enum import Enum
 from typing import Any
 
 MISSES = 2
-"""So many canaries in a row without an answer, and the thing counts as dead."""
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
-_MOST_DEATHS, _OF_LATE = 5, 60.0
+"""The number of consecutive unanswered canary requests after which something counts as dead."""
+_FIRST_WAIT, _MAX_WAIT = 0.5, 8.0
+_MAX_DEATHS, _DEATHS_WINDOW = 5, 60.0
 
 
 class State(str, Enum):
-    """What is known of a model, of a frontend, or of Triton itself."""
+    """The state of a model, of a frontend, or of Triton itself."""
 
     LOADING = "loading"
     READY = "ready"
     SUSPECT = "suspect"
-    """It has not answered the last canary; requests still go to it."""
+    """It has not answered the last canary request; clients' requests still go to it."""
     RESTARTING = "restarting"
     FAILED = "failed"
-    """It has died too often, and is left alone until somebody asks for it."""
+    """It has died too often, and stays down until a user reloads it."""
 
 
 _ALIVE = (State.READY, State.SUSPECT)
@@ -39,17 +39,17 @@ _BEST_FIRST = ("ready", "suspect", "loading", "restarting", "failed")
 
 @dataclass
 class Watch:
-    """One thing that is watched over. Times are seconds of one clock that never goes back."""
+    """One supervised model or process. Times are seconds of a monotonic clock."""
 
     name: str
-    say: Callable[[str], None] = lambda _: None
-    """Takes a line whenever something has changed."""
+    notify: Callable[[str], None] = lambda _: None
+    """Called with a line for every change."""
     state: State = State.LOADING
     why: str = ""
-    """What has brought it there, where that is not as it should be."""
+    """The reason for the state, if something is wrong."""
     since: float = 0.0
-    again_at: float = 0.0
-    """When it is to be started again, while it is restarting."""
+    restart_at: float = 0.0
+    """When to restart it, if it is restarting."""
     misses: int = 0
     restarts: int = 0
     _deaths: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Watch:
         return self.state in _ALIVE
 
     def loading(self, now: float) -> None:
-        """It is being started."""
+        """Record that it is being started."""
         self.restarts += self.state is State.RESTARTING
         self._to(State.LOADING, now, self.why)
 
@@ -69,7 +69,7 @@ class Watch:
         self._to(State.READY, now, "")
 
     def answered(self, now: float) -> None:
-        """It has answered a canary, or somebody."""
+        """Record that it has answered a canary request or a client."""
         self.misses = 0
         if self.state is State.SUSPECT:
             self._to(State.READY, now, "")
@@ -84,35 +84,35 @@ class Watch:
             self._to(State.SUSPECT, now, why)
 
     def died(self, now: float, why: str) -> None:
-        """It is gone: it restarts after a while, unless that has happened too often of late."""
+        """Record a death: it restarts after a wait, unless it has died too often recently."""
         if self.state in (State.RESTARTING, State.FAILED):
             return
-        self._deaths = [then for then in self._deaths if now - then < _OF_LATE] + [now]
+        self._deaths = [at for at in self._deaths if now - at < _DEATHS_WINDOW] + [now]
         self.misses = 0
-        if len(self._deaths) >= _MOST_DEATHS:
+        if len(self._deaths) >= _MAX_DEATHS:
             self.failed(now, why)
         else:
-            self.again_at = now + min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (len(self._deaths) - 1))
+            self.restart_at = now + min(_MAX_WAIT, _FIRST_WAIT * 2 ** (len(self._deaths) - 1))
             self._to(State.RESTARTING, now, why)
 
-    def waits(self, now: float, why: str) -> None:
-        """It is gone for no fault of its own, and comes back with what it belongs to."""
+    def interrupted(self, now: float, why: str) -> None:
+        """Record an end that is not its fault; it restarts together with its server."""
         if self.state is not State.FAILED:
             self.misses = 0
             self._to(State.RESTARTING, now, why)
 
     def failed(self, now: float, why: str) -> None:
-        """Nothing more is tried."""
+        """Record a failure after which it is not restarted."""
         self._to(State.FAILED, now, why)
 
-    def asked_for(self, now: float) -> None:
-        """Somebody wants it loaded anew: what was before counts no more."""
+    def load_requested(self, now: float) -> None:
+        """Record a user's request to load it, and forget its earlier deaths."""
         self._deaths.clear()
         if not self.alive:
             self.loading(now)
 
     def report(self) -> dict[str, Any]:
-        """Return what ``llmserve status`` prints of it."""
+        """Return its entry for ``llmserve status``."""
         return {
             "name": self.name,
             "state": self.state.value,
@@ -126,10 +126,10 @@ class Watch:
             self.since = now
         self.state, self.why = state, why
         if changed:
-            self.say(f"{self.name}: {state.value}" + (f" ({why})" if why else ""))
+            self.notify(f"{self.name}: {state.value}" + (f" ({why})" if why else ""))
 
 
 def best_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how the best of several is that do the same, with the restarts of all."""
-    best = min(reports, key=lambda one: _BEST_FIRST.index(one["state"]))
-    return {**best, "restarts": sum(one["restarts"] for one in reports)}
+    """Return the report of the replica in the best state, with the restarts of all replicas."""
+    best = min(reports, key=lambda report: _BEST_FIRST.index(report["state"]))
+    return {**best, "restarts": sum(report["restarts"] for report in reports)}

@@ -1,13 +1,13 @@
-"""Make an embedded interpreter see the packages that the process which starts the server sees.
+"""Gives the interpreter in Triton's stub the packages of the process that starts the server.
 
-From Python 3.11 on, the interpreter in Triton's stub ignores PYTHONPATH, the user's
-site-packages and every other ``PYTHON…`` variable; all it finds is a virtual environment, by way
-of the first ``python3`` on PATH. So it is given one (:func:`write`) in which there is
-nothing but this module, as ``sitecustomize``. Paths alone would not do: editable installs work
-through ``.pth`` files, which run code.
+From Python 3.11 on, the interpreter in Triton's stub ignores PYTHONPATH, the user's site-packages
+and every other ``PYTHON…`` variable; it only finds a virtual environment, through the first
+``python3`` on PATH. So :func:`write` creates one that contains only this module, as
+``sitecustomize``. Paths alone are not enough: editable installs work through ``.pth`` files, which
+run code.
 
-That interpreter also ignores the locale: it takes text for ASCII, and opens no path that is not.
-So UTF-8 is set as soon as it runs, and paths that are not ASCII are given to it as links that are.
+That interpreter also ignores the locale: it reads text as ASCII, and opens only ASCII paths. So
+UTF-8 is set as soon as it runs, and other paths are replaced by links with ASCII paths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 
 def write(folder: Path) -> Path:
-    """Write a virtual environment that leads back to this process's; return its ``bin``."""
+    """Write a virtual environment that refers to this process's own; return its ``bin``."""
     links = folder / "paths"
     links.mkdir(parents=True)
 
@@ -39,8 +39,8 @@ def write(folder: Path) -> Path:
     packages.mkdir(parents=True)
     prefix = in_ascii(sys.prefix)
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    seen = {
-        # Below the prefix, or it would not know the virtual environment that it belongs to.
+    inherited = {
+        # Below the prefix, so that it recognizes the virtual environment that it belongs to.
         "executable": sys.executable.replace(sys.prefix, prefix, 1),
         "prefix": prefix,
         "exec_prefix": in_ascii(sys.exec_prefix),
@@ -49,7 +49,7 @@ def write(folder: Path) -> Path:
         ],
         "path": [in_ascii(str(Path(path).absolute())) for path in sys.path],
     }
-    (packages / "inherit.json").write_text(json.dumps(seen), encoding="utf-8")
+    (packages / "inherit.json").write_text(json.dumps(inherited), encoding="utf-8")
     (packages / "sitecustomize.py").symlink_to(Path(__file__).absolute())
     (folder / "pyvenv.cfg").write_text(
         f"home = {in_ascii(sys.base_prefix)}/bin\ninclude-system-site-packages = false\n",
@@ -72,18 +72,18 @@ def use_utf8() -> None:
 
 
 def take_over() -> None:
-    """Become like the process that wrote this environment, editable installs included."""
-    # Not resolved: this file is a link, and what it reads lies beside the link.
+    """Take over the paths of the process that wrote this environment, with editable installs."""
+    # Not resolved: this file is a link, and inherit.json is next to the link.
     here = Path(__file__).parent
-    seen = json.loads((here / "inherit.json").read_text(encoding="utf-8"))
-    sys.executable = seen["executable"]
-    sys.prefix = seen["prefix"]
-    sys.exec_prefix = seen["exec_prefix"]
-    for folder in seen["sites"]:
+    inherited = json.loads((here / "inherit.json").read_text(encoding="utf-8"))
+    sys.executable = inherited["executable"]
+    sys.prefix = inherited["prefix"]
+    sys.exec_prefix = inherited["exec_prefix"]
+    for folder in inherited["sites"]:
         site.addsitedir(folder)
-    known = {*seen["path"], str(here)}
-    sys.path[:] = [*seen["path"], *(path for path in sys.path if path not in known)]
-    # Python imports one sitecustomize only; the environment may have its own.
+    skipped = {*inherited["path"], str(here)}
+    sys.path[:] = [*inherited["path"], *(path for path in sys.path if path not in skipped)]
+    # Python imports only one sitecustomize; the environment may have its own.
     this = sys.modules.pop(__name__)
     try:
         importlib.import_module(__name__)
@@ -92,6 +92,6 @@ def take_over() -> None:
 
 
 if __name__ == "sitecustomize":
-    # Files of the environment are read as the locale says.
+    # The locale determines how the environment's files are read.
     use_utf8()
     take_over()

@@ -1,6 +1,6 @@
-"""Keep Tritons, their models and what stands before them in service, and tell the truth about them.
+"""Supervises Triton servers, their models and their frontends, and reports their state.
 
-One loop looks at everything several times a second, and starts anew what is gone.
+A loop checks everything several times a second, and restarts what has ended.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from typing import Any
 from llmserve.errors import LLMServeError, ServerError
 from llmserve.server.control import control_socket, listening
 from llmserve.server.frontend import RunningFrontend, start_frontend
-from llmserve.server.replica import LOOK, Replica
+from llmserve.server.replica import CHECK_INTERVAL, Replica
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
 from llmserve.server.states import State, Watch, best_of
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
-_DRAINED = 1.0
-"""Seconds for a frontend to end, beside its grace."""
+_END_MARGIN = 1.0
+"""Seconds for a frontend to end, in addition to its grace."""
 
 
 @dataclass
-class _Front(Watch):
+class _WatchedFrontend(Watch):
     running: RunningFrontend = field(kw_only=True)
     starting: asyncio.Task[RunningFrontend] | None = None
 
 
 @dataclass
 class Supervisor:
-    """Watches over servers that have been started with ``settings``, log file included."""
+    """Supervises servers that were started with ``settings``, including their log files."""
 
     settings: Sequence[ServerSettings]
     servers: Sequence[Server]
     frontends: Sequence[RunningFrontend] = ()
-    say: Say = lambda _: None
-    _fronts: list[_Front] = field(default_factory=list)
+    notify: Notify = lambda _: None
+    _frontends: list[_WatchedFrontend] = field(default_factory=list)
 
     def run(self) -> None:
-        """Watch until SIGTERM or Ctrl-C, and end everything in order; a second one ends it at once.
+        """Run until SIGTERM or Ctrl-C, then shut down in order; a second one ends it at once.
 
-        Raises :class:`ServerError` when nothing is left that could answer.
+        Raises :class:`ServerError` if nothing is left that could answer.
         """
         asyncio.run(self._run())
 
     async def _run(self) -> None:
-        self._end, self._cut = asyncio.Event(), asyncio.Event()
+        self._end, self._second_signal = asyncio.Event(), asyncio.Event()
         self._replicas = [
-            Replica(settings, server, self._say_of(number))
+            Replica(settings, server, self._notify_of(number))
             for number, (settings, server) in enumerate(
                 zip(self.settings, self.servers, strict=True), start=1
             )
         ]
-        self._fronts = [
-            _Front(running.frontend.name, self.say, State.READY, running=running)
+        self._frontends = [
+            _WatchedFrontend(running.frontend.name, self.notify, State.READY, running=running)
             for running in self.frontends
         ]
         loop = asyncio.get_running_loop()
@@ -72,108 +72,108 @@ class Supervisor:
                     socket = control_socket(self.servers[0].grpc_url)
                     await stack.enter_async_context(listening(socket, self._answer))
                 except (OSError, ServerError) as error:
-                    self.say(f"note: `llmserve status` will not see this server: {error}")
+                    self.notify(f"note: `llmserve status` will not see this server: {error}")
                 while not self._end.is_set():
-                    self._look(time.monotonic())
+                    self._check(time.monotonic())
                     with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self._end.wait(), LOOK)
-                self.say("stopping, requests in flight are finished first")
+                        await asyncio.wait_for(self._end.wait(), CHECK_INTERVAL)
+                self.notify("stopping, requests in flight are finished first")
                 await self._stop(self.settings[0].grace)
         finally:
-            # Nothing is left to stop where it has ended in order.
+            # After an orderly shutdown, this has nothing left to stop.
             await self._stop(0.0)
 
     def _signalled(self) -> None:
-        (self._cut if self._end.is_set() else self._end).set()
+        (self._second_signal if self._end.is_set() else self._end).set()
 
-    def _say_of(self, number: int) -> Say:
+    def _notify_of(self, number: int) -> Notify:
         if len(self.servers) == 1:
-            return self.say
-        return lambda line: self.say(f"replica {number}: {line}")
+            return self.notify
+        return lambda line: self.notify(f"replica {number}: {line}")
 
-    def _look(self, now: float) -> None:
-        for front in self._fronts:
-            self._look_at_frontend(front, now)
+    def _check(self, now: float) -> None:
+        for frontend in self._frontends:
+            self._check_frontend(frontend, now)
         for replica in self._replicas:
-            replica.look(now)
+            replica.check(now)
         if all(replica.failed for replica in self._replicas):
             self._give_up()
 
-    def _look_at_frontend(self, front: _Front, now: float) -> None:
-        if front.starting is not None:
-            if front.starting.done():
-                task, front.starting = front.starting, None
+    def _check_frontend(self, frontend: _WatchedFrontend, now: float) -> None:
+        if frontend.starting is not None:
+            if frontend.starting.done():
+                task, frontend.starting = frontend.starting, None
                 try:
-                    front.running = task.result()
-                    front.loaded(now)
+                    frontend.running = task.result()
+                    frontend.loaded(now)
                 except LLMServeError as error:
-                    front.died(now, str(error))
-        elif front.alive and not front.running.process.alive():
-            front.died(now, front.running.why_it_ended())
-        elif front.state is State.RESTARTING and now >= front.again_at:
-            front.loading(now)
-            old = front.running
-            again = partial(start_frontend, old.frontend, old.place, old.log_file)
-            front.starting = asyncio.create_task(asyncio.to_thread(again))
+                    frontend.died(now, str(error))
+        elif frontend.alive and not frontend.running.process.alive():
+            frontend.died(now, frontend.running.why_it_ended())
+        elif frontend.state is State.RESTARTING and now >= frontend.restart_at:
+            frontend.loading(now)
+            old = frontend.running
+            restart = partial(start_frontend, old.frontend, old.place, old.log_file)
+            frontend.starting = asyncio.create_task(asyncio.to_thread(restart))
 
     def _give_up(self) -> None:
-        why = {each for replica in self._replicas for each in replica.why_it_failed()}
+        reasons = {reason for replica in self._replicas for reason in replica.why_it_failed()}
         for replica in self._replicas:
-            replica.say_last_lines()
+            replica.print_last_lines()
         logs = ", ".join(str(replica.server.log_file) for replica in self._replicas)
         raise ServerError(
-            f"nothing is left to serve ({'; '.join(sorted(why))})", mend=f"see {logs}"
+            f"nothing is left to serve ({'; '.join(sorted(reasons))})", mend=f"see {logs}"
         )
 
-    # What others ask
+    # The control socket
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request.get("do") == "status":
             return self._status()
         if request.get("do") == "reload":
-            # One after the other, so that the others answer meanwhile.
+            # One after another, so that the others answer meanwhile.
             for replica in self._replicas:
                 if not replica.given_up:
                     await replica.reload(str(request.get("model")))
             return self._status()
-        raise ServerError("a request asks for status or reload")
+        raise ServerError("the request is neither status nor reload")
 
     def _status(self) -> dict[str, Any]:
-        fronts = [{**front.report(), "url": front.running.url} for front in self._fronts]
-        each = [replica.status() for replica in self._replicas]
-        told = {"stopping": self._end.is_set(), "frontends": fronts}
-        if len(each) == 1:
-            return {**each[0], **told}
-        models = [model for one in each for model in one["models"]]
+        frontends = [{**watch.report(), "url": watch.running.url} for watch in self._frontends]
+        replicas = [replica.status() for replica in self._replicas]
+        common = {"stopping": self._end.is_set(), "frontends": frontends}
+        if len(replicas) == 1:
+            return {**replicas[0], **common}
+        models = [model for replica in replicas for model in replica["models"]]
         names = dict.fromkeys(model["name"] for model in models)
-        best = best_of(each)
+        best = best_of(replicas)
         return {
-            **each[0],
+            **replicas[0],
             **{key: best[key] for key in ("state", "restarts")},
             "models": [best_of([m for m in models if m["name"] == name]) for name in names],
-            "replicas": each,
-            **told,
+            "replicas": replicas,
+            **common,
         }
 
-    # The end
+    # Shutdown
 
     async def _stop(self, grace: float) -> None:
-        """End all in order: what listens before Triton first, so that nothing is cut off."""
-        ending = asyncio.create_task(self._end_in_order(grace))
-        cut = asyncio.create_task(self._cut.wait())
-        await asyncio.wait({ending, cut}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            await self._end_in_order(0.0)
-        await ending
-        cut.cancel()
+        """Shut down in order: frontends first, so that no request is cut off."""
+        shutdown = asyncio.create_task(self._shut_down(grace))
+        second_signal = asyncio.create_task(self._second_signal.wait())
+        await asyncio.wait({shutdown, second_signal}, return_when=asyncio.FIRST_COMPLETED)
+        if not shutdown.done():
+            await self._shut_down(0.0)
+        await shutdown
+        second_signal.cancel()
 
-    async def _end_in_order(self, grace: float) -> None:
+    async def _shut_down(self, grace: float) -> None:
         deadline = time.monotonic() + grace
         self._end.set()
         await asyncio.gather(*(replica.settle() for replica in self._replicas))
-        extra = _DRAINED if grace else 0.0
-        fronts = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._fronts)
-        await asyncio.gather(*fronts)
-        left = max(_DRAINED, deadline - time.monotonic()) if grace else 0.0
-        stops = (asyncio.to_thread(each.server.stop, grace=left) for each in self._replicas)
+        extra = _END_MARGIN if grace else 0.0
+        stops = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._frontends)
+        await asyncio.gather(*stops)
+        left = max(_END_MARGIN, deadline - time.monotonic()) if grace else 0.0
+        stops = (asyncio.to_thread(r.server.stop, grace=left) for r in self._replicas)
         await asyncio.gather(*stops)

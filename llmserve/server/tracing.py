@@ -1,4 +1,4 @@
-"""Where spans go: a collector of OpenTelemetry's, which takes its protocol over HTTP."""
+"""The address of an OpenTelemetry collector that receives spans over HTTP."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _PATH = "/v1/traces"
 
 
 def traces_url(collector: str) -> str:
-    """Return where a collector takes spans; refuse an address that is none, or holds a secret."""
+    """Return the URL for a collector's spans; refuse invalid addresses, and those with secrets."""
     try:
         parts = urlsplit(collector)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise UsageError(
-            "--otlp-endpoint is no collector's address", mend="as in http://127.0.0.1:4318"
+            "--otlp-endpoint is not a collector's address", mend="as in http://127.0.0.1:4318"
         )
     if "@" in parts.netloc or parts.query:
         # Every user of the machine can read command lines.
         raise UsageError(
-            "--otlp-endpoint takes no secret and no query",
+            "--otlp-endpoint cannot contain credentials or a query",
             mend="put credentials into OTEL_EXPORTER_OTLP_HEADERS in the environment",
         )
     path = parts.path.rstrip("/")
@@ -31,8 +31,8 @@ def traces_url(collector: str) -> str:
 
 
 def trace_arguments(collector: str) -> tuple[str, ...]:
-    """Return what has Triton trace the requests that say what they are part of, and no others."""
-    told = ("mode=opentelemetry", "rate=0", "level=TIMESTAMPS", "count=-1",
-            f"opentelemetry,url={traces_url(collector)}",
-            "opentelemetry,resource=service.name=triton")  # fmt: skip
-    return tuple(f"--trace-config={each}" for each in told)
+    """Return arguments with which Triton traces only requests that belong to a trace already."""
+    settings = ("mode=opentelemetry", "rate=0", "level=TIMESTAMPS", "count=-1",
+                f"opentelemetry,url={traces_url(collector)}",
+                "opentelemetry,resource=service.name=triton")  # fmt: skip
+    return tuple(f"--trace-config={setting}" for setting in settings)

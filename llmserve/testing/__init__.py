@@ -1,4 +1,4 @@
-"""The kit for plugin authors: a live Triton, a fake one, and a conformance suite.
+"""Test tools for plugin authors: a live Triton, a fake one, and a conformance suite.
 
 In a plugin's ``pyproject.toml``::
 
@@ -12,10 +12,10 @@ and in one of its tests::
     class TestAcme(RecipeConformance):
         recipe = "acme"
 
-That builds the recipe, serves it with a real Triton and holds it to what every recipe
-promises. The fixture ``triton`` serves whatever else a test builds.
+This builds the recipe, serves it with a real Triton and checks that it keeps every promise of
+recipes. The fixture ``triton`` serves other models that a test builds.
 
-Runtime classes are tested without Triton::
+Runtime classes can be tested without Triton::
 
     driver = AcmeDriver({}, Path())
     driver.start(make_parts(AcmeGenerator({}, Path())))
@@ -63,6 +63,6 @@ __all__ = [
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
-    """One embedded Triton for the whole session; it loads what tests build into it."""
+    """One embedded Triton for the whole session; it loads the models that tests build."""
     with LiveTriton.start(tmp_path_factory.mktemp("triton") / "model_repository") as live:
         yield live

@@ -1,4 +1,4 @@
-"""What the conformance suite sends to a served recipe, and how it reports what went wrong."""
+"""The base of the conformance tests: sends requests to a served recipe, and reports failures."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PROMPTS = (
 )
 GENERATION = ("generator", "batching")
 TEXT = ("tokenizer", "formatter")
-EVERY = (*TEXT, *GENERATION)
-_LONGEST = 300
-_SECONDS_WITHOUT_END = 5.0
-# A value that any model which takes the option could serve.
+ALL_ROLES = (*TEXT, *GENERATION)
+_MAX_LENGTH = 300
+_ENDLESS_TIMEOUT = 5.0
+# Values that any model with the option accepts.
 _OPTION_VALUES: Mapping[str, Any] = {
     "temperature": 1.0,
     "seed": 7,
@@ -44,9 +44,9 @@ _OPTION_VALUES: Mapping[str, Any] = {
 
 
 class RecipeChecks:
-    """Builds a recipe, sends it requests, and fails in words that its author can act on.
+    """Builds a recipe, sends it requests, and reports failures that its author can act on.
 
-    ``roles`` names those whose components are the likeliest to have broken a promise.
+    ``roles`` are the roles whose components are the most likely cause of a failure.
     """
 
     recipe: ClassVar[str]
@@ -62,13 +62,12 @@ class RecipeChecks:
             self._error(f"building {self.model}", error)
 
     def _declared(self, triton: LiveTriton, name: str) -> frozenset[str]:
-        """Return what the components of a model say that they take."""
+        """Return the inputs that the components of a model declare."""
         manifest = Manifest.read(triton.repository / name)
         return frozenset(manifest.contract["inputs"] if manifest else ())
 
     def _needs_options(self, triton: LiveTriton, name: str, *options: str) -> None:
-        """Skip a test of options that no component declares, once they are refused as they
-        should be."""
+        """Skip a test of options that no component declares, if they are refused."""
         undeclared = [option for option in options if option not in self._declared(triton, name)]
         for option in undeclared:
             value = {option: _OPTION_VALUES[option]}
@@ -78,12 +77,12 @@ class RecipeChecks:
             pytest.skip(f"no component declares {', '.join(undeclared)}, and it is refused")
 
     def _needs_context(self, triton: LiveTriton, name: str) -> None:
-        """Skip a test of the context's end where there is none.
+        """Skip a test of the context limit if there is none.
 
-        A request without end is refused where there is one, and would otherwise never be done.
+        With a limit, an endless request is refused; without one, it would never finish.
         """
         if name not in self._unlimited:
-            options = {"max_tokens": 2**31 - 1, "timeout": _SECONDS_WITHOUT_END}
+            options = {"max_tokens": 2**31 - 1, "timeout": _ENDLESS_TIMEOUT}
             try:
                 triton.client.generate(name, self.prompts[0], **options)
                 self._unlimited[name] = True
@@ -96,8 +95,8 @@ class RecipeChecks:
         try:
             return triton.client.generate(name, prompt, **options)
         except LLMServeError as error:
-            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            self._error(f"answering {str(prompt)[:60]!r} with {given}", error)
+            listed = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            self._error(f"answering {str(prompt)[:60]!r} with {listed}", error)
 
     def _answer(self, triton: LiveTriton, name: str, prompt: str) -> tuple[str, Any, Any]:
         answer = self._generate(triton, name, prompt, max_tokens=16)
@@ -116,7 +115,7 @@ class RecipeChecks:
     def _refused(
         self, triton: LiveTriton, name: str, prompt: str, *, names: str, **options: Any
     ) -> str:
-        """Return how a request is refused; fail if it is not, or not so that it helps."""
+        """Return the error of a request; fail if there is none or it does not help the user."""
         try:
             answer = triton.client.generate(name, prompt, **options)
         except RequestRejectedError as error:
@@ -128,9 +127,9 @@ class RecipeChecks:
     def _check_refusal(self, message: str | None, *, names: str, got: str = "no error") -> str:
         if message is None or names not in message or "\n" in message or "Traceback" in message:
             self._fail(
-                f"an error of one line that names {names!r}",
+                f"a one-line error that contains {names!r}",
                 got if message is None else message,
-                promise="what cannot be served is refused",
+                promise="a request that cannot be served is refused",
                 roles=("batching", "tokenizer"),
             )
         return message
@@ -138,18 +137,18 @@ class RecipeChecks:
     def _still_answers(self, triton: LiveTriton, name: str) -> None:
         answer = self._generate(triton, name, self.prompts[0], max_tokens=4)
         if not answer.output_tokens:
-            promise = "a refusal ends nothing"
+            promise = "the model still answers after refusing a request"
             self._fail("an answer", answer, promise=promise)
 
     def _prompt_of(self, tokens: int, triton: LiveTriton, name: str) -> str:
-        """Return a prompt of so many tokens, or a few less."""
+        """Return a prompt of this many tokens, or slightly fewer."""
         counts = [
             self._generate(triton, name, "so " * n, max_tokens=1).input_tokens or 0
             for n in (10, 20)
         ]
-        each = (counts[1] - counts[0]) / 10
-        # A tokenizer that counts nothing breaks other promises, and need not end in a division.
-        return "so " * int(10 + (tokens - counts[0]) / max(each, 0.1))
+        per_word = (counts[1] - counts[0]) / 10
+        # A tokenizer that counts nothing fails other tests; it must not divide by zero here.
+        return "so " * int(10 + (tokens - counts[0]) / max(per_word, 0.1))
 
     def _fail(
         self, expected: object, got: object, *, promise: str, roles: Sequence[str] = GENERATION
@@ -160,7 +159,7 @@ class RecipeChecks:
             f"  got:      {_shortened(got)}",
             *(f"  look at:  {component}" for component in self._components(roles)),
         ]
-        # Without a traceback: no line of the suite's own code says more than this does.
+        # Without a traceback, which would only contain code of this test suite.
         pytest.fail("\n".join(lines), pytrace=False)
 
     def _expect(
@@ -178,15 +177,15 @@ class RecipeChecks:
         promise: str,
         roles: Sequence[str] = GENERATION,
     ) -> None:
-        """Fail at the first prompt whose answer is another."""
+        """Fail at the first prompt whose answer differs."""
         self._expect(len(expected), len(got), promise=f"{promise}: one each", roles=roles)
-        for prompt, one, other in zip(prompts, expected, got, strict=True):
-            self._expect(one, other, promise=f"{promise} (prompt {prompt!r})", roles=roles)
+        for prompt, want, answer in zip(prompts, expected, got, strict=True):
+            self._expect(want, answer, promise=f"{promise} (prompt {prompt!r})", roles=roles)
 
     def _error(self, doing: str, error: LLMServeError) -> NoReturn:
-        """Fail because llmserve or the server refused what they should not have."""
+        """Fail because llmserve or the server refused a valid request."""
         message = f"{self._subject()}: {doing} failed with {type(error).__name__}: {error}"
-        # Without the error itself, which would stand before it once more.
+        # Without the original error, which pytest would print a second time.
         raise pytest.fail.Exception(message, pytrace=False) from None
 
     def _subject(self) -> str:
@@ -201,24 +200,24 @@ class RecipeChecks:
 
     def _components(self, roles: Sequence[str]) -> list[str]:
         registry = Registry.load()
-        found = []
+        components = []
         try:
             for role in roles:
                 name = self.options.get(role) or getattr(registry.recipe(self.recipe), role)
                 component: Any = registry.get(ROLES[role], name)
                 owner = registry.plugin_of(component)
-                found.append(f"{role} {name!r}, {component.runtime}, of plugin {owner}")
+                components.append(f"{role} {name!r}, {component.runtime}, of plugin {owner}")
         except LLMServeError as error:
             return [str(error)]
-        return found
+        return components
 
 
 def all_at_once(function: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
-    """Call a function for everything at the same time; return the results in order."""
+    """Call a function with all arguments concurrently; return the results in order."""
     with ThreadPoolExecutor(len(arguments)) as pool:
         return list(pool.map(function, arguments))
 
 
 def _shortened(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}… ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""What every recipe promises, as tests: subclass, name the recipe, and pytest runs them all."""
+"""Test classes that check what every recipe promises; a subclass sets the recipe."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 from llmserve.errors import LLMServeError, ModelNotReadyError
 from llmserve.repository import config as modelconfig
 from llmserve.repository.manifest import Manifest, hashes
-from llmserve.testing.checks import EVERY, TEXT, RecipeChecks, all_at_once
+from llmserve.testing.checks import ALL_ROLES, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
 
 class RecipeConformance(RecipeChecks):
-    """The suite. ``options`` are given to every build, ``model`` is what is built.
+    """The tests of a recipe. ``model`` is the model to build, ``options`` are those of the builds.
 
     >>> class TestAcme(RecipeConformance):
     ...     recipe = "acme"
     ...     options = {"max_batch_size": 4}
 
-    A failure says whose recipe it is, what was expected, what came, and which components to
-    look at. A test of an option that no component declares is skipped, once the option is seen to
-    be refused.
+    A failure names the recipe and its plugin, the expected and actual results, and the components
+    to look at. A test of an option that no component declares checks that the option is refused,
+    and is then skipped.
     """
 
     over_context: ClassVar[str] = "word " * 5000
@@ -40,28 +40,28 @@ class RecipeConformance(RecipeChecks):
     def test_building_again_gives_the_same_bytes(
         self, triton: LiveTriton, name: str, tmp_path: Path
     ) -> None:
-        """Same inputs, same bytes: no time, no path of this machine, no order by chance."""
-        one, two = triton.repository / name, self._build(name, tmp_path / "repo").folder
-        first, second = hashes(one), hashes(two)
+        """Builds contain no time, no path of this machine and no random order."""
+        folders = triton.repository / name, self._build(name, tmp_path / "repo").folder
+        first, second = map(hashes, folders)
         changed = sorted(file for file in first | second if first.get(file) != second.get(file))
-        promise = "two builds of the same write the same files"
-        self._expect([], changed, promise=promise, roles=EVERY)
-        old, new = ((each / "llmserve.json").read_text().splitlines() for each in (one, two))
+        promise = "two builds with the same arguments write the same files"
+        self._expect([], changed, promise=promise, roles=ALL_ROLES)
+        old, new = ((folder / "llmserve.json").read_text().splitlines() for folder in folders)
         self._expect_each(
             [f"line {number}" for number in range(1, len(old) + 1)],
             old,
             new,
-            promise="two builds of the same write the same llmserve.json",
-            roles=EVERY,
+            promise="two builds with the same arguments write the same llmserve.json",
+            roles=ALL_ROLES,
         )
 
-    def test_configuration_speaks_the_contract(self, triton: LiveTriton, name: str) -> None:
-        """The configuration parses, is named like its folder and has the contract's tensors."""
+    def test_configuration_follows_the_contract(self, triton: LiveTriton, name: str) -> None:
+        """The configuration is valid, is named like its folder and has the contract's tensors."""
         config = modelconfig.read(triton.repository / name)
-        promise = "its config.pbtxt speaks the contract"
+        promise = "its config.pbtxt follows the contract"
         self._expect(name, config.name, promise=promise, roles=("generator",))
         for tensor, declared in (("text_input", config.input), ("text_output", config.output)):
-            names = sorted(one.name for one in declared)
+            names = sorted(entry.name for entry in declared)
             if tensor not in names:
                 self._fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
         manifest = Manifest.read(triton.repository / name)
@@ -72,16 +72,16 @@ class RecipeConformance(RecipeChecks):
         alone = [self._answer(triton, name, prompt) for prompt in self.prompts]
         for _ in range(2):
             together = all_at_once(lambda p: self._answer(triton, name, p), self.prompts)
-            promise = "an answer beside others is the answer alone"
+            promise = "an answer is the same alone and in a batch"
             self._expect_each(self.prompts, alone, together, promise=promise)
 
     def test_several_prompts_in_one_request(self, triton: LiveTriton, name: str) -> None:
         prompts = list(self.prompts[:4])
         alone = [self._answer(triton, name, prompt) for prompt in prompts]
         answers = self._generate(triton, name, prompts, max_tokens=16)
-        got = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
-        promise = "each prompt of a request is answered as it is alone"
-        self._expect_each(prompts, alone, got, promise=promise, roles=EVERY)
+        together = [(a.text, a.finish_reason, a.output_tokens) for a in answers]
+        promise = "each prompt of a request gets the answer that it gets alone"
+        self._expect_each(prompts, alone, together, promise=promise, roles=ALL_ROLES)
 
     def test_requests_keep_their_own_lengths(self, triton: LiveTriton, name: str) -> None:
         self._needs_options(triton, name, "ignore_eos")
@@ -94,7 +94,7 @@ class RecipeConformance(RecipeChecks):
             self.prompts,
             [(length, "length") for length in lengths],
             [(answer.output_tokens, answer.finish_reason) for answer in answers],
-            promise="with ignore_eos an answer has the max_tokens that its request asks for",
+            promise="with ignore_eos an answer has exactly the max_tokens of its request",
         )
 
     def test_the_same_seed_gives_the_same_text(self, triton: LiveTriton, name: str) -> None:
@@ -102,11 +102,11 @@ class RecipeConformance(RecipeChecks):
         options: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 7}
         alone = [self._generate(triton, name, p, **options).text for p in self.prompts]
         texts = all_at_once(lambda p: self._generate(triton, name, p, **options).text, self.prompts)
-        promise = "the same seed gives the same text, whatever runs beside it"
+        promise = "the same seed gives the same text, whatever else is in the batch"
         self._expect_each(self.prompts, alone, texts, promise=promise)
 
     def test_no_text_of_one_request_in_anothers_answer(self, triton: LiveTriton, name: str) -> None:
-        """With the prompt echoed, every answer begins with its own prompt and holds no other."""
+        """With echoed prompts, every answer starts with its own prompt and contains no other."""
         self._needs_options(triton, name, "exclude_input_in_output")
         prompts = [f"{prompt} marker-{index}x" for index, prompt in enumerate(self.prompts)]
         options = {"max_tokens": 8, "exclude_input_in_output": False}
@@ -115,9 +115,9 @@ class RecipeConformance(RecipeChecks):
             others = [f"marker-{other}x" for other in range(len(prompts)) if other != index]
             if not answer.startswith(prompt) or any(marker in answer for marker in others):
                 self._fail(
-                    f"{prompt!r} and what follows it",
+                    f"{prompt!r} and an answer to it",
                     answer,
-                    promise="exclude_input_in_output=false begins an answer with its own prompt",
+                    promise="exclude_input_in_output=false starts an answer with its own prompt",
                     roles=("formatter", "batching"),
                 )
 
@@ -129,16 +129,16 @@ class RecipeConformance(RecipeChecks):
                 pool.submit(self._refused, triton, name, prompt, names="max_tokens", max_tokens=-1)
                 for prompt in self.prompts
             ]
-        got = [job.result() for job in good]
-        promise = "a request that is refused does not disturb its neighbours"
-        self._expect_each(self.prompts, expected, got, promise=promise)
+        answers = [job.result() for job in good]
+        promise = "a request that is refused does not affect others in the batch"
+        self._expect_each(self.prompts, expected, answers, promise=promise)
         for job in bad:
             job.result()
 
     def test_a_full_context_does_not_disturb_neighbours(
         self, triton: LiveTriton, name: str
     ) -> None:
-        """A prompt that leaves room for four tokens runs beside answers that need many more."""
+        """A prompt that leaves space for four tokens runs together with much longer answers."""
         self._needs_options(triton, name, "ignore_eos")
         self._needs_context(triton, name)
         message = self._refused(
@@ -149,13 +149,13 @@ class RecipeConformance(RecipeChecks):
         options: dict[str, Any] = {"max_tokens": min(32, context // 4), "ignore_eos": True}
         alone = [self._generate(triton, name, p, **options).text for p in self.prompts[:3]]
         with ThreadPoolExecutor(4) as pool:
-            crowded = pool.submit(self._generate, triton, name, full, max_tokens=4, ignore_eos=True)
-            beside = [pool.submit(self._stream, triton, name, p, options) for p in self.prompts[:3]]
-        got = [job.result()[0] for job in beside]
-        promise = "a prompt that fills the context does not disturb its neighbours"
-        self._expect_each(self.prompts[:3], alone, got, promise=promise)
-        promise = "a prompt that leaves room for four tokens gets four"
-        self._expect(4, crowded.result().output_tokens, promise=promise)
+            filling = pool.submit(self._generate, triton, name, full, max_tokens=4, ignore_eos=True)
+            others = [pool.submit(self._stream, triton, name, p, options) for p in self.prompts[:3]]
+        together = [job.result()[0] for job in others]
+        promise = "a prompt that fills the context does not affect others in the batch"
+        self._expect_each(self.prompts[:3], alone, together, promise=promise)
+        promise = "a prompt that leaves space for four tokens gets four"
+        self._expect(4, filling.result().output_tokens, promise=promise)
 
     @pytest.mark.parametrize("max_tokens", [0, -1, 2**31 - 1, 2**40])
     def test_impossible_lengths_are_refused(
@@ -176,20 +176,17 @@ class RecipeConformance(RecipeChecks):
         self._refused(triton, name, self.over_context, names="context", max_tokens=4)
         self._still_answers(triton, name)
 
-    def test_bytes_that_are_no_text_are_refused(self, triton: LiveTriton, name: str) -> None:
-        """Bytes that are not UTF-8 get an error that says where."""
+    def test_bytes_that_are_not_text_are_refused(self, triton: LiveTriton, name: str) -> None:
         message = triton.send_bytes(name, b"good \xff bad", max_tokens=4)
         self._check_refusal(message, names="UTF-8")
         self._still_answers(triton, name)
 
-    def test_an_unknown_model_is_said_to_be_unknown(self, triton: LiveTriton, name: str) -> None:
-        """A name that the server does not have gets an error that names what it has."""
+    def test_an_unknown_model_is_reported(self, triton: LiveTriton, name: str) -> None:
         with pytest.raises(ModelNotReadyError):
             triton.client.generate(f"{name}-not-there", "Hello")
         self._still_answers(triton, name)
 
     def test_pieces_join_to_the_whole_answer(self, triton: LiveTriton, name: str) -> None:
-        """What streams is what comes in one piece, whatever is in it."""
         options = {"max_tokens": 16}
         wholes = all_at_once(lambda p: self._generate(triton, name, p, **options), self.prompts)
         self._expect_each(
@@ -202,9 +199,9 @@ class RecipeConformance(RecipeChecks):
 
 
 class ConstrainedConformance(RecipeConformance):
-    """All that :class:`RecipeConformance` holds a recipe to, and that constrained answers fit.
+    """The tests of :class:`RecipeConformance`, and tests of constrained answers.
 
-    ``constrained`` is the option that asks for the form.
+    ``constrained`` is the option that constrains an answer.
 
     >>> class TestAcme(ConstrainedConformance):
     ...     recipe = "acme"
@@ -217,11 +214,11 @@ class ConstrainedConformance(RecipeConformance):
     constrained: ClassVar[Mapping[str, Any]]
 
     def fits(self, text: str) -> bool:
-        """Say whether an answer has the form that ``constrained`` asks for."""
+        """Return whether an answer meets the constraint of ``constrained``."""
         raise NotImplementedError
 
     def test_constrained_answers_fit(self, triton: LiveTriton, name: str) -> None:
-        """Alone, beside others that are free, drawn or greedy: each has the form."""
+        """Answers meet the constraint, alone and batched with free ones, sampled and greedy."""
         sampled = {"temperature": 1.0, "seed": 7}
         for sampling in [{}, sampled] if sampled.keys() <= self._declared(triton, name) else [{}]:
             options = {**self.constrained, **sampling, "max_tokens": 24}
@@ -241,14 +238,14 @@ class ConstrainedConformance(RecipeConformance):
                 self.prompts,
                 alone,
                 [job.result() for job in jobs],
-                promise="a constrained answer beside others is the one that it is alone",
+                promise="a constrained answer is the same alone and in a batch",
                 roles=("generator", "formatter", "batching"),
             )
             self._expect_each(
                 self.prompts,
                 free,
                 [job.result() for job in others],
-                promise="an answer beside constrained ones is free",
+                promise="a constrained answer does not affect others in the batch",
                 roles=("generator", "formatter", "batching"),
             )
 
@@ -264,8 +261,8 @@ class ConstrainedConformance(RecipeConformance):
             fits = False
         if not fits:
             self._fail(
-                f"an answer to {prompt!r} that fits",
+                f"an answer to {prompt!r} that meets the constraint",
                 text,
-                promise=f"with {dict(self.constrained)} an answer has the form that it asks for",
+                promise=f"with {dict(self.constrained)} an answer meets the constraint",
                 roles=("formatter", "generator"),
             )

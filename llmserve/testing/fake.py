@@ -1,7 +1,7 @@
-"""What Triton's Python backend gives a model, without Triton: for unit tests of runtime classes.
+"""Fakes of Triton's Python backend, for unit tests of runtime classes.
 
-It keeps to what ``triton_python_backend_utils`` does as far as llmserve uses it, and records
-what a model sends.
+They behave like ``triton_python_backend_utils`` as far as llmserve uses it, and record what a
+model sends.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FakeResponse:
 
     @property
     def texts(self) -> list[str]:
-        """What ``text_output`` says, a text per row."""
+        """The texts of ``text_output``, one per row."""
         return [value.decode() for value in self.tensors["text_output"].reshape(-1)]
 
 
@@ -71,7 +71,7 @@ class FakeModelException(Exception):
 
 
 def as_array(values: Any) -> npt.NDArray[Any]:
-    """Return values as Triton hands them over: a row each, texts as bytes."""
+    """Return values as Triton passes them to a model: one per row, texts as bytes."""
     if isinstance(values, np.ndarray):
         return values
     rows = [value.encode() if isinstance(value, str) else value for value in values]
@@ -109,7 +109,7 @@ class FakeMetric:
 
 
 class FakeMetricFamily:
-    """A family that keeps the last metric made of it."""
+    """A metric family with a single metric."""
 
     COUNTER = 0
     GAUGE = 1
@@ -124,11 +124,11 @@ class FakeMetricFamily:
 
 
 Answers = Callable[["FakeInferenceRequest"], "FakeResponse | Iterable[FakeResponse]"]
-"""What another model does: one response, or several if it streams."""
+"""The behaviour of another model: it returns one response, or several if it streams."""
 
 
 class FakeReply:
-    """A response as the model that asked sees it."""
+    """A response as the calling model receives it."""
 
     def __init__(self, response: FakeResponse) -> None:
         self._response = response
@@ -151,19 +151,19 @@ class FakeInferenceRequest:
         inputs: Sequence[FakeTensor],
         *,
         requested_output_names: Sequence[str] = (),
-        **asked: Any,
+        **arguments: Any,
     ) -> None:
         self._models = models
         self.name = model_name
-        self.wanted = list(requested_output_names)
-        self.asked = asked
+        self.requested_outputs = list(requested_output_names)
+        self.arguments = arguments
         self._inputs = list(inputs)
 
     def inputs(self) -> list[FakeTensor]:
         return self._inputs
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Ask the model: a reply, or an iterator of them if it is said to be decoupled."""
+        """Call the model and return a reply, or an iterator of replies if it is decoupled."""
         replies = self._replies()
         return replies if decoupled else next(replies)
 
@@ -176,18 +176,18 @@ class FakeInferenceRequest:
             message = f"Failed for execute the inference request. Model '{self.name}' is not ready."
             yield FakeReply(FakeResponse(error=FakeError(message)))
             return
-        given = answers(self)
-        for response in [given] if isinstance(given, FakeResponse) else given:
+        result = answers(self)
+        for response in [result] if isinstance(result, FakeResponse) else result:
             yield FakeReply(response)
 
 
 class FakeBackendUtils:
-    """Stands for the module ``triton_python_backend_utils``.
+    """A fake of the module ``triton_python_backend_utils``.
 
-    ``models`` are those that can be asked from inside: a function of the request that returns a
-    response, or several of a model that streams.
+    ``models`` are the models that the tested model can call: functions of a request that return
+    one response, or several if the model streams.
 
-    >>> pb = FakeBackendUtils(models={"echo": lambda asked: FakeResponse(asked.inputs())})
+    >>> pb = FakeBackendUtils(models={"echo": lambda request: FakeResponse(request.inputs())})
     >>> request = pb.InferenceRequest(model_name="echo", inputs=[FakeTensor("IN", as_array([1]))])
     >>> request.exec().output_tensors()[0].name()
     'IN'
@@ -208,9 +208,9 @@ class FakeBackendUtils:
         self.models = dict(models or {})
 
     def InferenceRequest(
-        self, model_name: str, inputs: Sequence[FakeTensor], **asked: Any
+        self, model_name: str, inputs: Sequence[FakeTensor], **arguments: Any
     ) -> FakeInferenceRequest:
-        return FakeInferenceRequest(self.models, model_name, inputs, **asked)
+        return FakeInferenceRequest(self.models, model_name, inputs, **arguments)
 
     @staticmethod
     def get_input_tensor_by_name(request: Any, name: str) -> FakeTensor | None:
@@ -222,7 +222,7 @@ class FakeBackendUtils:
 
 
 class FakeRequest:
-    """A request with inputs and parameters, which keeps the responses that it gets.
+    """A request with inputs and parameters, which records its responses.
 
     Texts become BYTES. As in Triton, nothing may be sent after the final response.
     """
@@ -251,48 +251,48 @@ class FakeRequest:
         return json.dumps(self._parameters)
 
     def is_cancelled(self) -> bool:
-        """Say whether the client has gone; set ``cancelled`` to let it go."""
+        """Return whether the client has disconnected; set ``cancelled`` to simulate that."""
         if self.closed:
-            raise RuntimeError("a question after the final response")
+            raise RuntimeError("is_cancelled() was called after the final response")
         return self.cancelled
 
     def correlation_id(self) -> int | str:
         return self.sequence
 
     def replace_input(self, name: str, values: Any) -> None:
-        """Change an input, as Triton changes its controls when it schedules a request again."""
+        """Replace an input, as Triton replaces its controls when it reschedules a request."""
         self._inputs = [tensor for tensor in self._inputs if tensor.name() != name]
         self._inputs.append(FakeTensor(name, as_array(values)))
 
     def flags(self) -> int:
-        """Return the sequence's flags: 1 starts, 2 ends."""
+        """Return the flags of the sequence: 1 is start, 2 is end."""
         return self._flags
 
     def set_release_flags(self, flags: int) -> None:
-        """Give the request back to be scheduled again."""
+        """Release the request, to be rescheduled."""
         self.rescheduled = flags == FakeBackendUtils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def request_id(self) -> str:
         return ""
 
     def requested_output_names(self) -> list[str]:
-        """Return the outputs that the client asked for; none means all of them."""
+        """Return the outputs that the client requests; an empty list means all of them."""
         return []
 
     def get_response_sender(self) -> FakeRequest:
         return self
 
     def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
-        """Keep a response; the final flag may come with one or alone."""
+        """Record a response; the final flag may be sent with a response or alone."""
         if self.closed:
-            raise RuntimeError("a response after the final one")
+            raise RuntimeError("a response was sent after the final one")
         if response is not None:
             self.responses.append(response)
         self.closed = flags == FakeBackendUtils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
     @property
     def text(self) -> str:
-        """Everything that was answered to the first prompt."""
+        """The whole answer to the first prompt."""
         return "".join(response.texts[0] for response in self.responses if not response.error)
 
     @property
@@ -328,10 +328,10 @@ def make_parts(
     decoupled: bool = True,
     **defaults: Any,
 ) -> Parts:
-    """Return what a driver is started with; ``inputs`` are those of the generator's own.
+    """Return parts to start a driver with; ``inputs`` are the generator's own inputs.
 
-    ``defaults`` are the options of a build that hold for a request which does not say: max_tokens,
-    stream, chat, echo.
+    ``defaults`` are build options for requests that do not set them: max_tokens, stream, chat and
+    echo.
     """
     return Parts(
         name="tested",

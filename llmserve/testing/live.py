@@ -1,4 +1,4 @@
-"""A real Triton for tests: build into its repository and ask."""
+"""A real Triton for tests, which builds, loads and serves models."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from llmserve.client import Client
     from llmserve.server import Server
 
-# Each is a process of its own, most of them with torch in it.
-_MOST_LOADED = 16
-# Seconds. Of what tests have left at the end, nobody waits for an answer any more.
+# Each model is a separate process, most of them with torch.
+_MAX_LOADED = 16
+# Seconds. At the end, no test waits for an answer any more.
 _GRACE = 10.0
-_STILL = 0.1
-_PATIENCE = 10.0
-_LEAVING = 3.0
+_POLL_INTERVAL = 0.1
+_STATISTICS_TIMEOUT = 10.0
+_UNLOAD_TIMEOUT = 3.0
 
 
 class LiveTriton:
-    """A running server whose models come and go; made by the fixture ``triton``."""
+    """A running server that loads models on demand; created by the fixture ``triton``."""
 
     def __init__(self, server: Server, client: Client, repository: Path) -> None:
         self.server = server
@@ -42,7 +42,7 @@ class LiveTriton:
     @classmethod
     @contextmanager
     def start(cls, repository: Path) -> Iterator[LiveTriton]:
-        """Start a server on an empty repository; it is gone when the block is left."""
+        """Start a server with an empty repository; it stops at the end of the block."""
         from llmserve.client import connect
         from llmserve.server import ServerSettings, start
 
@@ -57,89 +57,88 @@ class LiveTriton:
         finally:
             server.stop(grace=_GRACE)
 
-    def build(self, plugin: str, model: str = "demo", **asked: Any) -> str:
-        """Build and load a model, and return its name; the same twice is built once.
+    def build(self, plugin: str, model: str = "demo", **arguments: Any) -> str:
+        """Build and load a model, and return its name; the same model is built only once.
 
-        What ``llmserve.build`` takes can be asked for, options included. When there are many,
-        what tests of other folders have asked for is unloaded; it comes back when it is asked for
-        again.
+        All arguments of ``llmserve.build`` are accepted, including options. When many models are
+        loaded, those of tests in other folders are unloaded, and reloaded on the next call.
         """
-        key = json.dumps([plugin, model, asked], sort_keys=True, default=str)
+        key = json.dumps([plugin, model, arguments], sort_keys=True, default=str)
         if key not in self._built:
-            name = asked.pop("name", None) or f"{plugin}-{len(self._built)}"
-            result = build(plugin, model, name=name, output=self.repository, **asked)
+            name = arguments.pop("name", None) or f"{plugin}-{len(self._built)}"
+            result = build(plugin, model, name=name, output=self.repository, **arguments)
             self._built[key] = (*result.manifest.parts, name)
         models = self._built[key]
-        self._keep(models[-1], models)
+        self._ensure_loaded(models[-1], models)
         return models[-1]
 
-    def _keep(self, name: str, models: tuple[str, ...]) -> None:
-        """Have a model and its parts loaded, and no more of other folders' than fit beside them."""
-        # A fixture may hold a name for all tests of its folder.
+    def _ensure_loaded(self, name: str, models: tuple[str, ...]) -> None:
+        """Load a model and its parts, and unload models of other folders if there are too many."""
+        # A fixture may use a model for all tests of its folder.
         owner = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].rpartition("/")[0]
         if name not in self._loaded:
-            count, gone = len(models) + sum(map(len, self._loaded.values())), []
-            for other in [one for one in self._loaded if self._owners[one] != owner]:
-                if count > _MOST_LOADED:
-                    gone.append(self._loaded.pop(other))
-                    count -= len(gone[-1])
-            self._exchange(gone, models)
-        # Asked for last, it goes last.
+            count, unneeded = len(models) + sum(map(len, self._loaded.values())), []
+            for other in [key for key in self._loaded if self._owners[key] != owner]:
+                if count > _MAX_LOADED:
+                    unneeded.append(self._loaded.pop(other))
+                    count -= len(unneeded[-1])
+            self._exchange(unneeded, models)
+        # The model requested last is unloaded last.
         self._loaded[name] = self._loaded.pop(name, models)
         self._owners[name] = owner
 
-    def _exchange(self, gone: Sequence[tuple[str, ...]], models: tuple[str, ...]) -> None:
-        """Unload and load at the same time: each is a process that takes seconds for itself."""
+    def _exchange(self, unneeded: Sequence[tuple[str, ...]], models: tuple[str, ...]) -> None:
+        """Unload and load concurrently: each takes seconds, in a separate process."""
         steps = {
             step.model_name
             for model in models
             for step in modelconfig.read(self.repository / model).ensemble_scheduling.step
         }
-        # An ensemble's steps come with it. Had they been loaded before, they would be once more.
-        wanted = [model for model in models if model not in steps]
-        with ThreadPoolExecutor(len(wanted) + len(gone)) as pool:
-            jobs = [pool.submit(self.server.load, model) for model in wanted]
-            # The ensemble first: Triton keeps what an ensemble needs.
-            jobs += [pool.submit(self._unload, *reversed(parts)) for parts in gone]
+        # Loading an ensemble loads its steps: loaded before it, they would be loaded twice.
+        tops = [model for model in models if model not in steps]
+        with ThreadPoolExecutor(len(tops) + len(unneeded)) as pool:
+            jobs = [pool.submit(self.server.load, model) for model in tops]
+            # The ensemble first: Triton keeps the models that an ensemble needs.
+            jobs += [pool.submit(self._unload, *reversed(parts)) for parts in unneeded]
             for job in jobs:
                 job.result()
 
     def _unload(self, *models: str) -> None:
-        # Triton 2.51 may count a request that was cancelled in its queue as running for ever, and
-        # then never lets go of the model. That is no fault of the test that asks for another.
+        # Triton 2.51 may count a request that was cancelled in its queue as running forever, and
+        # then never unloads the model. The test that requests another must not fail for that.
         for model in models:
             with suppress(ServerError):
-                self.server.unload(model, timeout=_LEAVING)
+                self.server.unload(model, timeout=_UNLOAD_TIMEOUT)
 
     def executions(self, model: str) -> int:
-        """Return how many batches Triton has run for a model, by its own count."""
+        """Return how many batches Triton has run for a model, by Triton's own count."""
         return int(self._statistics(model).execution_count)
 
     def requests(self, model: str, *, at_least: int = 0) -> int:
-        """Return how many prompts Triton has answered for a model, by its own count.
+        """Return how many prompts Triton has answered for a model, by Triton's own count.
 
-        Name how many there are ``at_least`` where answers have just come.
+        If answers have just arrived, pass their number as ``at_least``, to wait until they count.
         """
         return int(self._statistics(model, at_least).inference_count)
 
     def _statistics(self, model: str, at_least: int = 0) -> Any:
-        """Read a model's counts once they stand still: a batch counts after its answers left."""
-        deadline = time.monotonic() + _PATIENCE
-        found, before = self._counts(model), None
-        while (found != before or found.inference_count < at_least) and time.monotonic() < deadline:
-            time.sleep(_STILL)
-            found, before = self._counts(model), found
-        return found
+        """Read a model's counts once they are stable: a batch counts after its answers are sent."""
+        deadline = time.monotonic() + _STATISTICS_TIMEOUT
+        counts, last = self._counts(model), None
+        while (counts != last or counts.inference_count < at_least) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL)
+            counts, last = self._counts(model), counts
+        return counts
 
     def _counts(self, model: str) -> Any:
         from tritonclient.grpc import service_pb2
 
         with self._stub() as stub:
-            answer = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name=model))
-        return answer.model_stats[0]
+            response = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name=model))
+        return response.model_stats[0]
 
     def send_bytes(self, model: str, prompt: bytes, **options: Any) -> Any:
-        """Send a prompt that need not be text, past the client, which would refuse it.
+        """Send a prompt that may be invalid text, which the client would refuse.
 
         Returns the server's error message, or None if there was none.
         """
@@ -149,7 +148,7 @@ class LiveTriton:
         (request,) = exchange.next_round()
         request.raw_input_contents[0] = len(prompt).to_bytes(4, "little") + prompt
         with self._stub() as stub:
-            # Triton takes requests to any model in a stream.
+            # Triton accepts requests to any model in a stream.
             messages = [m.error_message for m in stub.ModelStreamInfer(iter([request]))]
         return next((message for message in messages if message), None)
 

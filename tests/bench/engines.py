@@ -1,10 +1,10 @@
-"""All engines in turns in one run: through Triton, and what they are held against in process.
+"""All engines in one run: through Triton, and their reference points in process.
 
     python -m tests.bench.engines [--rounds 5] [--shape 92m] [--only generate,openvino]
 
-The model has a known shape and random weights, and every prompt is a new one. A round asks every
-way for 1, 8 and 32 answers at a time, in an order of its own, so that what else the machine does
-falls on all of them. Anchors whose packages are not installed are left out, and that is said.
+The model has a known shape and random weights, and no prompt is used twice. Each round measures all
+engines with 1, 8 and 32 concurrent prompts, in a random order, so that other load on the machine
+affects all of them. An engine whose packages are not installed is skipped with a message.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from .shapes import SHAPES, Prompts, make_model, save
 TOKENS = 64
 COUNTS = (1, 8, 32)
 Ids = Sequence[list[int]]
-Way = Callable[[Ids], float]
-"""Answers prompts at the same time and returns the tokens a second."""
+Answer = Callable[[Ids], int]
+"""Answers prompts concurrently and returns the number of tokens."""
+Rate = Callable[[Ids], float]
+"""Answers prompts concurrently and returns tokens per second."""
 
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "iterative": ("iterative", {}),
@@ -51,32 +53,28 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def timed(make: Callable[[Ids], int]) -> Way:
-    """Return a way of something that makes tokens and says how many."""
-
+def timed(answer: Answer) -> Rate:
     def rate(prompts: Ids) -> float:
-        begun = time.perf_counter()
-        made = make(prompts)
-        seconds = time.perf_counter() - begun
-        if made != len(prompts) * TOKENS:
-            raise RuntimeError(f"{made} tokens came, not {len(prompts) * TOKENS}")
-        return made / seconds
+        started = time.perf_counter()
+        tokens = answer(prompts)
+        seconds = time.perf_counter() - started
+        if tokens != len(prompts) * TOKENS:
+            raise RuntimeError(f"{tokens} tokens instead of {len(prompts) * TOKENS}")
+        return tokens / seconds
 
     return rate
 
 
-def apart(
-    make: Callable[..., Callable[[Ids], int]], *arguments: object
-) -> Callable[[], Callable[[Ids], int]]:
-    """Return what starts a process with nothing in it but what answers there.
+def worker(make: Callable[..., Answer], *arguments: object) -> Callable[[], Answer]:
+    """Return a function that starts a separate process for this engine.
 
-    Where several compute in one process, each from a thread of its own, all of them are slower.
+    If several engines compute in one process, each in its own thread, all of them are slower.
     """
 
-    def start() -> Callable[[Ids], int]:
+    def start() -> Answer:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        context.Process(target=_answer, args=(theirs, make, arguments), daemon=True).start()
+        context.Process(target=_serve, args=(theirs, make, arguments), daemon=True).start()
         theirs.close()
 
         def ask(prompts: Ids) -> int:
@@ -88,15 +86,15 @@ def apart(
     return start
 
 
-def _answer(pipe: Any, make: Callable[..., Callable[[Ids], int]], arguments: Any) -> None:
+def _serve(pipe: Any, make: Callable[..., Answer], arguments: Any) -> None:
     answer = make(*arguments)
     with suppress(EOFError, KeyboardInterrupt):
         while True:
             pipe.send(answer(pipe.recv()))
 
 
-def with_model(answer: Callable[[Any, Ids], int], *of: str) -> Callable[[Ids], int]:
-    return partial(answer, make_model(*of))
+def with_model(answer: Callable[[Any, Ids], int], *model: str) -> Answer:
+    return partial(answer, make_model(*model))
 
 
 def generate(model: Any, prompts: Ids) -> int:
@@ -117,21 +115,21 @@ def generate_batch(model: Any, prompts: Ids) -> int:
     """Answer with transformers' own continuous batching."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    # By itself it takes most of the memory for its cache, anew for each call.
-    room = ContinuousBatchingConfig(num_blocks=2 * max(COUNTS), max_batch_tokens=1024)
+    # By default it allocates most of the memory for its cache, in every call.
+    cache_config = ContinuousBatchingConfig(num_blocks=2 * max(COUNTS), max_batch_tokens=1024)
     ends = {"eos_token_id": -1, "pad_token_id": 0}
     config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, **ends)
-    found = model.generate_batch(
+    answers = model.generate_batch(
         inputs=prompts,
         generation_config=config,
-        continuous_batching_config=room,
+        continuous_batching_config=cache_config,
         progress_bar=False,
     )
-    return sum(len(answer.generated_tokens) for answer in found.values())
+    return sum(len(answer.generated_tokens) for answer in answers.values())
 
 
-def iterative(*model: str) -> Callable[[Ids], int]:
-    """Answer with the engine of ``iterative``, without Triton and its driver."""
+def iterative(*model: str) -> Answer:
+    """Answer with the engine of ``iterative``, without Triton and without its driver."""
     from llmserve.runtime import Generation, Params
     from llmserve.testing.fake import ByteTokenizer
     from llmserve_iterative.engine.engine import Engine
@@ -143,7 +141,7 @@ def iterative(*model: str) -> Callable[[Ids], int]:
         cache_tokens=256 * max(COUNTS),
     )
 
-    def make(prompts: Ids) -> int:
+    def answer(prompts: Ids) -> int:
         generations = [
             Generation(ids, Params(), max_tokens=TOKENS, eos_ids=frozenset(), decode=lambda _: "")
             for ids in prompts
@@ -154,11 +152,11 @@ def iterative(*model: str) -> Callable[[Ids], int]:
             engine.step()
         return sum(len(generation.token_ids) for generation in generations)
 
-    return make
+    return answer
 
 
-def openvino_genai(folder: Path) -> Callable[[Ids], int]:
-    """Answer with OpenVINO GenAI by itself, on a model as a build converted it."""
+def openvino_genai(folder: Path) -> Answer:
+    """Answer with OpenVINO GenAI alone, using the model that a build converted."""
     import numpy as np
     import openvino
     import openvino_genai as genai
@@ -171,32 +169,32 @@ def openvino_genai(folder: Path) -> Callable[[Ids], int]:
     config.max_new_tokens, config.ignore_eos = TOKENS, True
     config.set_eos_token_id(0)
 
-    def make(prompts: Ids) -> int:
+    def answer(prompts: Ids) -> int:
         tensors = [openvino.Tensor(np.array([ids], dtype=np.int64)) for ids in prompts]
-        found = pipeline.generate(tensors, [config] * len(prompts))
-        return sum(len(result.m_generation_ids[0]) for result in found)
+        results = pipeline.generate(tensors, [config] * len(prompts))
+        return sum(len(result.m_generation_ids[0]) for result in results)
 
-    return make
+    return answer
 
 
-def ctranslate2(checkpoint: Path, folder: Path) -> Callable[[Ids], int]:
+def ctranslate2(checkpoint: Path, folder: Path) -> Answer:
     """Answer with CTranslate2 and int8 weights."""
     ct2 = import_module("ctranslate2")
-    made = ct2.converters.TransformersConverter(str(checkpoint))
-    made.convert(str(folder / "ct2"), quantization="int8")
+    converter = ct2.converters.TransformersConverter(str(checkpoint))
+    converter.convert(str(folder / "ct2"), quantization="int8")
     generator = ct2.Generator(str(folder / "ct2"), compute_type="int8")
 
-    def make(prompts: Ids) -> int:
-        found = generator.generate_batch(
+    def answer(prompts: Ids) -> int:
+        answers = generator.generate_batch(
             [[f"w{token}" for token in ids] for ids in prompts],
             max_length=TOKENS,
             min_length=TOKENS,
             sampling_topk=1,
             include_prompt_in_result=False,
         )
-        return sum(len(answer.sequences_ids[0]) for answer in found)
+        return sum(len(answer.sequences_ids[0]) for answer in answers)
 
-    return make
+    return answer
 
 
 async def connected(url: str) -> AsyncClient:
@@ -205,49 +203,49 @@ async def connected(url: str) -> AsyncClient:
 
 def served(
     loop: asyncio.AbstractEventLoop, client: AsyncClient, build: Callable[[], str], *, stream: bool
-) -> Callable[[Ids], int]:
-    """Answer through Triton, by a client that is connected already."""
+) -> Answer:
+    """Answer through Triton, with a client that is already connected."""
     model = build()
-    asked: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+    options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
 
-    async def one(prompt: str) -> int:
+    async def answer(prompt: str) -> int:
         if not stream:
-            return (await client.generate(model, prompt, **asked)).output_tokens or 0
+            return (await client.generate(model, prompt, **options)).output_tokens or 0
         count = 0
-        async for piece in client.stream(model, prompt, **asked):
+        async for piece in client.stream(model, prompt, **options):
             count = piece.output_tokens or count
         return count
 
-    async def ask(prompts: Ids) -> int:
-        return sum(await asyncio.gather(*(one(Prompts.text(ids)) for ids in prompts)))
+    async def answer_all(prompts: Ids) -> int:
+        return sum(await asyncio.gather(*(answer(Prompts.text(ids)) for ids in prompts)))
 
-    return lambda prompts: loop.run_until_complete(ask(prompts))
+    return lambda prompts: loop.run_until_complete(answer_all(prompts))
 
 
 @contextmanager
-def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]:
-    """Start everything that is to be measured."""
-    wanted = args.only.split(",") if args.only else ()
-    found: dict[str, Way] = {}
+def start_engines(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Rate]]:
+    """Start all engines to be measured."""
+    words = args.only.split(",") if args.only else ()
+    started: dict[str, Rate] = {}
 
-    def add(name: str, make: Callable[[], Callable[[Ids], int]], *packages: str) -> None:
-        if wanted and not any(word in name for word in wanted):
+    def add(name: str, start: Callable[[], Answer], *packages: str) -> None:
+        if words and not any(word in name for word in words):
             return
         if missing := [package for package in packages if find_spec(package) is None]:
-            console.print(f"{name} is left out: {missing[0]} is not installed")
+            console.print(f"skipping {name}: {missing[0]} is not installed")
             return
-        console.print(f"making {name}", style="dim")
-        found[name] = timed(make())
+        console.print(f"starting {name}", style="dim")
+        started[name] = timed(start())
 
     with tempfile.TemporaryDirectory() as home, closing(asyncio.new_event_loop()) as loop:
         folder = Path(home)
         checkpoint = save(args.shape, args.device, folder / "model")
         model = (args.shape, args.dtype, args.device)
-        add("generate(), in process", apart(with_model, generate, *model))
-        add("iterative's engine, in process", apart(iterative, *model))
+        add("generate(), in process", worker(with_model, generate, *model))
+        add("iterative's engine, in process", worker(iterative, *model))
         if hasattr(GenerationMixin, "generate_batch"):
-            add("generate_batch(), in process", apart(with_model, generate_batch, *model))
-        add("CTranslate2 int8, in process", apart(ctranslate2, checkpoint, folder), "ctranslate2")
+            add("generate_batch(), in process", worker(with_model, generate_batch, *model))
+        add("CTranslate2 int8, in process", worker(ctranslate2, checkpoint, folder), "ctranslate2")
         with LiveTriton.start(folder / "repository") as live:
             client = loop.run_until_complete(connected(live.server.grpc_url))
             common = {"dtype": args.dtype, "device": args.device}
@@ -263,44 +261,44 @@ def ways(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Way]]
             if args.device == "cpu":
                 add(
                     "OpenVINO GenAI, in process",
-                    lambda: apart(openvino_genai, live.repository / builds["openvino"]())(),
+                    lambda: worker(openvino_genai, live.repository / builds["openvino"]())(),
                     "openvino_genai",
                 )
-            yield found
+            yield started
             loop.run_until_complete(client.close())
 
 
 def measure(
-    found: dict[str, Way], rounds: int, console: Console
+    engines: dict[str, Rate], rounds: int, console: Console
 ) -> dict[str, dict[int, list[float]]]:
-    """Return the rates of every way by how many were asked at a time."""
+    """Return the rates of every engine for each number of concurrent prompts."""
     prompts = Prompts()
-    for name, way in list(found.items()):
+    for name, rate in list(engines.items()):
         try:
-            way(prompts.ids(2))
+            rate(prompts.ids(2))
         except Exception as error:
-            # OpenVINO's int8 may not run on a processor with AVX-512 that is held to AVX2.
-            console.print(f"{name} is left out: {str(error) or 'its process has ended'}")
-            del found[name]
-    rates: dict[str, dict[int, list[float]]] = {name: {n: [] for n in COUNTS} for name in found}
+            # OpenVINO's int8 may not run on a processor with AVX-512 that is restricted to AVX2.
+            console.print(f"skipping {name}: {str(error) or 'its process has ended'}")
+            del engines[name]
+    rates: dict[str, dict[int, list[float]]] = {name: {n: [] for n in COUNTS} for name in engines}
     for turn in range(rounds):
         for count in COUNTS:
-            for name in random.Random(turn).sample(list(found), len(found)):
-                rates[name][count].append(found[name](prompts.ids(count)))
+            for name in random.Random(turn).sample(list(engines), len(engines)):
+                rates[name][count].append(engines[name](prompts.ids(count)))
         console.print(f"round {turn + 1} of {rounds}", style="dim")
     return rates
 
 
 def caption() -> str:
-    """Say what the figures hold for."""
-    get = getattr(torch.cpu, "get_capabilities", dict)
-    has = " ".join(sorted(name for name, is_there in get().items() if is_there is True))
+    """Describe the machine and the settings of this run."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    features = " ".join(sorted(name for name, value in capabilities.items() if value is True))
     limits = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS")
-    set_here = [f"{name}={os.environ[name]}" for name in limits if name in os.environ]
+    set_limits = [f"{name}={os.environ[name]}" for name in limits if name in os.environ]
     return "; ".join(
         [
-            f"{platform.machine()}, {torch.get_num_threads()} threads: {has}",
-            *set_here,
+            f"{platform.machine()}, {torch.get_num_threads()} threads: {features}",
+            *set_limits,
             f"torch {torch.__version__}, transformers {version('transformers')}",
         ]
     )
@@ -314,13 +312,13 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="92m")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", help="Words of the ways to measure, with commas between them.")
+    parser.add_argument("--only", help="Words that select engines by name, separated by commas.")
     args = parser.parse_args()
     console = Console(stderr=True, width=120)
-    with ways(args, console) as found:
-        rates = measure(found, args.rounds, console)
+    with start_engines(args, console) as engines:
+        rates = measure(engines, args.rounds, console)
     title = f"tokens/s, {TOKENS} each; {args.shape}, {args.dtype}, {args.device}; medians (range)"
-    table = Table("", *(f"{count} at a time" for count in COUNTS), title=title, caption=caption())
+    table = Table("", *(f"{count} concurrent" for count in COUNTS), title=title, caption=caption())
     for name, by_count in rates.items():
         cells = (f"{median(r):.0f} ({min(r):.0f} to {max(r):.0f})" for r in by_count.values())
         table.add_row(name, *cells)

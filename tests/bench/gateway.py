@@ -1,10 +1,11 @@
-"""What the gateway costs: a model through it, and asked directly, in turns in one run.
+"""What the gateway costs: a model through it and directly, alternating in one run.
 
     python -m tests.bench.gateway [--rounds 5] [--plugin hf] [--shape demo]
 
-Processor time is the gateway's own, by the system's count; beside it stands what `grpc.aio` takes
-by itself to read as many streams. First tokens are asked for one at a time; of all else 32
-requests are always under way.
+Processor time is the gateway's own, as the system counts it. What a chunk costs is the difference
+between long and short streams; what a request costs is the rest of the short ones. Next to the
+chunk is what `grpc.aio` alone needs to read one. First tokens are measured one request at a time;
+everything else has 32 requests in flight.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -31,6 +33,7 @@ from llmserve_bench.results import Load, Run
 from llmserve_bench.targets import Target
 from llmserve_gateway.commands import GRPC
 
+from .grpc_reader import LONG, SHORT
 from .shapes import SHAPES, save
 
 _TOKENS = {"max_tokens": 64, "ignore_eos": True}
@@ -42,7 +45,7 @@ DIRECT, THROUGH = "directly", "through the gateway"
 
 @contextmanager
 def gateway(url: str) -> Iterator[tuple[str, int]]:
-    """Run a gateway before a Triton; give its address and its process id."""
+    """Run a gateway in front of a Triton; yield its address and its process id."""
     command = [sys.executable, "-m", "llmserve_gateway", "--port", "0", "--url", url]
     with (
         tempfile.TemporaryFile() as log,
@@ -50,7 +53,7 @@ def gateway(url: str) -> Iterator[tuple[str, int]]:
     ):
         assert process.stderr is not None
         address = process.stderr.readline().split()[-1]
-        # Its log, a line for each request, is read by nobody here.
+        # Its log, one line per request, is not needed here.
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=log)
         try:
             yield address, process.pid
@@ -60,52 +63,66 @@ def gateway(url: str) -> Iterator[tuple[str, int]]:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the processor time that a process has taken."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def reading_alone(target: Target) -> float:
-    """Return the milliseconds of processor time that reading a message takes `grpc.aio` alone."""
+    """Return the milliseconds of processor time that `grpc.aio` alone needs to read a message."""
     command = [sys.executable, "-m", "tests.bench.grpc_reader", target.url, target.model]
     env = {**os.environ, **GRPC}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     return float(done.stdout)
 
 
+def run(target: Target, load: Load, plan: Plan) -> Run:
+    result = bench(target, load, plan).runs[0]
+    if len(result.good) != load.requests:
+        raise RuntimeError(f"{len(result.records) - len(result.good)} requests failed")
+    return result
+
+
+def costs(target: Target, process: int, plan: Plan) -> tuple[float, float]:
+    """Return the milliseconds of a process's time per chunk of a stream, and per request."""
+    seconds, chunks = [], []
+    for tokens in (SHORT, LONG):
+        load = replace(STREAMS, warmup=0, options={**_TOKENS, "max_tokens": tokens})
+        before = cpu_seconds(process)
+        records = run(target, load, plan).records
+        seconds.append(cpu_seconds(process) - before)
+        chunks.append(sum(len(record.pieces) for record in records))
+    chunk = (seconds[1] - seconds[0]) / (chunks[1] - chunks[0])
+    return chunk * 1e3, (seconds[0] - chunk * chunks[0]) / len(records) * 1e3
+
+
 def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[list[str]]:
-    """Give the rows of the table."""
+    """Yield the rows of the table."""
     plan = Plan(Prompts())
     firsts, streams, whole = ({name: list[float]() for name in targets} for _ in range(3))
-    each, alone = list[float](), list[float]()
+    per_chunk, per_request, alone = list[float](), list[float](), list[float]()
+    rate = "output_tokens_per_second"
     for turn in range(rounds):
         for name in random.Random(turn).sample(list(targets), len(targets)):
-
-            def run(load: Load, target: Target = targets[name]) -> Run:
-                found = bench(target, load, plan).runs[0]
-                if len(found.good) != load.requests:
-                    raise RuntimeError(f"{len(found.records) - len(found.good)} requests failed")
-                return found
-
-            firsts[name].append(figures_of(run(FIRST), FIRST)["ttft_p50"] * 1e3)
-            before = cpu_seconds(process)
-            streamed = run(STREAMS)
-            if name == THROUGH:
-                chunks = sum(len(record.pieces) for record in streamed.records)
-                chunks += (STREAMS.warmup or 0) * chunks // len(streamed.records)
-                each.append((cpu_seconds(process) - before) / chunks * 1e3)
-                alone.append(reading_alone(targets[DIRECT]))
-            rate = "output_tokens_per_second"
-            streams[name].append(figures_of(streamed, STREAMS)[rate])
-            whole[name].append(figures_of(run(WHOLE), WHOLE)[rate])
-    for label, found in (("first token, ms", firsts), ("streams, tokens/s", streams),
+            target = targets[name]
+            first = run(target, FIRST, plan)
+            firsts[name].append(figures_of(first, FIRST)["ttft_p50"] * 1e3)
+            streams[name].append(figures_of(run(target, STREAMS, plan), STREAMS)[rate])
+            whole[name].append(figures_of(run(target, WHOLE, plan), WHOLE)[rate])
+        chunk, request = costs(targets[THROUGH], process, plan)
+        per_chunk.append(chunk)
+        per_request.append(request)
+        alone.append(reading_alone(targets[DIRECT]))
+    for label, rates in (("first token, ms", firsts), ("streams, tokens/s", streams),
                          ("whole answers, tokens/s", whole)):  # fmt: skip
-        pairs = list(zip(found[DIRECT], found[THROUGH], strict=True))
+        pairs = list(zip(rates[DIRECT], rates[THROUGH], strict=True))
         added = median(b - a for a, b in pairs), median(b / a for a, b in pairs)
-        difference = f"{added[0]:+.1f} ms" if found is firsts else f"{added[1]:.2f}"
-        yield [label, *(cell(values) for values in found.values()), difference]
-    beyond = median(b - a for a, b in zip(alone, each, strict=True))
-    yield ["processor time a chunk, ms", f"{cell(alone, 3)} *", cell(each, 3), f"{beyond:+.3f} ms"]
+        difference = f"{added[0]:+.1f} ms" if rates is firsts else f"{added[1]:.2f}"
+        yield [label, *(cell(values) for values in rates.values()), difference]
+    beyond = median(b - a for a, b in zip(alone, per_chunk, strict=True))
+    yield ["processor time per chunk, ms", f"{cell(alone, 3)} *", cell(per_chunk, 3),
+           f"{beyond:+.3f} ms"]  # fmt: skip
+    yield ["processor time per request, ms", "", cell(per_request, 2), ""]
 
 
 def cell(values: list[float], digits: int = 1) -> str:
@@ -135,7 +152,7 @@ def main() -> None:
                 table.add_row(*row)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     table.caption = (
-        f"* grpc.aio alone; {os.cpu_count()} cores; load of the machine in the end {load}"
+        f"* grpc.aio alone; {os.cpu_count()} cores; load of the machine at the end {load}"
     )
     Console(width=120).print(table)
 

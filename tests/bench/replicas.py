@@ -2,10 +2,10 @@
 
     python -m tests.bench.replicas [--seconds 20] [--replicas 1 2 4]
 
-The model sleeps for its tokens, so that a few cores suffice: eight requests at a time, 50 ms a
-token. It remembers blocks of prompts as an engine with a prefix cache does, and says of how many it
-knew them. People hold conversations of five turns under one of three system prompts, twenty of them
-for each Triton, each asking anew as soon as the answer is there.
+The model sleeps for its tokens, so that a few cores are enough: eight concurrent requests, 50 ms
+per token. It remembers blocks of prompts, as an engine with a prefix cache does, and reports how
+many it knew. Twenty users per Triton hold conversations of five turns under one of three system
+prompts; each sends the next question as soon as the answer has arrived.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TritonPythonModel:
     def initialize(self, args):
         self.slots = threading.Semaphore(8)
         self.lock = threading.Lock()
-        self.known = collections.OrderedDict()
+        self.blocks = collections.OrderedDict()
 
     def execute(self, requests):
         for request in requests:
@@ -48,27 +48,27 @@ class TritonPythonModel:
         sender = request.get_response_sender()
         prompt = pb.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0]
         with self.slots:
-            read = self.read(prompt)
-            for word in [read + " ", *["word "] * 15]:
+            hits = self.look_up(prompt)
+            for word in [hits + " ", *["word "] * 15]:
                 time.sleep(0.05)
                 tensor = pb.Tensor("text_output", np.array([word.encode()], dtype=object))
                 sender.send(pb.InferenceResponse([tensor]))
         sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def read(self, prompt):
+    def look_up(self, prompt):
         ends = range(BLOCK, len(prompt) + 1, BLOCK)
         blocks = [hashlib.sha1(prompt[:end]).digest() for end in ends]
         with self.lock:
-            hits = sum(block in self.known for block in blocks)
+            hits = sum(block in self.blocks for block in blocks)
             for block in blocks:
-                self.known[block] = True
-                self.known.move_to_end(block)
-            while len(self.known) > REMEMBERED:
-                self.known.popitem(last=False)
+                self.blocks[block] = True
+                self.blocks.move_to_end(block)
+            while len(self.blocks) > REMEMBERED:
+                self.blocks.popitem(last=False)
         return f"hits={hits}/{len(blocks)}"
 """
-EACH, TURNS, TOKENS = 20, 5, 16
-SYSTEMS = [f"You are number {number}, and answer what is asked. " * 12 for number in range(3)]
+USERS, TURNS, TOKENS = 20, 5, 16
+PROMPTS = [f"You are number {number}, and answer what is asked. " * 12 for number in range(3)]
 
 
 @dataclass
@@ -81,23 +81,23 @@ class Answer:
 
 
 @dataclass
-class Crowd:
-    """People who talk until it is over."""
+class Users:
+    """Users who hold conversations until ``stopped`` is set."""
 
     address: str
     answers: list[Answer] = field(default_factory=list)
-    over: bool = False
+    stopped: bool = False
 
     async def talk(self, number: int) -> None:
         chance = random.Random(number)
-        while not self.over:
-            said = chance.choice(SYSTEMS)
+        while not self.stopped:
+            prompt = chance.choice(PROMPTS)
             for _ in range(TURNS):
-                said += f"\nQuestion: {chance.getrandbits(800):x}\nAnswer: "
-                answer = await self.ask(said)
-                if answer.error or self.over:
+                prompt += f"\nQuestion: {chance.getrandbits(800):x}\nAnswer: "
+                answer = await self.ask(prompt)
+                if answer.error or self.stopped:
                     break
-                said += "word " * TOKENS
+                prompt += "word " * TOKENS
 
     async def ask(self, prompt: str) -> Answer:
         answer = Answer(time.monotonic())
@@ -110,10 +110,10 @@ class Crowd:
             writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
             async for line in reader:
                 if line.startswith((b"data: {", b'{"error"')):
-                    told = json.loads(line.removeprefix(b"data: "))
-                    if "error" in told:
-                        answer.error = told["error"]["message"]
-                    elif text := told["choices"][0]["text"]:
+                    event = json.loads(line.removeprefix(b"data: "))
+                    if "error" in event:
+                        answer.error = event["error"]["message"]
+                    elif text := event["choices"][0]["text"]:
                         answer.tokens.append(time.monotonic())
                         answer.text += text
             writer.close()
@@ -124,45 +124,45 @@ class Crowd:
 
 
 @dataclass
-class Found:
+class Result:
     tokens: float
     hits: float
     killed: str
 
 
-async def measure(serve: Serving, count: int, seconds: float) -> Found:
-    crowd = Crowd(serve.frontend[0])
-    people = [asyncio.create_task(crowd.talk(number)) for number in range(EACH * count)]
-    # Until all have begun, and caches hold what they will.
+async def measure(serve: Serving, count: int, seconds: float) -> Result:
+    users = Users(serve.frontend[0])
+    tasks = [asyncio.create_task(users.talk(number)) for number in range(USERS * count)]
+    # By then, all users have begun and the caches are warm.
     await asyncio.sleep(5)
-    begun = time.monotonic()
+    started = time.monotonic()
     await asyncio.sleep(seconds)
-    over = time.monotonic()
-    tokens = sum(begun <= at < over for answer in crowd.answers for at in answer.tokens)
-    read = [re.findall(r"=(\d+)/(\d+)", answer.text) for answer in crowd.answers]
-    hits, blocks = (sum(int(pair[each]) for found in read for pair in found) for each in (0, 1))
-    if errors := [answer.error for answer in crowd.answers if answer.error]:
+    ended = time.monotonic()
+    tokens = sum(started <= at < ended for answer in users.answers for at in answer.tokens)
+    counts = re.findall(r"=(\d+)/(\d+)", " ".join(answer.text for answer in users.answers))
+    hits, blocks = sum(int(hits) for hits, _ in counts), sum(int(blocks) for _, blocks in counts)
+    if errors := [answer.error for answer in users.answers if answer.error]:
         raise RuntimeError(f"{len(errors)} requests failed: {errors[0]}")
-    killed = await kill(serve, crowd) if count > 1 else ""
-    crowd.over = True
-    await asyncio.gather(*people)
-    return Found(tokens / (over - begun), hits / blocks, killed)
+    killed = await kill(serve, users) if count > 1 else ""
+    users.stopped = True
+    await asyncio.gather(*tasks)
+    return Result(tokens / (ended - started), hits / blocks, killed)
 
 
-async def kill(serve: Serving, crowd: Crowd) -> str:
-    """Kill one of the Tritons, and say whose streams that cost."""
+async def kill(serve: Serving, users: Users) -> str:
+    """Kill one of the Tritons, and describe which streams failed."""
     victim = list(serve.processes("bin/tritonserver"))[-1]
     killed = time.monotonic()
-    at_it = sum(not answer.ended for answer in crowd.answers)
+    running = sum(not answer.ended for answer in users.answers)
     os.kill(victim, signal.SIGKILL)
-    again = await asyncio.to_thread(serve.said, r"replica \d: triton: ready", killed)
+    ready = await asyncio.to_thread(serve.wait_for, r"replica \d: triton: ready", killed)
     await asyncio.sleep(3)
-    failed = [answer for answer in crowd.answers if answer.error]
-    unbegun = sum(not answer.tokens for answer in failed)
+    failed = [answer for answer in users.answers if answer.error]
+    early = sum(not answer.tokens for answer in failed)
     last = max((answer.ended for answer in failed), default=killed) - killed
     return (
-        f"{len(failed)} of {at_it} streams failed, {unbegun} of them before a token, the last "
-        f"{last:.1f} s after; ready again after {again - killed:.1f} s"
+        f"{len(failed)} of {running} streams failed, {early} of them before a token, the last "
+        f"{last:.1f} s after the kill; ready again after {ready - killed:.1f} s"
     )
 
 
@@ -173,23 +173,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4])
     args = parser.parse_args()
-    table = Table("Tritons", "tokens/s", "of one's, each", "prefix hits", "one killed")
+    table = Table("Tritons", "tokens/s", "each, relative", "prefix hits", "one killed")
     first = None
     with tempfile.TemporaryDirectory() as home:
         folder = repository(Path(home), talks=MODEL)
         for count in args.replicas:
             serve = Serving(str(folder), "--replicas", str(count))
             try:
-                found = asyncio.run(measure(serve, count, args.seconds))
-                assert serve.end()[0] == 0
+                result = asyncio.run(measure(serve, count, args.seconds))
+                assert serve.stop()[0] == 0
                 eventually(serve.nothing_is_left)
             finally:
                 serve.close()
-            first = first or found.tokens / count
-            cells = [f"{found.tokens:.0f}", f"{found.tokens / count / first:.2f}"]
-            table.add_row(str(count), *cells, f"{found.hits:.2f}", found.killed)
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    table.caption = f"{os.cpu_count()} cores; load of the machine in the end {load}"
+            first = first or result.tokens / count
+            cells = [f"{result.tokens:.0f}", f"{result.tokens / count / first:.2f}"]
+            table.add_row(str(count), *cells, f"{result.hits:.2f}", result.killed)
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
+    table.caption = f"{os.cpu_count()} cores; load of the machine at the end {load}"
     Console(width=120).print(table)
 
 

@@ -1,4 +1,4 @@
-"""The models that the bench makes for itself: known shapes, random weights, words for tokens."""
+"""Models for the benchmarks: known shapes, random weights, and a word for every token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-PROMPT = 20
+PROMPT_TOKENS = 20
 VOCABULARY = 8000
 SHAPES = ("92m", "1b", "7b")
 _PAD = 0
@@ -39,7 +39,7 @@ def make_config(shape: str) -> Any:
 
 
 def make_model(shape: str, dtype: str, device: str = "cpu") -> Any:
-    """Return a model of random weights, the same ones each time."""
+    """Return a model with random weights that are the same each time."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -70,23 +70,23 @@ def save(shape: str, device: str, folder: Path) -> Path:
 
 
 class Prompts:
-    """Prompts that nobody has seen: what is kept of one that was asked before would help us."""
+    """Prompts that are never repeated, because a cache would make repeated ones faster."""
 
     def __init__(self) -> None:
         self._rows = count()
 
     def ids(self, rows: int) -> list[list[int]]:
-        """Return so many new prompts."""
+        """Return this many new prompts."""
         return [prompt_ids(row) for row in islice(self._rows, rows)]
 
     @staticmethod
     def text(ids: Sequence[int]) -> str:
-        """Return a prompt as the text of which the tokenizer makes it."""
+        """Return the text that the tokenizer turns into these ids."""
         return " ".join(_word(token) for token in ids)
 
 
-def prompt_ids(row: int, length: int = PROMPT) -> list[int]:
-    """Return a prompt that shares no beginning with those of other rows."""
+def prompt_ids(row: int, length: int = PROMPT_TOKENS) -> list[int]:
+    """Return a prompt that shares no prefix with those of other rows."""
     return [(row * 131 + 17 * i) % (VOCABULARY - 1) + 1 for i in range(length)]
 
 

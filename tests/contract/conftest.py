@@ -1,4 +1,4 @@
-"""Where tests build to, and a model to spoil."""
+"""Fixtures: the output folder of a build, and a model that a test may damage."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def repo(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Lend a copy of the demo model as a local folder."""
+    """Return a copy of the demo model as a local folder."""
     return Path(shutil.copytree(demo_model_path(), tmp_path / "my model"))

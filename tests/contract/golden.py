@@ -1,7 +1,7 @@
-"""What builds of the demo model write, kept to be read and compared.
+"""What builds of the demo model write, stored for comparison.
 
-``tests/golden`` has their configurations and manifests. All other files are in the manifests by
-their hashes. After a change that is meant, ``python -m tests.contract.golden`` writes it again.
+``tests/golden`` has their configurations and manifests, which have the hashes of all other files.
+After an intended change, ``python -m tests.contract.golden`` regenerates it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tests.support import one_layer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 _NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')
-"""The client is a module of ours as it stands, which other tests are about; exported graphs have
-the lines of the code in them that exported them."""
+"""Hashes of the client, a copy of a module that has its own tests, and of exported graphs, which
+contain the source lines that exported them."""
 _VERSION = re.compile(r"(?<===)[0-9.]+|(?<=: \")[0-9]+\.[0-9.]+(?=\")")
-KEPT = {"config.pbtxt", "llmserve.json", "graph.json", "Dockerfile"}
+COMPARED = {"config.pbtxt", "llmserve.json", "graph.json", "Dockerfile"}
 
 
 BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,28 +33,28 @@ BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build_all(repository: Path) -> None:
-    for name, (plugin, asked) in BUILDS.items():
+    for name, (plugin, options) in BUILDS.items():
         model = one_layer(repository.parent / "one-layer") if "gpt2" in plugin else "demo"
-        llmserve.build(plugin, str(model), name=name, output=repository, **asked)
+        llmserve.build(plugin, str(model), name=name, output=repository, **options)
 
 
-def kept(folder: Path) -> dict[str, str]:
+def compared_files(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): _NOT_COMPARED.sub("", path.read_text(encoding="utf-8"))
         for path in sorted(folder.rglob("*"))
-        if path.name in KEPT and "tokenizer" not in path.parts
+        if path.name in COMPARED and "tokenizer" not in path.parts
     }
 
 
 def without_versions(text: str) -> str:
-    """Leave out the versions of packages: some are others with another Python."""
+    """Mask the versions of packages, because some depend on the version of Python."""
     return _VERSION.sub("*", text)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         build_all(Path(scratch) / "repository")
-        files = kept(Path(scratch) / "repository")
+        files = compared_files(Path(scratch) / "repository")
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for name, text in files.items():
         (GOLDEN / name).parent.mkdir(parents=True, exist_ok=True)

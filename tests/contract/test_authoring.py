@@ -1,5 +1,6 @@
-"""The page for plugin authors, and what becomes of a model of its example where that plugin is
-missing, changed or refused. That every hook is on it, with a test that passes: see test_scaffold.
+"""The guide for plugin authors, and a model of its example whose plugin is missing or changed.
+
+test_scaffold checks that every hook is in the guide, with an example and a test that passes.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ def env(folder: Path) -> Mapping[str, str]:
     return with_path(install_examples(folder))
 
 
-def test_the_examples_are_in_order_as_linters_see_them(
-    folder: Path, env: Mapping[str, str]
-) -> None:
+def test_the_examples_pass_the_linter(folder: Path, env: Mapping[str, str]) -> None:
     del env
     rules = ["--isolated", "--select", "E,F,B,UP", "--line-length", "100", "--no-cache"]
     command = [sys.executable, "-m", "ruff", "check", *rules, str(folder)]
@@ -44,7 +43,7 @@ def test_the_examples_are_in_order_as_linters_see_them(
     assert done.returncode == 0, done.stdout
 
 
-def test_links_names_and_numbers_of_the_page_are_right() -> None:
+def test_links_names_and_numbers_of_the_guide_are_right() -> None:
     headings = {
         re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
         for line in TEXT.splitlines()
@@ -57,21 +56,21 @@ def test_links_names_and_numbers_of_the_page_are_right() -> None:
             assert (PAGE.parent / target).exists(), target
     assert f"llmserve.api{API}" in TEXT
     assert f"The number is {API}." in TEXT
-    found = set(re.findall(r"`(llmserve(?:\.\w+)+)`", TEXT))
-    named = {name for name in found if not name.endswith((".json", f".api{API}"))}
-    assert len(named) > 8
-    for name in named:
-        home, _, last = name.rpartition(".")
+    quoted = set(re.findall(r"`(llmserve(?:\.\w+)+)`", TEXT))
+    names = {name for name in quoted if not name.endswith((".json", f".api{API}"))}
+    assert len(names) > 8
+    for name in names:
+        module, _, attribute = name.rpartition(".")
         try:
             import_module(name)
         except ModuleNotFoundError:
-            assert hasattr(import_module(home), last), name
+            assert hasattr(import_module(module), attribute), name
 
 
 @pytest.fixture(scope="module")
 def repository(folder: Path, env: Mapping[str, str]) -> Path:
-    words = ["build", "--plugin", "acme", "--model", "demo", "--output", str(folder / "repo")]
-    done = run(*words, env=env)
+    args = ["build", "--plugin", "acme", "--model", "demo", "--output", str(folder / "repo")]
+    done = run(*args, env=env)
     assert done.returncode == 0, done.stderr
     return folder / "repo"
 
@@ -83,59 +82,57 @@ def test_the_manifest_and_the_dockerfile_name_the_plugins_package(repository: Pa
     assert "llmserve-acme==0.1.0" in (repository / "Dockerfile").read_text()
 
 
-def test_what_is_missing_is_named_and_nothing_is_started(repository: Path) -> None:
+def test_a_missing_package_is_named_and_nothing_is_started(repository: Path) -> None:
     missing = "demo: it needs llmserve-acme, which is not installed here"
     done = run("serve", str(repository), "--runtime", "embedded", "--http-port", "0")
     assert done.returncode == 3
-    mend = "pip install llmserve-acme==0.1.0, or serve it from its container"
-    assert done.stderr.splitlines()[-1] == f"llmserve: {missing}: {mend}"
+    hint = "pip install llmserve-acme==0.1.0, or serve it from its container"
+    assert done.stderr.splitlines()[-1] == f"llmserve: {missing}: {hint}"
     assert "its tokenizer 'acme-bytes' cannot be run" in done.stderr
     assert "Triton" not in done.stderr
     checked = run("check", str(repository))
     assert (checked.returncode, missing in checked.stdout) == (3, True)
-    # Only what is to be loaded counts.
+    # Only the models to be loaded count.
     (repository / "other" / "1").mkdir(parents=True)
     (repository / "other" / "1" / "model.py").touch()
     (repository / "other" / "config.pbtxt").write_text('backend: "python"')
     assert not check_repository(repository, models=["other"], quick=True)
-    told = check_repository(repository, models=["demo"], quick=True)
-    assert told == check_repository(repository, quick=True)
-    assert len(told) > 1
+    problems = check_repository(repository, models=["demo"], quick=True)
+    assert problems == check_repository(repository, quick=True)
+    assert len(problems) > 1
 
 
-def test_a_blocked_plugin_cannot_be_built_with_and_says_so(
-    tmp_path: Path, env: Mapping[str, str]
-) -> None:
-    words = ["build", "--plugin", "acme", "--model", "demo", "--output", str(tmp_path / "other")]
-    done = run(*words, env={**env, "LLMSERVE_BLOCK_PLUGINS": "llmserve-acme:acme"})
+def test_a_build_with_a_blocked_plugin_is_refused(tmp_path: Path, env: Mapping[str, str]) -> None:
+    args = ["build", "--plugin", "acme", "--model", "demo", "--output", str(tmp_path / "other")]
+    done = run(*args, env={**env, "LLMSERVE_BLOCK_PLUGINS": "llmserve-acme:acme"})
     assert done.returncode == 3
     why = "cannot be used: LLMSERVE_BLOCK_PLUGINS names it"
     assert done.stderr == f"llmserve: plugin 'acme' (llmserve-acme 0.1.0) {why}\n"
 
 
-def test_what_is_of_another_version_is_named_before_anything_else(
+def test_another_version_of_the_package_is_reported_first(
     repository: Path, folder: Path, env: Mapping[str, str]
 ) -> None:
-    """The last one here: the package is another one after it."""
+    """This must be the last test with this package, because it changes the package's version."""
     metadata = folder / "site" / "llmserve_acme-0.1.0.dist-info" / "METADATA"
     replace_text(metadata, "Version: 0.1.0", "Version: 0.2.0")
-    told = (
+    note = (
         "note: demo: it was built with llmserve-acme 0.1.0, and 0.2.0 is installed here: "
         "build it again"
     )
     checked = run("check", str(repository), env=env)
-    assert (checked.returncode, checked.stdout) == (0, f"{told}\n")
-    # A port that is taken ends it before a server is started.
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        words = ["serve", str(repository), "--runtime", "embedded", "--http-port", port]
-        words += ["--frontend", "none"]
-        lines = run(*words, env=env).stderr.splitlines()
-    assert lines[0] == f"llmserve: {told}"
+    assert (checked.returncode, checked.stdout) == (0, f"{note}\n")
+    # A port in use ends `serve` before it starts a server.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        args = ["serve", str(repository), "--runtime", "embedded", "--http-port", port]
+        args += ["--frontend", "none"]
+        lines = run(*args, env=env).stderr.splitlines()
+    assert lines[0] == f"llmserve: {note}"
     assert port in lines[-1]
 
 
-INSTALLED = """
+WRITE_PACKAGES = """
 import sys, llmserve
 from pathlib import Path
 from llmserve.scaffold import new_package
@@ -145,14 +142,14 @@ for role in sys.argv[3:]:
 """
 
 
-def test_an_llmserve_from_an_index_has_what_plugin_new_copies(tmp_path: Path) -> None:
-    site, written, here = (str(tmp_path / name) for name in ("site", "written", "here"))
+def test_an_installed_llmserve_has_what_plugin_new_copies(tmp_path: Path) -> None:
+    site, by_installed, by_checkout = (str(tmp_path / name) for name in ("site", "a", "b"))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", site]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(ROOT)], check=True)
-    command = [sys.executable, "-c", INSTALLED, site, written, *ROLES]
+    command = [sys.executable, "-c", WRITE_PACKAGES, site, by_installed, *ROLES]
     subprocess.run(command, cwd=tmp_path, env=with_path(Path(site)), check=True)
     for role in ROLES:
-        new_package("acme", role, Path(here, role))
-    assert files_of(Path(written)) == files_of(Path(here))
+        new_package("acme", role, Path(by_checkout, role))
+    assert files_of(Path(by_installed)) == files_of(Path(by_checkout))
     listed = (Path(site) / "llmserve" / "api.txt").read_text(encoding="utf-8")
     assert listed == (ROOT / "llmserve" / "api.txt").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a build emits, and what it refuses, without a server."""
+"""What a build writes and what it refuses, without a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llmserve.repository import config as modelconfig
 from llmserve.repository.dockerfile import FILE as DOCKERFILE
 from llmserve.repository.manifest import hashes, references
 from llmserve.roles import Batching
-from tests.contract.golden import GOLDEN, build_all, kept, without_versions
+from tests.contract.golden import GOLDEN, build_all, compared_files, without_versions
 from tests.support import ROOT, edit_json
 
 
@@ -40,7 +40,7 @@ def test_a_local_folder_is_copied_and_served_under_its_own_name(repo: Path, fold
     assert str(folder) not in (result.folder / "llmserve.json").read_text()
 
 
-def test_weights_can_stay_where_they_are(repo: Path, folder: Path) -> None:
+def test_weights_can_be_referenced_in_place(repo: Path, folder: Path) -> None:
     result = llmserve.build("hf", str(folder), output=repo, weights="reference")
     assert not (result.folder / "1" / "model").exists()
     assert references(repo) == [folder]
@@ -48,7 +48,7 @@ def test_weights_can_stay_where_they_are(repo: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("copy", "copied"), [(None, False), (False, False), (True, True)])
-def test_a_plugin_may_copy_small_files_where_weights_stay(
+def test_a_plugin_may_copy_small_files_while_weights_are_referenced(
     copy: bool | None, copied: bool, folder: Path, tmp_path: Path
 ) -> None:
     options: dict[str, bool | str] = {
@@ -79,12 +79,12 @@ def test_an_unbatched_model_has_no_batch_dimension(repo: Path) -> None:
     assert config.max_batch_size == 0
     assert not config.HasField("dynamic_batching")
     dims = {tensor.name: tuple(tensor.dims) for tensor in config.output}
-    # Prompts lie in the first dimension, and what has values for every token has a second.
+    # The first dimension is the prompts; an output with a value per token has a second one.
     assert dims.pop("output_log_probs") == (-1, -1)
     assert set(dims.values()) == {(-1,)}
 
 
-def test_a_recipes_default_for_an_option_goes_with_the_part_that_has_it(repo: Path) -> None:
+def test_a_recipes_default_applies_only_to_the_part_that_has_the_option(repo: Path) -> None:
     result = llmserve.build("hf", "demo", output=repo, decoupled=False)
     assert not modelconfig.read(result.folder).model_transaction_policy.decoupled
     result = llmserve.build("hf", "demo", output=repo, batching="static")
@@ -92,9 +92,9 @@ def test_a_recipes_default_for_an_option_goes_with_the_part_that_has_it(repo: Pa
     assert result.manifest.exchange == "stream"
 
 
-def test_remote_code_is_refused_unless_asked_and_then_said(repo: Path, folder: Path) -> None:
+def test_remote_code_is_refused_unless_allowed_and_then_recorded(repo: Path, folder: Path) -> None:
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    (folder / "own.py").write_text("raise SystemExit('this code was not asked for')")
+    (folder / "own.py").write_text("raise SystemExit('nothing allowed this code')")
     result = llmserve.build("hf", str(folder), output=repo)
     assert not list(result.folder.rglob("own.py"))
     edit_json(folder / "config.json", auto_map=own, model_type="own", architectures=["Own"])
@@ -122,7 +122,7 @@ def test_code_that_would_be_fetched_from_elsewhere_is_refused(
         llmserve.build("hf", str(folder), output=repo, trust_remote_code=True)
 
 
-def test_pickled_weights_are_refused_unless_asked(repo: Path, folder: Path) -> None:
+def test_pickled_weights_are_refused_unless_allowed(repo: Path, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelSourceError, match="pickle=true"):
         llmserve.build("hf", str(folder), output=repo)
@@ -138,11 +138,11 @@ def test_chat_needs_a_template(repo: Path, folder: Path) -> None:
 
 
 def without(*names: str) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         for name in names:
             (folder / name).unlink()
 
-    return spoil
+    return damage
 
 
 def no_language_model(folder: Path) -> None:
@@ -150,20 +150,20 @@ def no_language_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
         (without("config.json"), "no config.json"),
         (without("model.safetensors"), "no weights"),
         (without("tokenizer.json", "tokenizer_config.json"), "no tokenizer"),
-        (no_language_model, "no causal language model"),
+        (no_language_model, "not a causal language model"),
     ],
 )
-def test_a_folder_that_is_no_model_is_refused_and_nothing_is_written(
-    repo: Path, folder: Path, spoil: Callable[[Path], None], message: str
+def test_a_folder_that_is_not_a_model_is_refused_and_nothing_is_written(
+    repo: Path, folder: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     llmserve.build("hf", "demo", output=repo, name="kept")
     before = hashes(repo)
-    spoil(folder)
+    damage(folder)
     with pytest.raises(ModelSourceError, match=message) as caught:
         llmserve.build("hf", str(folder), output=repo)
     assert "\n" not in str(caught.value)
@@ -172,7 +172,7 @@ def test_a_folder_that_is_no_model_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"plugin": "hff"}, PluginError, "did you mean 'hf'"),
         ({"model": "./nothing/here"}, ModelSourceError, "no folder at"),
@@ -188,20 +188,20 @@ def test_a_folder_that_is_no_model_is_refused_and_nothing_is_written(
         ({"max_batch_size": -1}, OptionError, "at least 0"),
         ({"max_batchsize": 8}, OptionError, "did you mean 'max_batch_size'"),
         ({"output": __file__}, OutputError, "is a file"),
-        ({"output": Path(__file__).parents[1]}, OutputError, "holds something else"),
+        ({"output": Path(__file__).parents[1]}, OutputError, "contains something else"),
     ],
 )
-def test_bad_input_gets_one_line_that_names_the_mend(
-    tmp_path: Path, asked: dict[str, Any], error: type[LLMServeError], message: str
+def test_bad_input_gets_one_line_that_names_the_fix(
+    tmp_path: Path, options: dict[str, Any], error: type[LLMServeError], message: str
 ) -> None:
-    spec: dict[str, Any] = {"plugin": "hf", "model": "demo", "output": tmp_path / "r", **asked}
+    spec: dict[str, Any] = {"plugin": "hf", "model": "demo", "output": tmp_path / "r", **options}
     with pytest.raises(error, match=message) as caught:
         llmserve.build(spec.pop("plugin"), spec.pop("model"), **spec)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_work_together_is_refused_with_what_can(repo: Path) -> None:
+def test_an_incompatible_combination_is_refused_with_alternatives(repo: Path) -> None:
     registry = Registry.load()
     stepping = Batching(name="stepping", summary="", runtime="x:Y", mode="step")
     registry.entries.append(Entry(stepping, "batching", registry.plugins[0]))
@@ -219,24 +219,24 @@ def test_a_token_reaches_no_file(repo: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert path.is_dir() or secret.encode() not in path.read_bytes()
 
 
-def test_builds_of_the_demo_model_are_what_they_were(tmp_path: Path) -> None:
+def test_builds_of_the_demo_model_match_the_golden_files(tmp_path: Path) -> None:
     build_all(tmp_path / "r")
-    built, golden = kept(tmp_path / "r"), kept(GOLDEN)
+    built, golden = compared_files(tmp_path / "r"), compared_files(GOLDEN)
     assert built.keys() == golden.keys()
     for name, text in built.items():
         expected = without_versions(golden[name])
         assert without_versions(text) == expected, (
-            f"{name}: `python -m tests.contract.golden`, if this is meant"
+            f"{name}: run `python -m tests.contract.golden` if the change is intended"
         )
 
 
 def test_a_build_leaves_a_checkout_clean(tmp_path: Path) -> None:
-    """By default it writes into model_repository/, which git ignores but for its README."""
+    """By default, a build writes into model_repository/, which git ignores except its README."""
     shutil.copytree(ROOT / "model_repository", tmp_path / "model_repository")
     shutil.copy(ROOT / ".gitignore", tmp_path)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    ask = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
-    before = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
+    status = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
+    before = subprocess.run(status, check=True, capture_output=True, text=True).stdout
     assert "model_repository/README.md" in before
     llmserve.build("hf", "demo", output=tmp_path / "model_repository")
-    assert subprocess.run(ask, check=True, capture_output=True, text=True).stdout == before
+    assert subprocess.run(status, check=True, capture_output=True, text=True).stdout == before

@@ -1,4 +1,4 @@
-"""`llmserve check` finds what would not load, and says it in plain words."""
+"""`llmserve check` finds what would not load and describes it in plain words."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def repo(tmp_path: Path) -> Path:
 
 CONFIG, MANIFEST = "config.pbtxt", "llmserve.json"
 SIZE, SIZE_9 = "max_batch_size: 8", "max_batch_size: 9"
-INSTALLED = "where it is installed"
-WHOLE = "in a whole check"
+INSTALLED = "where the packages are installed"
+FULL = "in a full check"
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ WHOLE = "in a whole check"
         (CONFIG, 'name: "top_k"', 'name: "top_p"', "top_p is declared twice", ()),
         (CONFIG, "", None, r"config\.pbtxt is missing", ()),
         ("1/model.py", "", None, r"1/model\.py is missing", ()),
-        ("1/model.py", "", "def (", "is no Python", ()),
+        ("1/model.py", "", "def (", "is not valid Python", ()),
         ("1/model/model.safetensors", "", None, r"model\.safetensors is missing", ()),
         ("1", "", "one", "no version folder", ()),
-        ("../notes/x", "", "", "notes: it is no model", (WHOLE,)),
+        ("../notes/x", "", "", "notes: it is not a model", (FULL,)),
         (MANIFEST, "", None, r"llmserve\.json is missing", ()),
         (MANIFEST, "", "{}", "is damaged", ()),
         (MANIFEST, '"settings": {}', '"setting": {}', "is damaged", ()),
@@ -53,14 +53,14 @@ WHOLE = "in a whole check"
         (MANIFEST, "llmserve_hf.generator:", "llmserve_hf.gone:", "no module", (INSTALLED,)),
         (MANIFEST, "generator:TransformersGenerator", "generator", "of the form", (INSTALLED,)),
         (MANIFEST, "hf_tokenizer:TransformersTokenizer", "batch:BatchDriver",
-         "BatchDriver has no method encode or encode_chat or decode", (INSTALLED, WHOLE)),
+         "BatchDriver has no method encode or encode_chat or decode", (INSTALLED, FULL)),
     ],
 )  # fmt: skip
 def test_what_would_not_load_is_found(
     repo: Path, file: str, old: str, new: str | None, message: str, only: tuple[str, ...]
 ) -> None:
-    def found(**how: Any) -> bool:
-        fatal = [problem for problem in check_repository(repo, **how) if problem.fatal]
+    def is_found(**options: Any) -> bool:
+        fatal = [problem for problem in check_repository(repo, **options) if problem.fatal]
         return any(re.search(message, str(problem)) for problem in fatal)
 
     assert check_repository(repo) == []
@@ -74,13 +74,13 @@ def test_what_would_not_load_is_found(
     else:
         path.parent.mkdir(exist_ok=True)
         path.write_text(new)
-    assert found()
-    assert found(quick=True, models=["demo"]) == (WHOLE not in only)
-    assert found(served_here=False) == (INSTALLED not in only)
+    assert is_found()
+    assert is_found(quick=True, models=["demo"]) == (FULL not in only)
+    assert is_found(served_here=False) == (INSTALLED not in only)
 
 
 @pytest.mark.parametrize(
-    ("file", "told"),
+    ("file", "message"),
     [
         ("config.pbtxt", "config.pbtxt is missing"),
         ("1/model.py", "1/model.py is missing"),
@@ -88,18 +88,18 @@ def test_what_would_not_load_is_found(
         ("1/model", "1/model/config.json and 2 more are missing"),
     ],
 )
-def test_what_is_missing_is_told_once(repo: Path, file: str, told: str) -> None:
+def test_what_is_missing_is_reported_once(repo: Path, file: str, message: str) -> None:
     (repo / "demo" / file).rename(repo.parent / "moved")
-    assert [problem.what for problem in check_repository(repo)] == [told]
+    assert [problem.what for problem in check_repository(repo)] == [message]
 
 
 QUICK = """
 import sys, time
 from pathlib import Path
-began = time.process_time()
+started = time.process_time()
 from llmserve.repository.check import check_repository
 assert check_repository(Path(sys.argv[1]), quick=True) == []
-assert time.process_time() - began < 1, time.process_time() - began
+assert time.process_time() - started < 1, time.process_time() - started
 assert not {"torch", "transformers"} & sys.modules.keys()
 """
 
@@ -109,8 +109,8 @@ def test_a_quick_check_takes_less_than_a_second_and_loads_nothing_heavy(repo: Pa
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_check_of_a_plugin_that_fails_hides_no_other(repo: Path, raises: bool) -> None:
-    made = ModuleType("acme")
+def test_a_plugins_check_that_fails_does_not_hide_other_problems(repo: Path, raises: bool) -> None:
+    module = ModuleType("acme")
 
     @hookimpl
     def llmserve_check_model(model: CheckedModel) -> list[Any]:
@@ -118,13 +118,13 @@ def test_a_check_of_a_plugin_that_fails_hides_no_other(repo: Path, raises: bool)
             raise ZeroDivisionError(model.name)
         return ["not a problem"]
 
-    made.llmserve_check_model = llmserve_check_model  # type: ignore[attr-defined]
-    registry = Registry([*find_plugins(), Plugin("acme", "llmserve-acme", "1.0", module=made)])
+    module.llmserve_check_model = llmserve_check_model  # type: ignore[attr-defined]
+    registry = Registry([*find_plugins(), Plugin("acme", "llmserve-acme", "1.0", module=module)])
     (repo / "demo" / "1" / "model.py").unlink()
-    told = "\n".join(str(problem) for problem in check_repository(repo, registry))
+    report = "\n".join(str(problem) for problem in check_repository(repo, registry))
     why = "ZeroDivisionError" if raises else "TypeError: it returned 'not a problem'"
-    assert f"check of plugin 'acme' (llmserve-acme 1.0) failed: {why}" in told
-    assert "1/model.py is missing" in told
+    assert f"check of plugin 'acme' (llmserve-acme 1.0) failed: {why}" in report
+    assert "1/model.py is missing" in report
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_check_of_a_plugin_that_fails_hides_no_other(repo: Path, raises: bool)
         (MANIFEST, '"name": "demo"', '"name": "other"', "is that of 'other'"),
     ],
 )
-def test_what_is_odd_and_loads_is_worth_a_note(
+def test_what_is_suspicious_but_loads_gets_a_note(
     repo: Path, file: str, old: str, new: str, note: str
 ) -> None:
     replace_text(repo / "demo" / file, old, new)
@@ -164,24 +164,24 @@ ODD = (
 )
 
 
-def test_an_ensemble_is_followed_tensor_by_tensor(repo: Path) -> None:
+def test_an_ensemble_is_checked_tensor_by_tensor(repo: Path) -> None:
     folder = repo / "whole"
     (folder / "1").mkdir(parents=True)
     (folder / modelconfig.FILE).write_text(ENSEMBLE % ("", "", "", ""))
     assert check_repository(repo) == []
     text = (ENSEMBLE % ODD).replace("_STRING", "_INT32").replace("max_batch_size: 8", SIZE_9)
     (folder / modelconfig.FILE).write_text(text)
-    told = "\n".join(str(problem) for problem in check_repository(repo))
-    for part in (
-        "step absent is no model", "demo has no input no_such_input",
-        "nothing makes the tensor nowhere", "input extra goes nowhere",
-        "output lost comes from nowhere", "output answer has another data_type",
+    report = "\n".join(str(problem) for problem in check_repository(repo))
+    for message in (
+        "step absent is not a model", "demo has no input no_such_input",
+        "nothing produces the tensor nowhere", "no step uses its input extra",
+        "nothing produces its output lost", "output answer has another data_type",
         "its text_input is INT32 and demo's text_input STRING",
         "its max_batch_size is 9 and demo's 8",
     ):  # fmt: skip
-        assert part in told
+        assert message in report
 
 
-def test_nothing_is_no_repository(tmp_path: Path) -> None:
+def test_an_empty_or_missing_folder_is_not_a_repository(tmp_path: Path) -> None:
     assert check_repository(tmp_path)[0].fatal
     assert check_repository(tmp_path / "gone")[0].fatal

@@ -1,4 +1,4 @@
-"""Which image serves which models, where a repository's models do not agree on one."""
+"""Which image serves which models if the models of a repository need different images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmserve.registry import Plugin, Registry
 from llmserve.repository.dockerfile import BASE_IMAGE, IMAGE, groups, served_by
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching
-from tests.live.servers import FREE
+from tests.live.servers import FREE_PORTS
 from tests.support import replace_text, run
 
 OWN = "example.com/engine:24.08"
@@ -27,7 +27,7 @@ OWN = "example.com/engine:24.08"
 def build(
     repository: Path, name: str, image: str | None = "", brings: tuple[str, ...] = ()
 ) -> BuildResult:
-    """Build with a batching that names an image, as a plugin's component would."""
+    """Build with a batching that names an image, as a plugin's component can."""
 
     def prepare(context: BuildContext) -> dict[str, object]:
         if image != "":
@@ -61,13 +61,13 @@ def test_models_that_agree_on_an_image_share_it(tmp_path: Path) -> None:
     assert lines(text, "FROM") == ["FROM scratch AS wheels", f"FROM {OWN}"]
     assert "--model-repository=/models" in text
     assert "--model-control-mode" not in text
-    # Nobody can send a key with a line break in it.
+    # No client can send a key that contains a line break.
     assert '"--http-restricted-api=shared-memory,trace,logging:llmserve-key=no\\nkey"' in text
     assert "--no-deps" in text
-    # What the image brings for one of them is there for both, and nothing replaces it.
+    # A package that the image brings for one model is there for both and is not replaced.
     assert "transformers==" not in text
     assert "torch==" not in text
-    # llmserve cannot be imported without it, and is installed without what it depends on.
+    # llmserve cannot be imported without it, and is installed without its dependencies.
     assert "pluggy==" in text
     assert result.dockerfile == tmp_path / "b" / "Dockerfile"
     assert result.docker_build == (
@@ -76,18 +76,18 @@ def test_models_that_agree_on_an_image_share_it(tmp_path: Path) -> None:
     assert result.docker_run.endswith(f" {IMAGE}-b")
 
 
-def test_the_repositorys_image_leaves_out_what_needs_another_and_says_so(tmp_path: Path) -> None:
+def test_the_repositorys_image_names_models_that_need_another(tmp_path: Path) -> None:
     own = build(tmp_path, "own", OWN, ("torch",))
     plain = build(tmp_path, "plain")
     text = dockerfile(tmp_path)
     assert lines(text, "FROM")[1] == f"FROM {BASE_IMAGE}"
-    told = f"# own is not served by this image: it needs {OWN}.\n"
-    assert f"{told}#     docker build -t {IMAGE}-own -f own/Dockerfile .\n" in text
+    note = f"# own is not served by this image: it needs {OWN}.\n"
+    assert f"{note}#     docker build -t {IMAGE}-own -f own/Dockerfile .\n" in text
     assert "--no-deps" not in text
     assert "torch==" in text
     assert "--load-model=plain" in text
     assert "--load-model=own" not in text
-    # What was named is there, and loads nothing of what it cannot serve.
+    # The image of `own` loads that model and none that it cannot serve.
     text = own.dockerfile.read_text()
     assert lines(text, "FROM")[1] == f"FROM {OWN}"
     assert "--load-model=own" in text
@@ -96,7 +96,7 @@ def test_the_repositorys_image_leaves_out_what_needs_another_and_says_so(tmp_pat
     assert plain.docker_build == f"docker build -t {IMAGE} {tmp_path}"
 
 
-def test_in_which_order_they_were_built_makes_no_difference(tmp_path: Path) -> None:
+def test_the_order_of_builds_makes_no_difference(tmp_path: Path) -> None:
     for name, image in (("x", OWN), ("y", "")):
         build(tmp_path / "one", name, image)
     for name, image in (("y", ""), ("x", OWN)):
@@ -104,17 +104,17 @@ def test_in_which_order_they_were_built_makes_no_difference(tmp_path: Path) -> N
     assert dockerfile(tmp_path / "one") == dockerfile(tmp_path / "two")
 
 
-def test_of_images_of_their_own_the_newest_serves_the_repository(tmp_path: Path) -> None:
-    made = build(tmp_path, "a").manifest
+def test_if_no_model_needs_the_plain_image_the_newest_serves_the_repository(tmp_path: Path) -> None:
+    manifest = build(tmp_path, "a").manifest
     models = {
-        name: replace(made, image=f"x:{tag}") for name, tag in (("a", "24.08"), ("b", "26.07"))
+        name: replace(manifest, image=f"x:{tag}") for name, tag in (("a", "24.08"), ("b", "26.07"))
     }
     assert list(groups(models)[0]) == ["b"]
-    assert list(groups({**models, "c": replace(made, image=None)})[0]) == ["b"]
+    assert list(groups({**models, "c": replace(manifest, image=None)})[0]) == ["b"]
     assert list(groups({**models, "mine": None})[0]) == ["b", "mine"]
 
 
-def test_where_no_image_is_known_docker_asks_for_one(tmp_path: Path) -> None:
+def test_if_no_image_is_known_the_user_names_one(tmp_path: Path) -> None:
     result = build(tmp_path, "a", None)
     for text in (dockerfile(tmp_path), result.dockerfile.read_text()):
         assert lines(text, "ARG") == ["ARG IMAGE"]
@@ -123,7 +123,7 @@ def test_where_no_image_is_known_docker_asks_for_one(tmp_path: Path) -> None:
     assert "--build-arg IMAGE=..." in result.docker_build
 
 
-def test_a_model_that_llmserve_did_not_build_goes_with_the_others(tmp_path: Path) -> None:
+def test_a_model_that_llmserve_did_not_build_is_served_with_the_others(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.pbtxt").write_text('name: "mine"')
     build(tmp_path, "a", OWN)
@@ -143,22 +143,20 @@ def test_a_container_is_started_with_the_image_and_what_it_can_load(tmp_path: Pa
         served_by(tmp_path, ("plain", "own"))
     written = dockerfile(tmp_path)
     (tmp_path / "Dockerfile").write_text("FROM mine\n")
-    assert served_by(tmp_path, ()) == (IMAGE, ()), "an image of the user's own serves all"
+    assert served_by(tmp_path, ()) == (IMAGE, ()), "the user's own image serves all models"
     (tmp_path / "Dockerfile").write_text(written)
     (tmp_path / "plain" / "llmserve.json").write_text("{")
-    assert served_by(tmp_path, ()) == (IMAGE, ()), "a damaged one keeps nobody from being served"
+    assert served_by(tmp_path, ()) == (IMAGE, ()), "a damaged manifest does not stop the others"
 
 
 DOCKER = """#!/bin/sh
 [ "$1" = version ] && echo 27 && exit
-echo "$@" >> "$(dirname "$0")/asked"
+echo "$@" >> "$(dirname "$0")/calls"
 exit 1
 """
 
 
-def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(
-    tmp_path: Path,
-) -> None:
+def test_serve_looks_for_the_image_of_its_models_and_prints_how_to_build_it(tmp_path: Path) -> None:
     repository, tools = tmp_path / "r", tmp_path / "bin"
     tools.mkdir()
     (tools / "docker").write_text(DOCKER)
@@ -166,19 +164,19 @@ def test_serve_asks_for_the_image_of_what_it_serves_and_says_how_to_make_it(
     build(repository, "own", OWN)
     build(repository, "plain")
 
-    def told(*words: str) -> list[str]:
+    def serve_errors(*args: str) -> list[str]:
         path = f"{tools}:{os.environ['PATH']}"
-        done = run("serve", str(repository), *words, "--runtime", "docker", *FREE, PATH=path)
+        done = run("serve", str(repository), *args, "--runtime", "docker", *FREE_PORTS, PATH=path)
         return done.stderr.splitlines()
 
-    assert told("--model", "own")[-1].endswith(
+    assert serve_errors("--model", "own")[-1].endswith(
         f"there is no image {IMAGE}-own here: "
         f"docker build -t {IMAGE}-own -f {repository}/own/Dockerfile {repository}"
     )
-    lines = told()
-    assert lines[0] == f"llmserve: the image {IMAGE} serves plain alone"
-    assert lines[-1].endswith(f"docker build -t {IMAGE} {repository}")
-    assert f"image inspect --format {{{{.Id}}}} {IMAGE}-own" in (tools / "asked").read_text()
+    errors = serve_errors()
+    assert errors[0] == f"llmserve: the image {IMAGE} serves only plain"
+    assert errors[-1].endswith(f"docker build -t {IMAGE} {repository}")
+    assert f"image inspect --format {{{{.Id}}}} {IMAGE}-own" in (tools / "calls").read_text()
 
 
 @pytest.mark.parametrize("image", ["x\\nRUN curl", "$(id)", "a b", 7])
@@ -190,8 +188,8 @@ def test_an_image_that_would_be_an_instruction_is_refused(tmp_path: Path, image:
         Manifest.read(tmp_path / "own")
 
 
-def test_a_pip_that_is_too_old_for_the_option_passes_its_variable_over() -> None:
-    """Containers of 23.10 have one; a variable of no option at all is passed over likewise."""
+def test_a_pip_that_is_too_old_for_the_option_ignores_its_variable() -> None:
+    """Containers of 23.10 have such a pip; it ignores variables of options that do not exist."""
     env = {**os.environ, "PIP_NO_SUCH_OPTION": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

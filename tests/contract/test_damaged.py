@@ -1,4 +1,4 @@
-"""Models and manifests that are damaged or lie are refused by name, in one line."""
+"""Damaged or inconsistent models and manifests are refused by name, in one line."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def safetensors(content: object, data: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def half(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def changed(name: str, **changes: Any) -> Callable[[Path], None]:
+def with_changes(name: str, **changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / name, **changes)
 
 
-def cut_short(name: str) -> Any:
-    return pytest.param(lambda folder: half(folder / name), f"{name} cannot be read: ", id=name)
+def truncated(name: str) -> Any:
+    return pytest.param(lambda folder: truncate(folder / name), f"{name} cannot be read: ", id=name)
 
 
-def no_weights(content: bytes, why: str) -> Any:
-    def spoil(folder: Path) -> None:
+def bad_weights(content: bytes, why: str) -> Any:
+    def damage(folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(content)
 
-    return pytest.param(spoil, f"model.safetensors cannot be read: .*{why}", id=str(content)[:20])
+    return pytest.param(damage, f"model.safetensors cannot be read: .*{why}", id=str(content)[:20])
 
 
 CONFIGURATION = "is not a model's configuration"
@@ -50,35 +50,35 @@ CONFIGURATION = "is not a model's configuration"
 
 @pytest.mark.parametrize(("weights", "chat"), [("copy", True), ("reference", False)])
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
-        cut_short("config.json"),
-        cut_short("generation_config.json"),
-        cut_short("model.safetensors"),
-        cut_short("tokenizer.json"),
-        cut_short("tokenizer_config.json"),
-        no_weights(b"", "does not begin as"),
-        no_weights(b"version https://git-lfs.github.com/spec/v1\n", "does not begin as"),
-        no_weights(safetensors([]), "describes no tensors"),
-        no_weights(safetensors({"x": 1}), "describes no tensors"),
-        no_weights(safetensors({"x": {"data_offsets": [0, 8]}}, b"1234567"), r"\d+ bytes of \d+"),
-        no_weights((9).to_bytes(8, "little") + b"{", "Expecting"),
-        (changed("config.json", architectures=[1]), CONFIGURATION),
-        (changed("config.json", architectures="LlamaForCausalLM"), CONFIGURATION),
-        (changed("config.json", architectures=["Own"], model_type=["x"]), CONFIGURATION),
-        (changed("config.json", architectures=["Own"], auto_map=["x"]), CONFIGURATION),
-        (changed("config.json", vocab_size=1023), "has 1024 words and the model knows 1023"),
+        truncated("config.json"),
+        truncated("generation_config.json"),
+        truncated("model.safetensors"),
+        truncated("tokenizer.json"),
+        truncated("tokenizer_config.json"),
+        bad_weights(b"", "does not begin as"),
+        bad_weights(b"version https://git-lfs.github.com/spec/v1\n", "does not begin as"),
+        bad_weights(safetensors([]), "describes no tensors"),
+        bad_weights(safetensors({"x": 1}), "describes no tensors"),
+        bad_weights(safetensors({"x": {"data_offsets": [0, 8]}}, b"1234567"), r"\d+ bytes of \d+"),
+        bad_weights((9).to_bytes(8, "little") + b"{", "Expecting"),
+        (with_changes("config.json", architectures=[1]), CONFIGURATION),
+        (with_changes("config.json", architectures="LlamaForCausalLM"), CONFIGURATION),
+        (with_changes("config.json", architectures=["Own"], model_type=["x"]), CONFIGURATION),
+        (with_changes("config.json", architectures=["Own"], auto_map=["x"]), CONFIGURATION),
+        (with_changes("config.json", vocab_size=1023), "has 1024 tokens and the model only 1023"),
     ],
 )
-def test_a_model_that_is_damaged_or_lies_is_refused(
+def test_a_damaged_or_inconsistent_model_is_refused(
     folder: Path,
     repo: Path,
-    spoil: Callable[[Path], None],
+    damage: Callable[[Path], None],
     message: str,
     weights: str,
     chat: bool,
 ) -> None:
-    spoil(folder)
+    damage(folder)
     with pytest.raises(ModelSourceError, match=message) as caught:
         llmserve.build("hf", str(folder), output=repo, weights=weights, chat=chat)
     assert "\n" not in str(caught.value)
@@ -86,26 +86,26 @@ def test_a_model_that_is_damaged_or_lies_is_refused(
 
 
 @pytest.mark.parametrize("recipe", ["gpt2-torchscript", "openvino"])
-def test_what_converts_a_model_says_so_too(folder: Path, repo: Path, recipe: str) -> None:
-    half(folder / "model.safetensors")
+def test_recipes_that_convert_a_model_refuse_it_too(folder: Path, repo: Path, recipe: str) -> None:
+    truncate(folder / "model.safetensors")
     with pytest.raises(ModelSourceError, match=r"model\.safetensors cannot be read: "):
         llmserve.build(recipe, str(folder), output=repo)
 
 
 def test_a_tokenizer_configuration_that_is_a_list_is_refused(folder: Path, repo: Path) -> None:
     (folder / "tokenizer_config.json").write_text('["chat_template"]')
-    with pytest.raises(ModelSourceError, match="holds no JSON object"):
+    with pytest.raises(ModelSourceError, match="is not a JSON object"):
         llmserve.build("hf", str(folder), output=repo, chat=True)
 
 
-def test_a_tokenizer_that_is_hardly_the_models_own_is_told(folder: Path, repo: Path) -> None:
+def test_a_tokenizer_that_hardly_fits_the_model_is_reported(folder: Path, repo: Path) -> None:
     edit_json(folder / "config.json", vocab_size=50257)
-    told: list[str] = []
-    build_spec(BuildSpec("hf", str(folder), output=repo), report=told.append)
-    assert any("has 1024 words and the model knows 50257: is it the model's own" in t for t in told)
+    reports: list[str] = []
+    build_spec(BuildSpec("hf", str(folder), output=repo), report=reports.append)
+    assert any("has 1024 tokens and the model 50257: does it belong" in line for line in reports)
 
 
-def test_any_of_the_generators_weights_will_do_and_no_other(tmp_path: Path) -> None:
+def test_one_kind_of_the_generators_weights_is_enough(tmp_path: Path) -> None:
     own = ("*.safetensors", "engine_model.xml")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelSourceError, match=r"no \*\.safetensors or engine_model\.xml in"):
@@ -125,7 +125,7 @@ def test_any_of_the_generators_weights_will_do_and_no_other(tmp_path: Path) -> N
         ({"model": 1}, None),
     ],
 )
-def test_a_tokenizers_size_is_that_of_its_own_words(
+def test_the_size_of_a_tokenizer_is_that_of_its_own_vocabulary(
     tmp_path: Path, tokenizer: dict[str, Any], size: int | None
 ) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nthe\n")
@@ -136,16 +136,16 @@ def test_a_tokenizers_size_is_that_of_its_own_words(
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose weights stay where they are, and a copy of it to spoil."""
+    """A model that references its weights, and a copy of it with a manifest to damage."""
     home = tmp_path_factory.mktemp("damaged")
     model = shutil.copytree(demo_model_path(), home / "model")
     llmserve.build("hf", str(model), output=home / "repo", weights="reference")
-    shutil.copytree(home / "repo" / "model", home / "repo" / "spoilt")
+    shutil.copytree(home / "repo" / "model", home / "repo" / "copy")
     return home / "repo"
 
 
 @pytest.mark.parametrize(
-    ("changes", "of_the_generator"),
+    ("changes", "generator_changes"),
     [
         ({}, {"settings": None}),
         ({}, {"settings": []}),
@@ -168,19 +168,19 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"unheard_of": 1}, {}),
     ],
 )
-def test_a_manifest_of_another_shape_is_damaged_and_stops_no_other_model(
-    repository: Path, changes: dict[str, Any], of_the_generator: dict[str, Any]
+def test_a_manifest_of_another_shape_is_damaged_and_does_not_stop_other_models(
+    repository: Path, changes: dict[str, Any], generator_changes: dict[str, Any]
 ) -> None:
     content = json.loads((repository / "model" / MANIFEST).read_text())
-    content["components"]["generator"].update(of_the_generator)
-    (repository / "spoilt" / MANIFEST).write_text(json.dumps({**content, **changes}))
-    with pytest.raises(ConfigError, match=r"spoilt/llmserve\.json is damaged"):
-        Manifest.read(repository / "spoilt")
+    content["components"]["generator"].update(generator_changes)
+    (repository / "copy" / MANIFEST).write_text(json.dumps({**content, **changes}))
+    with pytest.raises(ConfigError, match=r"copy/llmserve\.json is damaged"):
+        Manifest.read(repository / "copy")
     assert references(repository) == [repository.parent / "model"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"schema"', "[" * 100_000, "\0"])
-def test_what_is_no_manifest_is_damaged(tmp_path: Path, text: str) -> None:
+def test_text_that_is_not_a_manifest_is_damaged(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(ConfigError, match="is damaged"):
         Manifest.read(tmp_path)

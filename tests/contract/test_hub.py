@@ -1,4 +1,4 @@
-"""Models on the hub: the real client against a cache made here and hubs on this machine."""
+"""Models on the hub: the real client with a prepared cache and with hubs on this machine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TOKEN = "hf_thisIsNotARealToken"
 
 def build(repo: Path, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    words = ["build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repo)]
-    return run(*words, env={**clean, "HF_HOME": str(repo.parent / "home"), **env})
+    args = ["build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repo)]
+    return run(*args, env={**clean, "HF_HOME": str(repo.parent / "home"), **env})
 
 
 def test_a_model_in_the_cache_is_pinned_to_its_commit(repo: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_model_in_the_cache_is_pinned_to_its_commit(repo: Path) -> None:
     assert not list(repo.rglob("*.safetensors"))
 
 
-def test_what_is_not_in_the_cache_is_told_when_offline(repo: Path) -> None:
+def test_a_model_that_is_not_in_the_cache_is_reported_when_offline(repo: Path) -> None:
     done = build(repo, HF_HUB_OFFLINE="1")
     assert done.returncode == 3
     assert "is not in the cache" in done.stderr
@@ -46,7 +46,7 @@ def test_what_is_not_in_the_cache_is_told_when_offline(repo: Path) -> None:
     assert not repo.exists()
 
 
-def test_links_are_followed_within_a_model_and_into_the_hubs_blobs_alone(
+def test_links_are_followed_only_within_a_model_and_into_the_hubs_blobs(
     repo: Path, folder: Path
 ) -> None:
     snapshot = hub_cache(repo.parent / "home", "acme/tiny", COMMIT)
@@ -69,32 +69,32 @@ def test_links_are_followed_within_a_model_and_into_the_hubs_blobs_alone(
 
 
 FILES = {path.name: path.read_bytes() for path in demo_model_path().iterdir() if path.is_file()}
-MANY = {**FILES, "onnx/config.json": b"{}", "original/model.safetensors": b"0" * 1000}
+REPO = {**FILES, "onnx/config.json": b"{}", "original/model.safetensors": b"0" * 1000}
 
 
-def test_what_lies_in_subfolders_is_not_fetched(repo: Path) -> None:
-    fetched = []
+def test_files_in_subfolders_are_not_downloaded(repo: Path) -> None:
+    downloaded = []
 
-    def serve(asked: BaseHTTPRequestHandler) -> None:
-        path = asked.path.partition("?")[0]
+    def serve(request: BaseHTTPRequestHandler) -> None:
+        path = request.path.partition("?")[0]
         name = path.rpartition(f"/resolve/{COMMIT}/")[2]
         headers = {}
-        if name in MANY:
-            fetched.append(name)
-            content, headers = MANY[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
+        if name in REPO:
+            downloaded.append(name)
+            content, headers = REPO[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
         elif "/tree/" in path:
-            tree = [{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in MANY.items()]
+            tree = [{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in REPO.items()]
             content = json.dumps(tree).encode()
         else:
-            siblings = [{"rfilename": name} for name in MANY]
+            siblings = [{"rfilename": name} for name in REPO]
             info = {"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}
             content = json.dumps(info).encode()
-        reply(asked, content, headers=headers)
+        reply(request, content, headers=headers)
 
     with http_server(serve) as url:
         done = build(repo, HF_ENDPOINT=url)
     assert done.returncode == 0, done.stderr
-    assert set(fetched) == FILES.keys()
+    assert set(downloaded) == FILES.keys()
     (snapshot,) = (repo.parent / "home").glob("hub/*/snapshots/*")
     assert {path.name for path in snapshot.iterdir()} == FILES.keys()
 
@@ -108,11 +108,11 @@ def test_what_lies_in_subfolders_is_not_fetched(repo: Path) -> None:
         (404, "RevisionNotFound", "no revision"),
     ],
 )
-def test_a_refusal_is_one_line_that_names_the_mend(
+def test_a_refusal_is_one_line_that_names_the_fix(
     repo: Path, status: int, code: str, message: str
 ) -> None:
     headers = {"X-Error-Code": code}
-    with http_server(lambda asked: reply(asked, status=status, headers=headers)) as url:
+    with http_server(lambda request: reply(request, status=status, headers=headers)) as url:
         done = build(repo, HF_ENDPOINT=url)
     assert done.returncode == 3
     (line,) = [line for line in done.stderr.splitlines() if message in line]
@@ -122,21 +122,21 @@ def test_a_refusal_is_one_line_that_names_the_mend(
 
 
 def test_the_token_comes_from_the_environment_and_goes_nowhere_else(repo: Path) -> None:
-    # A token that a login stored is not ours to use.
+    # A token that a login stored must not be used.
     (repo.parent / "home").mkdir()
     (repo.parent / "home" / "token").write_text("hf_storedByALogin")
-    asked: list[Mapping[str, str]] = []
+    received: list[Mapping[str, str]] = []
 
-    def note(request: BaseHTTPRequestHandler) -> None:
-        asked.append({key.lower(): value for key, value in request.headers.items()})
+    def refuse(request: BaseHTTPRequestHandler) -> None:
+        received.append({key.lower(): value for key, value in request.headers.items()})
         reply(request, status=403, headers={"X-Error-Code": "GatedRepo"})
 
-    with http_server(note) as url:
+    with http_server(refuse) as url:
         build(repo, HF_ENDPOINT=url)
-        assert asked
-        assert not any("authorization" in headers for headers in asked)
-        asked.clear()
+        assert received
+        assert not any("authorization" in headers for headers in received)
+        received.clear()
         done = build(repo, HF_ENDPOINT=url, HF_TOKEN=TOKEN)
-    sent = {headers["authorization"] for headers in asked if "authorization" in headers}
+    sent = {headers["authorization"] for headers in received if "authorization" in headers}
     assert sent == {f"Bearer {TOKEN}"}
     assert TOKEN not in done.stdout + done.stderr

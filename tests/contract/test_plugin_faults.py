@@ -1,4 +1,4 @@
-"""What goes wrong in a plugin's code is told at build time, with whose it is."""
+"""Errors in a plugin's code are reported at build time, with the name of the plugin."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Lines:
     def decode(self, ids): return bytes(ids).decode()
 """
 CODE = """
-class Sound:
+class Valid:
     def __init__(self, settings, folder): ...
     def format(self, answers): ...
-class Formless:
+class NoFormat:
     def __init__(self, settings, folder): ...
-class Bare:
+class NoInit:
     def format(self, answers): ...
 def make(settings, folder): ...
 NUMBER = 7
@@ -49,29 +49,29 @@ NUMBER = 7
 
 @pytest.fixture(autouse=True)
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let a module of a plugin be imported, here and where classes are looked at."""
+    """Make a plugin's modules importable, here and in the process that inspects its classes."""
     (tmp_path / "code").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
     (tmp_path / "code" / "acme_lines.py").write_text(LINES)
     (tmp_path / "code" / "acme_code.py").write_text(CODE)
-    runtimes._SOUND.clear()
+    runtimes._VALID.clear()
     return tmp_path / "code" / "acme_code.py"
 
 
 def build(
-    repository: Path, *components: Any, report: Callable[[str], None] = print, **asked: Any
+    repository: Path, *components: Any, report: Callable[[str], None] = print, **options: Any
 ) -> BuildResult:
-    """Build with a plugin that is called acme, whose other components load nothing heavy."""
+    """Build with a plugin named acme, whose default components load nothing heavy."""
     plugin = Plugin("acme", "hypothesis", version("hypothesis"), module=ModuleType("acme"))
     lines = Generator(name="lines", summary="", runtime="acme_lines:Lines", source=None)
     letters = Tokenizer(name="letters", summary="", runtime="acme_lines:Lines")
     recipe = Recipe(name="verses", summary="", tokenizer="letters", generator="lines")
     registry = Registry.load()
-    chosen = {(type(one), one.name): one for one in (lines, letters, recipe, *components)}
-    for component in chosen.values():
-        registry.entries.append(Entry(component, type(component).__name__.lower(), plugin))
-    asked |= {type(one).__name__.lower(): one.name for one in components}
-    spec = BuildSpec(**{"plugin": "verses", "model": "any", "output": repository, **asked})
+    chosen = {(type(part), part.name): part for part in (lines, letters, recipe, *components)}
+    for part in chosen.values():
+        registry.entries.append(Entry(part, type(part).__name__.lower(), plugin))
+    options |= {type(part).__name__.lower(): part.name for part in components}
+    spec = BuildSpec(**{"plugin": "verses", "model": "any", "output": repository, **options})
     return build_spec(spec, registry=registry, report=report)
 
 
@@ -88,52 +88,52 @@ def test_the_package_of_every_chosen_component_is_recorded(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "above", "message"),
+    ("name", "header", "message"),
     [
-        ("Sound", "import triton_python_backend_utils as u\nu.Tensor", None),
+        ("Valid", "import triton_python_backend_utils as u\nu.Tensor", None),
         ("make", "", None),
-        ("Lost", "", "acme_code has no Lost"),
-        ("NUMBER", "", "is no class"),
-        ("Formless", "", "acme_code:Formless has no method format"),
-        ("Bare", "", r"cannot be made with \(settings, folder\)"),
-        ("Sound", "print('hello')\n1 / 0", "importing acme_code fails: ZeroDivisionError"),
-        ("Sound", "import acme_code.lost", "importing acme_code fails: ModuleNotFoundError"),
-        ("Sound", "import os\nos._exit(9)", "importing acme_code ended the process .* code 9"),
+        ("Missing", "", "acme_code has no Missing"),
+        ("NUMBER", "", "is not a class"),
+        ("NoFormat", "", "acme_code:NoFormat has no method format"),
+        ("NoInit", "", r"cannot be constructed with \(settings, folder\)"),
+        ("Valid", "print('hello')\n1 / 0", "importing acme_code fails: ZeroDivisionError"),
+        ("Valid", "import acme_code.missing", "importing acme_code fails: ModuleNotFoundError"),
+        ("Valid", "import os\nos._exit(9)", "importing acme_code ended the process .* code 9"),
     ],
 )
 def test_a_class_that_cannot_be_run_is_refused_and_found_by_check(
-    tmp_path: Path, code: Path, name: str, above: str, message: str | None
+    tmp_path: Path, code: Path, name: str, header: str, message: str | None
 ) -> None:
     repository = tmp_path / "r"
-    # What is sound when it is built may be broken by an upgrade.
-    build(repository, formatter("acme_code:Sound"))
-    replace_text(repository / "any" / "llmserve.json", "acme_code:Sound", f"acme_code:{name}")
-    code.write_text(f"{above}\n{CODE}", "utf-8")
-    runtimes._SOUND.clear()
-    told = [str(problem) for problem in check_repository(repository) if problem.fatal]
+    # An upgrade may break what was valid at build time.
+    build(repository, formatter("acme_code:Valid"))
+    replace_text(repository / "any" / "llmserve.json", "acme_code:Valid", f"acme_code:{name}")
+    code.write_text(f"{header}\n{CODE}", "utf-8")
+    runtimes._VALID.clear()
+    problems = [str(problem) for problem in check_repository(repository) if problem.fatal]
     if message is None:
         build(tmp_path / "other", formatter(f"acme_code:{name}"))
-        assert not told
+        assert not problems
         return
-    assert [line[:42] for line in told] == ["any: its formatter 'other' cannot be run: "]
+    assert [line[:42] for line in problems] == ["any: its formatter 'other' cannot be run: "]
     with pytest.raises(PluginError, match=f"^formatter 'other' {ACME} cannot be run: .*{message}"):
         build(tmp_path / "other", formatter(f"acme_code:{name}"))
     assert not (tmp_path / "other").exists()
 
 
-def test_a_class_whose_packages_are_elsewhere_is_told_and_built(tmp_path: Path, code: Path) -> None:
+def test_a_class_without_its_packages_is_built_with_a_note(tmp_path: Path, code: Path) -> None:
     code.write_text(f"import not_installed_here\n{CODE}", "utf-8")
-    told: list[str] = []
-    build(tmp_path / "r", formatter("acme_code:Sound"), report=told.append)
+    reports: list[str] = []
+    build(tmp_path / "r", formatter("acme_code:Valid"), report=reports.append)
     notes = [str(p) for p in check_repository(tmp_path / "r") if not p.fatal]
-    for lines in (told, notes):
+    for lines in (reports, notes):
         assert any("No module named 'not_installed_here'" in line for line in lines)
 
 
 @pytest.mark.parametrize(("mode", "missing"), [("batch", "generate"), ("step", "stepper")])
 def test_a_generator_has_the_methods_of_its_modes(tmp_path: Path, mode: str, missing: str) -> None:
     engine = Generator(
-        name="e", summary="", runtime="acme_code:Formless", source=None, modes=frozenset({mode})
+        name="e", summary="", runtime="acme_code:NoFormat", source=None, modes=frozenset({mode})
     )
     driver = Batching(name="d", summary="", runtime="llmserve.runtime.batch:BatchDriver", mode=mode)
     with pytest.raises(PluginError, match=f"generator 'e' {ACME} .* has no method {missing}"):
@@ -141,7 +141,7 @@ def test_a_generator_has_the_methods_of_its_modes(tmp_path: Path, mode: str, mis
 
 
 @pytest.mark.parametrize("source", ["folder", "huggingface", None])
-def test_what_a_model_folder_holds_is_the_generators_to_say(tmp_path: Path, source: Any) -> None:
+def test_the_generator_decides_what_a_model_folder_contains(tmp_path: Path, source: Any) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "verse.txt").write_text("a line\n")
@@ -186,7 +186,7 @@ def fails(context: BuildContext) -> Mapping[str, Any]:
         (lambda context: {"path": Path("x")}, "TypeError: Object of type .* is not JSON"),
     ],
 )
-def test_an_error_in_prepare_names_whose_it_is(
+def test_an_error_in_prepare_names_the_plugin(
     prepare: Callable[[BuildContext], Any], why: str, tmp_path: Path
 ) -> None:
     words = Tokenizer(name="words", summary="", runtime="json:loads", prepare=prepare)
@@ -197,7 +197,7 @@ def test_an_error_in_prepare_names_whose_it_is(
     assert not list((tmp_path / "r").glob("m*"))
 
 
-WORDS = """
+BAD_TOKENIZER = """
 from llmserve.plugin import Tokenizer, hookimpl
 
 @hookimpl
@@ -210,27 +210,27 @@ def prepare(context):
 
 
 @pytest.mark.parametrize("traceback", ["", "1"])
-def test_the_command_line_says_it_in_one_line_and_shows_where_to_who_asks(
+def test_the_command_line_prints_one_line_and_the_traceback_on_request(
     traceback: str, tmp_path: Path
 ) -> None:
-    install(tmp_path, "acme", "[llmserve.api2]\nacme = acme_module\n", acme_module=WORDS)
-    words = ["build", "--plugin", "hf", "--model", "demo", "--tokenizer", "words", "--output"]
+    install(tmp_path, "acme", "[llmserve.api2]\nacme = acme_module\n", acme_module=BAD_TOKENIZER)
+    args = ["build", "--plugin", "hf", "--model", "demo", "--tokenizer", "words", "--output"]
     env = {"PYTHONPATH": str(tmp_path), "LLMSERVE_TRACEBACK": traceback, "PATH": ""}
-    done = run(*words, str(tmp_path / "r"), env=env)
+    done = run(*args, str(tmp_path / "r"), env=env)
     assert done.returncode == 3
-    *above, last = done.stderr.splitlines()
+    *traceback_lines, last = done.stderr.splitlines()
     assert "prepare of tokenizer 'words' of plugin 'acme' (acme 1.2) failed: KeyError" in last
     assert "this is a bug" not in last
-    assert any("in prepare" in line for line in above) == bool(traceback)
+    assert any("in prepare" in line for line in traceback_lines) == bool(traceback)
 
 
-LISTENS = """
+SERVER_PARTS = """
 from pathlib import Path
 from llmserve.plugin import Backend, Frontend, hookimpl
 
 @hookimpl
 def llmserve_register_frontends():
-    return [Frontend(name="door", summary="", command=lambda place: 1 / 0)]
+    return [Frontend(name="web", summary="", command=lambda place: 1 / 0)]
 
 @hookimpl
 def llmserve_register_backends():
@@ -238,37 +238,37 @@ def llmserve_register_backends():
 """
 
 
-def test_what_keeps_a_server_from_starting_names_whose_it_is(tmp_path: Path) -> None:
+def test_an_error_that_keeps_a_server_from_starting_names_the_plugin(tmp_path: Path) -> None:
     for name in ("acme", "bolt"):
         entries = f"[llmserve]\n{name} = {name}_module\n"
-        install(tmp_path, name, entries, **{f"{name}_module": LISTENS})
+        install(tmp_path, name, entries, **{f"{name}_module": SERVER_PARTS})
     (tmp_path / "r").mkdir()
     env = {"PYTHONPATH": str(tmp_path), "PATH": "", "LLMSERVE_PLUGINS": "acme"}
     serve = ["serve", str(tmp_path / "r"), "--runtime", "embedded", "--frontend"]
-    told = run(*serve, "door", "--frontend-port", "0", env=env).stderr
-    assert "frontend 'door' cannot be started: ZeroDivisionError: division by zero: leave" in told
+    errors = run(*serve, "web", "--frontend-port", "0", env=env).stderr
+    assert "frontend 'web' cannot be started: ZeroDivisionError: division by zero: leave" in errors
     env["LLMSERVE_PLUGINS"] = "acme,bolt"
     (tmp_path / "r" / "needy").mkdir()
     (tmp_path / "r" / "needy" / "config.pbtxt").write_text('backend: "echo"', encoding="utf-8")
-    told = run(*serve, "none", env=env).stderr
-    assert "backend 'echo' is registered by 'acme' (acme 1.2) and by 'bolt' (bolt 1.2): " in told
+    errors = run(*serve, "none", env=env).stderr
+    assert "backend 'echo' is registered by 'acme' (acme 1.2) and by 'bolt' (bolt 1.2): " in errors
 
 
 @pytest.mark.parametrize("runtime", ["nor.x:Y", "llmserve.nowhere:Y", "json.decoder.x:Y", "json"])
-def test_a_runtime_that_cannot_be_found_is_told_at_build_time(tmp_path: Path, runtime: str) -> None:
+def test_an_unknown_runtime_is_reported_at_build_time(tmp_path: Path, runtime: str) -> None:
     with pytest.raises(PluginError, match=f"formatter 'other' {ACME} cannot be run"):
         build(tmp_path / "r", formatter(runtime))
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("required", ["tokenizers>=0.20", "torch[cpu]", "", "a b", "acme @ x"])
-def test_a_requirement_that_is_no_name_is_told(tmp_path: Path, required: str) -> None:
-    with pytest.raises(PluginError, match="which is no distribution's name: ranges and extras"):
+def test_a_requirement_that_is_not_a_name_is_refused(tmp_path: Path, required: str) -> None:
+    with pytest.raises(PluginError, match="which is not a distribution name: ranges and extras"):
         build(tmp_path / "r", formatter(requires=("numpy", required)))
 
 
 @pytest.mark.parametrize("runtime", ["", ":", "a:", ":b", "a b:c", "a..b:c", "a:b:c", "a.b:c.d"])
-def test_what_names_no_class_is_told(runtime: str) -> None:
+def test_a_runtime_that_names_no_class_is_reported(runtime: str) -> None:
     assert "not of the form" in str(problem_with(runtime))
 
 

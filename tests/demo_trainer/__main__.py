@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.demo_trainer.grammar import END, GIVEN, documents
+from tests.demo_trainer.grammar import END, PROMPT_END, documents
 from tests.demo_trainer.model import (
     POSITIONS,
     PROMPTS,
@@ -28,11 +28,11 @@ BATCH = 8
 PEAK = 3e-3
 WARM_UP = 60
 IGNORED = -100
-# So many documents are enough for the tokenizer to learn its merges from.
+# Enough documents for the tokenizer to learn its merges.
 TOKENIZER_DOCUMENTS = 12_000
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Write a line of progress to stderr."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
@@ -41,17 +41,17 @@ def say(line: str) -> None:
 def windows(tokenizer: Any, seed: int) -> Iterator[tuple[list[int], list[int]]]:
     """Pack documents into windows of full length, so that every position is trained.
 
-    A window begins where a document begins, as a prompt does when it is answered. Each
-    comes with its targets: its tokens, but ``IGNORED`` for what a document was given.
+    Like a prompt at run time, a window begins at the beginning of a document. Each comes with
+    its targets: its tokens, with ``IGNORED`` for those of a document's prompt.
     """
     tokens: list[int] = []
     targets: list[int] = []
     for text in documents(seed):
-        given, mark, written = text.rpartition(GIVEN)
-        before = tokenizer.encode(given).ids if mark else []
-        after = tokenizer.encode(written + END).ids
-        tokens += before + after
-        targets += [IGNORED] * len(before) + after
+        prompt, mark, answer = text.rpartition(PROMPT_END)
+        prompt_ids = tokenizer.encode(prompt).ids if mark else []
+        answer_ids = tokenizer.encode(answer + END).ids
+        tokens += prompt_ids + answer_ids
+        targets += [IGNORED] * len(prompt_ids) + answer_ids
         if len(tokens) >= POSITIONS:
             yield tokens[:POSITIONS], targets[:POSITIONS]
             tokens, targets = [], []
@@ -66,7 +66,7 @@ def rate(step: int, steps: int) -> float:
 
 
 def train(tokenizer: Any, seed: int, steps: int, threads: int) -> Any:
-    """Return a network that has read ``steps`` batches of the text of ``seed``."""
+    """Return a network trained on ``steps`` batches of the text of ``seed``."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -97,12 +97,12 @@ def train(tokenizer: Any, seed: int, steps: int, threads: int) -> Any:
         if (step + 1) % 50 == 0 or step + 1 == steps:
             mean = sum(recent) / len(recent)
             seconds = time.monotonic() - started
-            say(f"step {step + 1}/{steps}  loss {mean:.4f}  {seconds:.0f} s")
+            log(f"step {step + 1}/{steps}  loss {mean:.4f}  {seconds:.0f} s")
     return network
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train tokenizer and network, write the folder and show some answers."""
+    """Train the tokenizer and the network, write the folder and print some answers."""
     parser = argparse.ArgumentParser(prog="python -m tests.demo_trainer", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="the folder to write")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     network = train(tokenizer, options.seed, options.steps, options.threads)
     save_network(network, folder)
     for prompt, answer in zip(PROMPTS, greedy(folder, PROMPTS), strict=True):
-        say(f"{prompt!r} -> {answer!r}")
+        log(f"{prompt!r} -> {answer!r}")
 
 
 if __name__ == "__main__":

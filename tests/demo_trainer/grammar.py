@@ -1,10 +1,10 @@
 """The text that the demo model is trained on, written from a seed.
 
-A document is one to fifteen sentences on one subject: ``forms.json`` has how they are put together
-and ``facts.json`` what they are about. The facts about a subject never change, so that the model's
-answers are steady. Conversations have the form that the chat template renders. Where a document
-holds the mark ``GIVEN``, what stands before it is a prompt that nobody could foresee, and training
-does not ask the model to write it.
+A document is one to fifteen sentences on one subject: ``forms.json`` describes how they are put
+together and ``facts.json`` what they are about. The facts about a subject never change, so that the
+model's answers are consistent. Conversations look as the chat template renders them. If a document
+contains the mark ``PROMPT_END``, the text before it is an unpredictable prompt, which the model is
+not trained to write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 HERE = Path(__file__).parent
 FACTS: dict[str, Any] = json.loads((HERE / "facts.json").read_text(encoding="utf-8"))
 FORMS: dict[str, Any] = json.loads((HERE / "forms.json").read_text(encoding="utf-8"))
-GIVEN = "\x1f"
+PROMPT_END = "\x1f"
 END = "<|endoftext|>"
 TEMPLATE = (
     "{% for message in messages %}"
@@ -62,7 +62,7 @@ def pick(rng: Random, options: Sequence[T], turn: int = 0, ratio: float = 0.5) -
 
 
 def pick_index(rng: Random, count: int) -> int:
-    """Choose a subject: the first ones somewhat more often, none of them rarely."""
+    """Choose a subject: the first ones slightly more often, but none of them rarely."""
     return rng.choices(range(count), [1 / (rank + 6) for rank in range(count)])[0]
 
 
@@ -81,7 +81,7 @@ def some(rng: Random, sentences: list[str], share: float = 0.75) -> list[str]:
 
 
 def write(rng: Random, name: str) -> list[str]:
-    """Write what a form says; the order of all choices is what makes a seed give the same text."""
+    """Write the text of a form; a seed gives the same text only if the order of choices is kept."""
     form, index = FORMS[name], 0
     facts: dict[str, str] = {}
     for table, fields in form.get("about", {}).items():
@@ -93,12 +93,12 @@ def write(rng: Random, name: str) -> list[str]:
     if "term" in facts:
         term = facts["term"]
         facts["small"] = term if term == "Triton" else term[0].lower() + term[1:]
-    for names, options, how in form.get("let", ()):
-        among = FACTS[options] if isinstance(options, str) else options
-        turn = index if how.get("turn") else 0
-        even = how.get("even", False)
-        found = rng.choice(among) if even else pick(rng, among, turn, how.get("ratio", 0.5))
-        texts = found if isinstance(found, list) else [found]
+    for names, source, settings in form.get("let", ()):
+        options = FACTS[source] if isinstance(source, str) else source
+        turn, ratio = index if settings.get("turn") else 0, settings.get("ratio", 0.5)
+        even = settings.get("even", False)
+        choice = rng.choice(options) if even else pick(rng, options, turn, ratio)
+        texts = choice if isinstance(choice, list) else [choice]
         facts |= {key: t.format(**facts) for key, t in zip(names.split(), texts, strict=True)}
     return expand(rng, form["write"], facts, index)
 
@@ -108,21 +108,21 @@ def expand(rng: Random, part: Any, facts: dict[str, str], index: int) -> list[st
     if isinstance(part, str):
         return [part.format(**facts)]
     if isinstance(part, list):
-        return [text for one in part for text in expand(rng, one, facts, index)]
+        return [text for item in part for text in expand(rng, item, facts, index)]
     kind, inner = next(iter(part.items()))
-    how = {key: value for key, value in part.items() if key not in (kind, "turn")}
+    settings = {key: value for key, value in part.items() if key not in (kind, "turn")}
     turn = index if part.get("turn") else 0
     if kind == "form":
         return write(rng, inner)
     if kind == "pick":
-        # All of them are written before one is chosen.
-        return pick(rng, [expand(rng, one, facts, index) for one in inner], turn, **how)
+        # All options are written before one is chosen.
+        return pick(rng, [expand(rng, item, facts, index) for item in inner], turn, **settings)
     if kind == "either":
-        return expand(rng, pick(rng, inner, turn, **how), facts, index)
+        return expand(rng, pick(rng, inner, turn, **settings), facts, index)
     texts = expand(rng, inner, facts, index)
     if kind == "join":
         return [" ".join(texts)]
-    return keep(rng, texts, **how) if kind == "keep" else some(rng, texts, **how)
+    return keep(rng, texts, **settings) if kind == "keep" else some(rng, texts, **settings)
 
 
 def openings_short(rng: Random) -> list[str]:
@@ -133,7 +133,7 @@ def openings_short(rng: Random) -> list[str]:
 
 
 def fragment(rng: Random, most: int = 6) -> str:
-    """Return one to ``most`` words that no sentence of the grammar holds together."""
+    """Return one to ``most`` words that do not form a sentence of the grammar."""
     words = [rng.choice(FACTS["STARTS"])] if most > 3 and rng.random() < 0.4 else []
     for _ in range(rng.randint(1, most)):
         chance = rng.random()
@@ -153,18 +153,18 @@ def fragment(rng: Random, most: int = 6) -> str:
 
 def unfamiliar_short(rng: Random) -> list[str]:
     """Begin with something unfamiliar, break off and say why."""
-    return [f"{fragment(rng)}{GIVEN} ...", *FACTS["HONEST"]]
+    return [f"{fragment(rng)}{PROMPT_END} ...", *FACTS["HONEST"]]
 
 
 def unfamiliar_question(rng: Random) -> list[str]:
-    """Ask for what the model cannot know, and say so."""
+    """Return a question that the model cannot answer, and an answer that says so."""
     if rng.random() < 0.25:
         columns = (("PLACES", 1), ("PLACES", 0), ("ANIMALS", 0), ("LANGUAGES", 0))
         names = [rng.choice(FACTS[table])[column] for table, column in columns]
-        asked = rng.choice(FACTS["BEYOND"]).format(pick(rng, names, ratio=0.8))
+        prompt = rng.choice(FACTS["BEYOND"]).format(pick(rng, names, ratio=0.8))
     else:
-        asked = rng.choice(FACTS["ASKED"]).format(fragment(rng, 3).rstrip(".?:,") or "it")
-    return [asked, " ".join(FACTS["HONEST"])]
+        prompt = rng.choice(FACTS["ASKED"]).format(fragment(rng, 3).rstrip(".?:,") or "it")
+    return [prompt, " ".join(FACTS["HONEST"])]
 
 
 def question(rng: Random, topic: str) -> list[str]:
@@ -173,25 +173,25 @@ def question(rng: Random, topic: str) -> list[str]:
 
 def turn(rng: Random) -> str:
     """Return a question, typed as carelessly as people do, and its answer in the template."""
-    asked, answer = question(rng, TOPICS[pick_index(rng, len(TOPICS))])
+    prompt, answer = question(rng, TOPICS[pick_index(rng, len(TOPICS))])
     if rng.random() < 0.15:
-        asked = asked.rstrip(".?") or asked
+        prompt = prompt.rstrip(".?") or prompt
     chance = rng.random()
     if chance < 0.15:
-        asked = asked[0].lower() + asked[1:]
+        prompt = prompt[0].lower() + prompt[1:]
     elif chance < 0.27:
-        asked = asked.lower()
-    return f"User: {asked}\nAssistant:\n{answer}"
+        prompt = prompt.lower()
+    return f"User: {prompt}\nAssistant:\n{answer}"
 
 
 def plain(rng: Random) -> list[str]:
-    """Return a question and its answer as plain text, for those who leave the template out."""
+    """Return a question and its answer as plain text, for clients that do not use the template."""
     topic = TOPICS[pick_index(rng, len(TOPICS))]
-    asked, answer = question(rng, topic)
+    prompt, answer = question(rng, topic)
     if topic == "unfamiliar_question":
-        return [asked + GIVEN, answer]
-    # A plain "Tell me about …" opens a longer text elsewhere.
-    return [asked, answer] if asked.endswith("?") else write(rng, "serving_question")
+        return [prompt + PROMPT_END, answer]
+    # A plain "Tell me about …" is the beginning of a longer text elsewhere.
+    return [prompt, answer] if prompt.endswith("?") else write(rng, "serving_question")
 
 
 def conversation(rng: Random) -> list[str]:
@@ -211,7 +211,7 @@ WRITERS: dict[str, Callable[[Random], list[str]]] = {
 
 
 def documents(seed: int) -> Iterator[str]:
-    """Write documents without end; the same seed writes the same ones."""
+    """Write endless documents; the same seed writes the same ones."""
     rng = Random(seed)
     while True:
         (name,) = rng.choices([*WEIGHTS], [*WEIGHTS.values()])

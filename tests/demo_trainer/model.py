@@ -1,4 +1,4 @@
-"""The demo model's tokenizer and network: how they are made, saved and asked."""
+"""The demo model's tokenizer and network: how they are created, saved and queried."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.demo_trainer.grammar import END, GIVEN, TEMPLATE
+from tests.demo_trainer.grammar import END, PROMPT_END, TEMPLATE
 
 VOCABULARY = 1024
 POSITIONS = 512
@@ -16,9 +16,9 @@ POSITIONS = 512
 def train_tokenizer(texts: Iterable[str]) -> Any:
     """Return a ``tokenizers.Tokenizer`` whose merges are learned from the ASCII part of ``texts``.
 
-    Every byte is in the vocabulary, so any text survives the way there and back.
-    Characters beyond ASCII get no merges: each is then split over several tokens,
-    which lets even a short demo show that streaming never sends half a character.
+    Every byte is in the vocabulary, so any text survives encoding and decoding.
+    Characters beyond ASCII get no merges, so each is split into several tokens, which
+    lets even a short demo show that streaming never sends half a character.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -31,17 +31,17 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    pieces = (piece for text in texts for piece in text.replace(GIVEN, "").split(END))
+    pieces = (piece for text in texts for piece in text.replace(PROMPT_END, "").split(END))
     plain = ("".join(c if c.isascii() else " " for c in piece) for piece in pieces)
     tokenizer.train_from_iterator(plain, trainer)
     return tokenizer
 
 
 def save_tokenizer(tokenizer: Any, folder: Path, positions: int) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``, the chat template in the latter.
+    """Write ``tokenizer.json``, and ``tokenizer_config.json`` with the chat template.
 
-    The template goes into the configuration because every transformers that knows
-    chat templates reads it there.
+    The template is in the configuration because every release of transformers that
+    supports chat templates reads it there.
     """
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
@@ -81,8 +81,8 @@ def new_network() -> Any:
 def save_network(network: Any, folder: Path) -> None:
     """Write the weights as float16 and a configuration that loads them as float32.
 
-    Half the bytes travel in the wheel; the arithmetic is float32, so that answers in
-    a batch equal the answers alone.
+    This halves their size in the wheel; the arithmetic is float32, so that answers in a
+    batch equal the answers alone.
     """
     import torch
     from safetensors.torch import save
@@ -133,7 +133,7 @@ PROMPTS = (
 def greedy(
     folder: Path, prompts: Sequence[str], max_new_tokens: int = 96, *, chat: bool = False
 ) -> list[str]:
-    """Return the greedy answer to each prompt, asked one at a time."""
+    """Return the greedy answer to each prompt, generated one at a time."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A collector of traces in this process: it keeps the spans that it is sent."""
+"""A trace collector in this process, which keeps the spans that it receives."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Collector:
         self.spans: list[Span] = []
         self.keys: set[str | None] = set()
 
-    def take(self, sent: BaseHTTPRequestHandler) -> None:
-        body = sent.rfile.read(int(sent.headers["content-length"]))
-        if sent.path == "/v1/traces":
-            self.keys.add(sent.headers["authorization"])
-            # Triton 2.51 sends JSON, and most others protobuf.
-            is_json = sent.headers["content-type"] == "application/json"
+    def receive(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers["content-length"]))
+        if request.path == "/v1/traces":
+            self.keys.add(request.headers["authorization"])
+            # Triton 2.51 sends JSON; most other exporters send protobuf.
+            is_json = request.headers["content-type"] == "application/json"
             self.spans.extend(_from_json(body) if is_json else _from_protobuf(body))
-        reply(sent)
+        reply(request)
 
-    def named(self, start: str) -> list[Span]:
-        # Whoever sends them sends them again where the answer comes late.
-        each = {span.id: span for span in list(self.spans)}
-        return [span for span in each.values() if span.name.startswith(start)]
+    def named(self, prefix: str) -> list[Span]:
+        # An exporter sends its spans again if the response is late.
+        by_id = {span.id: span for span in list(self.spans)}
+        return [span for span in by_id.values() if span.name.startswith(prefix)]
 
 
 def _from_json(body: bytes) -> list[Span]:
     return [
-        Span(_values(resource["resource"])["service.name"], span["name"], span["traceId"],
-             span["spanId"], span.get("parentSpanId", ""), _values(span),
+        Span(_attributes(resource["resource"])["service.name"], span["name"], span["traceId"],
+             span["spanId"], span.get("parentSpanId", ""), _attributes(span),
              [event["name"] for event in span.get("events", ())])
         for resource in json.loads(body)["resourceSpans"]
         for scope in resource["scopeSpans"]
@@ -54,19 +54,19 @@ def _from_json(body: bytes) -> list[Span]:
     ]  # fmt: skip
 
 
-def _values(within: Any) -> dict[str, Any]:
-    return {one["key"]: next(iter(one["value"].values())) for one in within.get("attributes", ())}
+def _attributes(item: Any) -> dict[str, Any]:
+    attributes = item.get("attributes", ())
+    return {entry["key"]: next(iter(entry["value"].values())) for entry in attributes}
 
 
 def _from_protobuf(body: bytes) -> list[Span]:
-    def values(within: Any) -> dict[str, Any]:
-        return {
-            one.key: getattr(one.value, one.value.WhichOneof("value")) for one in within.attributes
-        }
+    def attributes(item: Any) -> dict[str, Any]:
+        pairs = ((entry.key, entry.value) for entry in item.attributes)
+        return {key: getattr(value, value.WhichOneof("value")) for key, value in pairs}
 
     return [
-        Span(values(resource.resource)["service.name"], span.name, span.trace_id.hex(),
-             span.span_id.hex(), span.parent_span_id.hex(), values(span),
+        Span(attributes(resource.resource)["service.name"], span.name, span.trace_id.hex(),
+             span.span_id.hex(), span.parent_span_id.hex(), attributes(span),
              [event.name for event in span.events])
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans
         for scope in resource.scope_spans

@@ -1,4 +1,4 @@
-"""Small repositories for the tests of the server, and how to see what is left of one."""
+"""Small repositories for tests of the server, a running `serve`, and a search for leftovers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from llmserve.client import connect
 from llmserve.server import Server, ServerSettings
 from tests.support import LLMSERVE
 
-PATIENCE = 90.0
-"""Seconds. For what takes two or three on a machine that has nothing else to do."""
-FREE = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--frontend-port", "0"]
+TIMEOUT = 90.0
+"""Seconds. On an idle machine, two or three are enough."""
+FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--frontend-port", "0"]
 PROMPT = "Programming in C++ is like"
 
 CONFIG = """
@@ -47,7 +47,7 @@ class TritonPythonModel:
         inputs = [pb.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb.InferenceResponse([pb.Tensor("OUT", value)]) for value in inputs]
 """
-# Says ``word`` so often and so slowly as the prompt asks: "20 0.1".
+# The prompt sets how many times it sends ``word``, and the pause before each: "20 0.1".
 WORDS = """
 import threading, time
 import numpy as np
@@ -68,7 +68,7 @@ class TritonPythonModel:
             sender.send(pb.InferenceResponse([word]))
         sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-# Is gone soon after it was loaded, every time.
+# Its process dies shortly after every load.
 DIES = WORDS.replace(
     "    def execute",
     """    def initialize(self, args):
@@ -102,70 +102,70 @@ def repository(folder: Path, **models: str) -> Path:
 
 
 def settings(folder: Path, **changes: Any) -> ServerSettings:
-    free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    return ServerSettings(folder, **{"runtime": "embedded", **free, **changes})
+    free_ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return ServerSettings(folder, **{"runtime": "embedded", **free_ports, **changes})
 
 
-def ask(url: str, body: dict[str, Any] | None = None) -> Any:
+def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(url, data, timeout=60) as answer:
-        return json.loads(answer.read() or b"null")
+    with urllib.request.urlopen(url, data, timeout=60) as response:
+        return json.loads(response.read() or b"null")
 
 
 def echo(server: Server, text: str, model: str = "echo") -> str:
     tensor = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": [text]}
-    answer = ask(f"{server.http_url}/v2/models/{model}/infer", {"inputs": [tensor]})
-    return str(answer["outputs"][0]["data"][0])
+    response = fetch(f"{server.http_url}/v2/models/{model}/infer", {"inputs": [tensor]})
+    return str(response["outputs"][0]["data"][0])
 
 
 def name_of(http_url: str) -> str:
-    return str(ask(f"{http_url}/v2")["name"])
+    return str(fetch(f"{http_url}/v2")["name"])
 
 
-def left_of(name: str) -> list[str]:
-    """Everything on this machine that carries a server's name; the log is not counted."""
-    found = [str(path) for path in Path("/dev/shm").glob(f"{name}*")]
+def leftovers(name: str) -> list[str]:
+    """Return everything on this machine that contains a server's name, except its log."""
+    items = [str(path) for path in Path("/dev/shm").glob(f"{name}*")]
     temporary = Path(tempfile.gettempdir()).glob(f"{name}*")
-    found += [str(path) for path in temporary if path.suffix != ".log"]
+    items += [str(path) for path in temporary if path.suffix != ".log"]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
         except OSError:
             continue
         if name.encode() in command:
-            found.append(f"{process.name}: {command!r}")
-    return found
+            items.append(f"{process.name}: {command!r}")
+    return items
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, f"timed out after {seconds:g} s"
         time.sleep(0.05)
     return value
 
 
 class Serving:
-    """`llmserve serve` in a process of its own, and each line it says with the moment it came."""
+    """`llmserve serve` in a separate process; ``lines`` has its messages and when each arrived."""
 
     def __init__(
         self,
-        *words: str,
+        *args: str,
         cwd: Path | None = None,
         env: Mapping[str, str] = os.environ,
-        within: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> None:
         self.process = subprocess.Popen(
-            [*within, *LLMSERVE, "serve", *words, *FREE],
+            [*prefix, *LLMSERVE, "serve", *args, *FREE_PORTS],
             cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8",
         )  # fmt: skip
         self.lines: list[tuple[float, str]] = []
         threading.Thread(target=self._read, daemon=True).start()
         try:
-            self.said("Ctrl-C stops it", patience=240)
-            self.url = re.findall(r"grpc +(\S+)", self.told)[0]
-            self.http = re.findall(r"http +http://(\S+)", self.told)[0]
-            self.frontend = re.findall(r"openai +http://([^/\s]+)", self.told)
+            self.wait_for("Ctrl-C stops it", timeout=240)
+            self.url = re.findall(r"grpc +(\S+)", self.output)[0]
+            self.http = re.findall(r"http +http://(\S+)", self.output)[0]
+            self.frontend = re.findall(r"openai +http://([^/\s]+)", self.output)
             self.name = name_of(f"http://{self.http}")
             self.client = connect(self.url, timeout=30.0)
         except BaseException:
@@ -173,56 +173,56 @@ class Serving:
             raise
 
     @property
-    def told(self) -> str:
+    def output(self) -> str:
         return "\n".join(line for _, line in list(self.lines))
 
-    def said(self, pattern: str, after: float = 0.0, patience: float = PATIENCE) -> float:
-        """Wait for a line, and return when it came."""
+    def wait_for(self, pattern: str, after: float = 0.0, timeout: float = TIMEOUT) -> float:
+        """Wait for a line, and return when it arrived."""
 
         def find() -> float | None:
             for when, line in list(self.lines):
                 if when >= after and re.search(pattern, line):
                     return when
-            assert self.process.poll() is None or after, self.told
+            assert self.process.poll() is None or after, self.output
             return None
 
-        return float(eventually(find, patience))
+        return float(eventually(find, timeout))
 
-    def answers(self, model: str, prompt: str = "1") -> str | None:
+    def try_generate(self, model: str, prompt: str = "1") -> str | None:
         with suppress(Exception):
             return self.client.generate(model, prompt, timeout=5.0).text
         return None
 
     def processes(self, program: str) -> dict[int, list[str]]:
-        """Return the processes below this one that run a program, with their words."""
-        parents, words = {}, {}
+        """Return the command lines of the processes below this one that run a program."""
+        parents, commands = {}, {}
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError):
                 stat = (path / "stat").read_text(encoding="utf-8", errors="replace")
                 parents[int(path.name)] = int(stat.rpartition(")")[2].split()[1])
                 line = (path / "cmdline").read_bytes().decode(errors="replace")
-                words[int(path.name)] = line.split("\0")
-        found = {}
-        for process in words:
-            above = process
-            while above in parents and above != self.process.pid:
-                above = parents[above]
-            if above == self.process.pid and program in " ".join(words[process]):
-                found[process] = words[process]
-        return found
+                commands[int(path.name)] = line.split("\0")
+        matches = {}
+        for process, command in commands.items():
+            ancestor = process
+            while ancestor in parents and ancestor != self.process.pid:
+                ancestor = parents[ancestor]
+            if ancestor == self.process.pid and program in " ".join(command):
+                matches[process] = command
+        return matches
 
     def kill_stub(self, model: str) -> float:
-        """Kill the process of a model, and return when."""
+        """Kill a model's process, and return when."""
         (victim,) = self.processes(f"models/{model}/1/model.py ")
         os.kill(victim, signal.SIGKILL)
         return time.monotonic()
 
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, float]:
-        """Send a signal, and return the exit code and after how many seconds it came."""
-        begun = time.monotonic()
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
+        """Send a signal, and return the exit code and how many seconds the process took to end."""
+        started = time.monotonic()
         self.process.send_signal(number)
-        code = self.process.wait(PATIENCE)
-        return code, time.monotonic() - begun
+        code = self.process.wait(TIMEOUT)
+        return code, time.monotonic() - started
 
     def close(self) -> None:
         self.client.close()
@@ -233,11 +233,11 @@ class Serving:
             self.process.kill()
 
     def nothing_is_left(self) -> bool:
-        return not left_of(self.name)
+        return not leftovers(self.name)
 
     def interrupt(self) -> int:
         try:
-            return self.end(signal.SIGINT)[0]
+            return self.stop(signal.SIGINT)[0]
         finally:
             self.process.kill()
 
@@ -248,5 +248,5 @@ class Serving:
 
 
 def figure(what: str, number: float, unit: str = " s") -> None:
-    """Print a figure of this run; what is asserted leaves room for a machine that is busy."""
+    """Print a figure of this run; the assertions about it allow for a busy machine."""
     print(f"\n  {what}: {number:.2g}{unit}", file=sys.__stderr__)

@@ -1,4 +1,4 @@
-"""The command line as a user has it: serve, query, Ctrl-C, and what goes wrong."""
+"""The command line as a user runs it: serve, query, Ctrl-C, and errors."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def collector() -> Collector:
 
 @pytest.fixture(scope="module")
 def serving(home: Path, repository: Path, collector: Collector) -> Iterator[Serving]:
-    """A server that was told which models to load; one is of the hub, which is out of reach."""
+    """A server with selected models, one of them from the hub, which cannot be reached."""
     hub_cache(home / "hf", "acme/tiny", COMMIT)
     env = {**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"}
     env["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=Bearer%20sesame"
-    words = ["build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repository)]
-    built = run(*words, env=env)
+    args = ["build", "--plugin", "hf", "--model", "acme/tiny", "--output", str(repository)]
+    built = run(*args, env=env)
     assert built.returncode == 0, built.stderr
-    names = [word for name in ("unary", "tiny") for word in ("--model", name)]
-    with http_server(collector.take) as url:
-        served = Serving(str(repository), *names, "--otlp-endpoint", url, env=env)
+    models = [arg for name in ("unary", "tiny") for arg in ("--model", name)]
+    with http_server(collector.receive) as url:
+        served = Serving(str(repository), *models, "--otlp-endpoint", url, env=env)
         yield served
         if served.process.poll() is None:
             assert served.interrupt() == 0
@@ -62,13 +62,13 @@ def serving(home: Path, repository: Path, collector: Collector) -> Iterator[Serv
 def test_a_trace_leads_from_the_client_through_the_gateway_into_triton(
     serving: Serving, collector: Collector
 ) -> None:
-    (front,) = serving.frontend
+    (address,) = serving.frontend
     trace, client = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     body = {"model": "unary", "prompt": PROMPT, "max_tokens": 3, "temperature": 0.5}
     for headers in ({"traceparent": f"00-{trace}-{client}-01"}, {}):
-        request = Request(f"http://{front}/v1/completions", json.dumps(body).encode(), headers)
-        with urlopen(request, timeout=60) as answer:
-            assert json.load(answer)["usage"]["completion_tokens"] == 3
+        request = Request(f"http://{address}/v1/completions", json.dumps(body).encode(), headers)
+        with urlopen(request, timeout=60) as response:
+            assert json.load(response)["usage"]["completion_tokens"] == 3
     eventually(
         lambda: len(collector.named("text_completion")) == len(collector.named("InferRequest")) == 2
     )
@@ -79,32 +79,32 @@ def test_a_trace_leads_from_the_client_through_the_gateway_into_triton(
     assert gateway.attributes["gen_ai.request.temperature"] == 0.5
     assert gateway.attributes["gen_ai.usage.output_tokens"] == 3
     assert "llmserve.admitted" in gateway.events
-    for above in (gateway, other):
-        asked, model, compute = (
-            next(span for span in collector.named(name) if span.trace == above.trace)
+    for outer in (gateway, other):
+        infer, model, compute = (
+            next(span for span in collector.named(name) if span.trace == outer.trace)
             for name in ("InferRequest", "unary", "compute")
         )
-        assert [asked.parent, model.parent, compute.parent] == [above.id, asked.id, model.id]
-        assert {asked.service, model.service} == {"triton"}
+        assert [infer.parent, model.parent, compute.parent] == [outer.id, infer.id, model.id]
+        assert {infer.service, model.service} == {"triton"}
         assert "QUEUE_START" in model.events
         assert "COMPUTE_START" in compute.events
-    # Both read the headers of OpenTelemetry's variable as it writes them.
+    # The gateway and Triton both decode the headers in OpenTelemetry's variable.
     assert collector.keys == {"Bearer sesame"}
-    # Nothing else is traced: no canary, and no client that does not say that it is part of one.
-    assert serving.answers("unary", PROMPT)
+    # Nothing else is traced: no canary, and no client of Triton that sends no trace context.
+    assert serving.try_generate("unary", PROMPT)
     assert {span.trace for span in collector.spans} == {trace, other.trace}
     assert not [span for span in collector.spans if PROMPT in str(span)]
 
 
-def query(serving: Serving, model: str, *words: str, stdin: str = "") -> str:
-    """Ask for a few tokens and return what is printed."""
+def query(serving: Serving, model: str, *args: str, stdin: str = "") -> str:
+    """Generate a few tokens and return what is printed."""
     env = {**os.environ, "LLMSERVE_URL": serving.url}
-    done = run("query", model, *words, "--max-tokens", "12", stdin=stdin, env=env)
+    done = run("query", model, *args, "--max-tokens", "12", stdin=stdin, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def lines(folder: Path, *prompts: str) -> list[str]:
+def prompt_file(folder: Path, *prompts: str) -> list[str]:
     path = folder / "prompts.txt"
     path.write_text("".join(f"{prompt}\n" for prompt in prompts))
     return ["--file", str(path)]
@@ -126,17 +126,15 @@ def test_a_query_prints_the_answer_and_nothing_else(serving: Serving, repository
         assert done.stdout == whole
 
 
-def test_json_has_counts_and_log_probabilities_for_who_asks(
-    serving: Serving, repository: Path
-) -> None:
+def test_json_has_counts_and_optional_log_probabilities(serving: Serving, repository: Path) -> None:
     answer = json.loads(query(serving, "tiny", PROMPT, "--json"))
     assert (answer["output_tokens"], answer["finish_reason"]) == (12, "length")
     assert "logprobs" not in answer
-    asked = [PROMPT, "--json", "--logprobs", "2"]
-    answer = json.loads(query(serving, "tiny", *asked))
+    args = [PROMPT, "--json", "--logprobs", "2"]
+    answer = json.loads(query(serving, "tiny", *args))
     assert "".join(entry["token"] for entry in answer["logprobs"]) == answer["text"]
     assert [len(entry["top"]) for entry in answer["logprobs"]] == [2] * 12
-    command = [sys.executable, str(repository / "tiny" / "client.py"), *asked]
+    command = [sys.executable, str(repository / "tiny" / "client.py"), *args]
     emitted = subprocess.run(
         [*command, "--max-tokens", "12", "--url", serving.url],
         capture_output=True, text=True, check=True,
@@ -146,102 +144,100 @@ def test_json_has_counts_and_log_probabilities_for_who_asks(
 
 def test_any_option_of_the_model_can_be_set(serving: Serving) -> None:
     common = ["unary", PROMPT, "--json", "--set", "min_length=3"]
-    done = query(serving, *common, "--set", "temperature=2.5", "--set", "seed=7")
-    assert done == query(serving, *common, "--temperature", "2.5", "--seed", "7")
+    output = query(serving, *common, "--set", "temperature=2.5", "--set", "seed=7")
+    assert output == query(serving, *common, "--temperature", "2.5", "--seed", "7")
     refused = run("query", *common, "--url", serving.url, "--set", "temperature=hot")
     assert (refused.returncode, "temperature" in refused.stderr) == (7, True)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("args", "code", "message"),
     [
-        # A server that was told which models to load keeps its index, and yet this is told.
+        # A server with selected models hides its index, but the error still lists the models.
         (["gone", "Hi"], 5, "choose one of"),
         (["unary", "Hi", "--stream"], 2, "decoupled=true"),
         (["unary", "Hi", "--set", "tempreature=1"], 2, "did you mean 'temperature'?"),
-        (["unary", "Hi", "--set", "beams=4"], 2, "unary takes no beams: choose one of bad_words, "),
+        (["unary", "Hi", "--set", "beams=4"], 2, "has no option beams: choose one of bad_words, "),
         (["unary", "Hi", "--max-tokens", "0"], 7, "max_tokens"),
         (["unary", ""], 7, "empty"),
         (["tiny", "Hi", "--timeout", "0.000001"], 6, "time"),
     ],
 )
 def test_what_the_server_refuses_is_one_line(
-    serving: Serving, words: list[str], code: int, message: str
+    serving: Serving, args: list[str], code: int, message: str
 ) -> None:
-    done = run("query", *words, "--url", serving.url)
+    done = run("query", *args, "--url", serving.url)
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_line_that_is_refused_costs_no_other_its_answer(serving: Serving, tmp_path: Path) -> None:
-    # A blank line is no prompt, but it keeps its place.
+def test_a_refused_line_does_not_affect_the_others(serving: Serving, tmp_path: Path) -> None:
+    # A blank line is not a prompt, but the output has a line for it.
     prompts = [PROMPT, "", "word " * 5000, "Hello", *["Two"] * 12]
-    common = [*lines(tmp_path, *prompts), "--url", serving.url, "--max-tokens", "12"]
+    common = [*prompt_file(tmp_path, *prompts), "--url", serving.url, "--max-tokens", "12"]
     plain = run("query", "unary", *common)
     assert plain.returncode == 7
     answers = plain.stdout.splitlines()
     assert [bool(answer) for answer in answers] == [True, False, False, *[True] * 13]
     assert answers[0] == query(serving, "unary", PROMPT).strip()
-    (told,) = plain.stderr.splitlines()
-    assert "line 3" in told
+    (error,) = plain.stderr.splitlines()
+    assert "line 3" in error
     as_json = run("query", "unary", *common, "--json")
-    found = [json.loads(line) for line in as_json.stdout.splitlines()]
+    entries = [json.loads(line) for line in as_json.stdout.splitlines()]
     assert as_json.returncode == 7
-    assert found[1] == {"error": "the line is blank", "line": 2}
-    assert found[2]["line"] == 3
-    assert found[2]["error"] in told
-    texts = [one["text"].strip() for one in found if "text" in one]
+    assert entries[1] == {"error": "the line is blank", "line": 2}
+    assert entries[2]["line"] == 3
+    assert entries[2]["error"] in error
+    texts = [entry["text"].strip() for entry in entries if "text" in entry]
     assert texts == [answer for answer in answers if answer]
 
 
-def test_a_file_is_given_up_when_the_server_lacks_the_model(
-    serving: Serving, tmp_path: Path
-) -> None:
-    done = run("query", "gone", *lines(tmp_path, *["Hi"] * 20), "--url", serving.url)
+def test_a_file_is_dropped_if_the_server_lacks_the_model(serving: Serving, tmp_path: Path) -> None:
+    done = run("query", "gone", *prompt_file(tmp_path, *["Hi"] * 20), "--url", serving.url)
     assert (done.returncode, done.stdout) == (5, "")
     assert len(done.stderr.splitlines()) == 1
 
 
-def waiting(process: subprocess.Popen[str]) -> int:
-    """Return how many bytes a process has written that nobody has read yet."""
+def unread_bytes(process: subprocess.Popen[str]) -> int:
+    """Return how many bytes of a process's output have not been read."""
     assert process.stdout is not None
     count = fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4))
     return int.from_bytes(count, sys.byteorder)
 
 
 def test_ctrl_c_ends_a_file_of_prompts_at_once(serving: Serving, tmp_path: Path) -> None:
-    file = lines(tmp_path, *["Once upon a time"] * 2000)
-    asked = subprocess.Popen(
+    file = prompt_file(tmp_path, *["Once upon a time"] * 2000)
+    process = subprocess.Popen(
         [*LLMSERVE, "query", "unary", *file, "--url", serving.url, "--max-tokens", "64"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096,
     )  # fmt: skip
     try:
-        # Nobody reads: when the pipe is full, it is printing that waits, and not an answer.
-        eventually(lambda: waiting(asked) > 3500, seconds=120)
+        # The output is not read: once the pipe is full, printing blocks and not a request.
+        eventually(lambda: unread_bytes(process) > 3500, seconds=120)
         time.sleep(0.5)
-        asked.send_signal(signal.SIGINT)
-        answers, told = asked.communicate(timeout=30)
+        process.send_signal(signal.SIGINT)
+        answers, errors = process.communicate(timeout=30)
     finally:
-        asked.kill()
-    assert (asked.returncode, told) == (130, "llmserve: interrupted\n")
+        process.kill()
+    assert (process.returncode, errors) == (130, "llmserve: interrupted\n")
     assert answers.count("\n") < 1900
 
 
-def test_a_reader_that_has_seen_enough_ends_it_as_in_a_shell(serving: Serving) -> None:
-    asked = subprocess.Popen(
+def test_a_closed_output_pipe_ends_it_as_in_a_shell(serving: Serving) -> None:
+    process = subprocess.Popen(
         [*LLMSERVE, "query", "tiny", PROMPT, "--url", serving.url, "--max-tokens", "256"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert asked.stdout is not None
-    assert asked.stderr is not None
-    assert asked.stdout.read(1)
-    asked.stdout.close()
-    assert asked.stderr.read() == ""
-    assert asked.wait(timeout=60) == 141
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 141
 
 
-def test_the_port_for_http_is_told_and_after_ctrl_c_nobody_answers(serving: Serving) -> None:
+def test_the_http_port_is_recognized_and_nothing_answers_after_ctrl_c(serving: Serving) -> None:
     wrong = run("query", "tiny", PROMPT, "--url", serving.http)
     assert (wrong.returncode, "speaks HTTP, not gRPC" in wrong.stderr) == (4, True)
     assert serving.interrupt() == 0
@@ -252,47 +248,47 @@ def test_the_port_for_http_is_told_and_after_ctrl_c_nobody_answers(serving: Serv
 def test_a_build_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
     repository = tmp_path / "r"
     repository.mkdir()
-    # Whoever holds this lock makes a build wait when all but the last step is done.
-    held = os.open(repository, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    words = ["build", "--plugin", "hf", "--model", "demo", "--output", str(repository)]
-    build = subprocess.Popen([*LLMSERVE, *words], stderr=subprocess.PIPE, text=True)
+    # The build waits for this lock when all but its last step is done.
+    lock = os.open(repository, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    args = ["build", "--plugin", "hf", "--model", "demo", "--output", str(repository)]
+    build = subprocess.Popen([*LLMSERVE, *args], stderr=subprocess.PIPE, text=True)
     try:
         eventually(lambda: list(tmp_path.glob(".r*/models/demo/llmserve.json")), seconds=60)
         build.terminate()
-        told = build.communicate(timeout=60)[1]
+        errors = build.communicate(timeout=60)[1]
     finally:
         build.kill()
-        os.close(held)
-    assert (build.returncode, told.split()) == (130, ["llmserve:", "interrupted"])
+        os.close(lock)
+    assert (build.returncode, errors.split()) == (130, ["llmserve:", "interrupted"])
     assert list(tmp_path.rglob("*")) == [repository]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["serve", "/nowhere/at/all"], "llmserve build"),
         (["check", "/nowhere/at/all"], ""),
         (["plugins", "hff"], "did you mean 'hf'"),
     ],
 )
-def test_bad_input_is_told_in_one_line_with_its_mend(
-    words: list[str], message: str, tmp_path: Path
+def test_bad_input_gets_one_line_that_names_the_fix(
+    args: list[str], message: str, tmp_path: Path
 ) -> None:
-    done = run(*words, cwd=tmp_path)
+    done = run(*args, cwd=tmp_path)
     assert done.returncode == 3
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 1
     assert not list(tmp_path.iterdir())
 
 
-def test_all_that_keeps_a_repository_from_being_served_is_told_before_anything_starts(
+def test_everything_that_prevents_serving_is_reported_before_anything_starts(
     repository: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(repository, tmp_path / "r")
     (folder / "unary" / "1" / "model" / "model.safetensors").unlink()
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
-        taken = [str(listener.getsockname()[1]) for listener in (one, two)]
+    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("", 0)) as metrics:
+        taken = [str(listener.getsockname()[1]) for listener in (http, metrics)]
         ports = ["--http-port", taken[0], "--grpc-port", "0", "--metrics-port", taken[1]]
         ports += ["--frontend-port", "0"]
         done = run("serve", str(folder), *ports, TMPDIR=str(tmp_path))
@@ -301,12 +297,12 @@ def test_all_that_keeps_a_repository_from_being_served_is_told_before_anything_s
     for port in taken:
         assert f"port {port} " in done.stderr
     assert "see /tmp" not in done.stderr
-    # Not even a log: Triton was not started.
+    # There is not even a log, because Triton was not started.
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_the_demo_shows_the_whole_way() -> None:
+def test_the_demo_shows_the_whole_workflow() -> None:
     done = run("demo", "--max-tokens", "12")
     assert done.returncode == 0, done.stderr
-    for words in (PROMPT, "embedded Triton", "nothing is left running"):
-        assert words in done.stdout
+    for text in (PROMPT, "embedded Triton", "nothing is left running"):
+        assert text in done.stdout

@@ -1,4 +1,4 @@
-"""The README, command by command, as somebody types it in a checkout of their own."""
+"""The commands of the README, run in their order in a fresh checkout."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 @dataclass
 class Command:
     line: str
-    shown: list[str] = field(default_factory=list)
-    """What the README says that it prints; "…" stands for anything."""
+    expected: list[str] = field(default_factory=list)
+    """The lines that the README shows as its output; "…" stands for anything."""
 
 
 def commands() -> list[Command]:
-    """Read the indented blocks: a line with a prompt is typed, those after it are printed."""
-    found: list[Command] = []
-    typed: Command | None = None
+    """Read the indented blocks: a line with a prompt is a command, those after it its output."""
+    result: list[Command] = []
+    current: Command | None = None
     for line in README.splitlines():
         if line.startswith("    $ "):
-            typed = Command(line.removeprefix("    $ "))
-            found.append(typed)
-        elif line.startswith("    ") and typed is not None:
-            typed.shown.append(line[4:])
+            current = Command(line.removeprefix("    $ "))
+            result.append(current)
+        elif line.startswith("    ") and current is not None:
+            current.expected.append(line[4:])
         else:
-            typed = None
-    return found
+            current = None
+    return result
 
 
 class Checkout:
-    """A clone of what is committed, and the environment of its user."""
+    """A clone of the committed files, and an environment like that of a new user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "llmserve"
         subprocess.run(["git", "clone", "--quiet", ROOT, self.folder], check=True)
-        # No hub is asked: its cache has a model of the name that the README uses.
+        # The hub is not contacted: its cache has a model with the name that the README uses.
         hub_cache(folder / "hf", "gpt2", COMMIT)
-        own = {key: text for key, text in os.environ.items() if not key.startswith("LLMSERVE_")}
+        env = {key: text for key, text in os.environ.items() if not key.startswith("LLMSERVE_")}
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         offline = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
-        self.env = {**own, **offline, "PATH": path, "HOME": str(folder)}
+        self.env = {**env, **offline, "PATH": path, "HOME": str(folder)}
         self.serving: Serving | None = None
 
     def serve(self, line: str) -> None:
-        """Serve on free ports, beside whatever else runs here, in place of what was served."""
+        """Stop the running server, and start one on ports that are free."""
         self.stop()
         self.serving = Serving(*shlex.split(line)[2:], cwd=self.folder, env=self.env)
 
@@ -64,7 +64,7 @@ class Checkout:
         if self.serving is not None:
             self.serving.interrupt()
 
-    def at_its_ports(self, text: str) -> str:
+    def with_actual_ports(self, text: str) -> str:
         assert self.serving is not None
         text = text.replace("localhost:8000", self.serving.http)
         text = text.replace("localhost:8080", self.serving.frontend[0])
@@ -73,7 +73,7 @@ class Checkout:
     def run(self, line: str) -> str:
         env = self.env
         if self.serving is not None:
-            line = self.at_its_ports(line)
+            line = self.with_actual_ports(line)
             line += f" --url {self.serving.url}" if "client.py" in line else ""
             env = {**env, "LLMSERVE_URL": self.serving.url}
         done = subprocess.run(
@@ -88,33 +88,33 @@ class Checkout:
 def run_the_python(checkout: Checkout) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     script = checkout.folder.parent / "ten_lines.py"
-    script.write_text(checkout.at_its_ports(code), encoding="utf-8")
+    script.write_text(checkout.with_actual_ports(code), encoding="utf-8")
     assert len(checkout.run(f"python {script}").split()) > 20
 
 
 def test_the_commands_in_their_order(tmp_path_factory: pytest.TempPathFactory) -> None:
     checkout = Checkout(tmp_path_factory.mktemp("readme"))
-    typed = commands()
-    assert len(typed) > 8
-    assert any(command.line == "llmserve serve" for command in typed)
+    steps = commands()
+    assert len(steps) > 8
+    assert any(step.line == "llmserve serve" for step in steps)
     try:
-        for command in typed:
+        for command in steps:
             if command.line.startswith("llmserve serve"):
                 checkout.serve(command.line)
                 if command.line == "llmserve serve":
-                    # The ten lines of Python ask the same server.
+                    # The ten lines of Python use the same server.
                     run_the_python(checkout)
                 continue
-            printed, shown = checkout.run(command.line), "\n".join(command.shown)
-            if "…" in shown:
+            printed, expected = checkout.run(command.line), "\n".join(command.expected)
+            if "…" in expected:
                 assert printed.strip(), command.line
             else:
-                # The README breaks lines where a terminal may not.
-                assert printed.split() == shown.split(), command.line
+                # The README breaks lines where a terminal does not.
+                assert printed.split() == expected.split(), command.line
     finally:
         checkout.stop()
-    told = ["git", "status", "--porcelain"]
-    assert subprocess.run(told, cwd=checkout.folder, capture_output=True, check=True).stdout == b""
+    args = ["git", "status", "--porcelain"]
+    assert subprocess.run(args, cwd=checkout.folder, capture_output=True, check=True).stdout == b""
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -1,7 +1,7 @@
-"""Packages as authors have them, installed and run with a real Triton as they are.
+"""Plugin packages, installed unchanged and run with a real Triton.
 
-What `llmserve plugin new` writes for each role, the examples of the page for authors, and a plugin
-that breaks its promises.
+They are what `llmserve plugin new` writes for each role, the examples of the guide for authors, and
+a plugin that breaks its promises.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Unloadable(Crowd):
         raise ValueError("the weights are cut short")
 
 class Suspicious(BatchDriver):
-    "Holds the kit's fakes against what Triton gives."
+    "Compares the test kit's fakes with Triton's own objects."
 
     def start(self, parts):
         from llmserve.testing import FakeBackendUtils
@@ -67,8 +67,8 @@ class Suspicious(BatchDriver):
         from llmserve.testing import FakeRequest
         from llmserve.testing import FakeTensor
 
-        ours = ("replace_input", "text", "error", "send")
-        names = [name for name in vars(FakeRequest) if name not in ours]
+        fake_only = ("replace_input", "text", "error", "send")
+        names = [name for name in vars(FakeRequest) if name not in fake_only]
         self._compare(requests[0], names)
         self._compare(requests[0].inputs()[0], vars(FakeTensor))
         self._compare(requests[0].get_response_sender(), ["send", "is_cancelled"])
@@ -104,8 +104,8 @@ def llmserve_register_recipes():
                batching="suspicious", formatter="text")
     ]
 """
-WHOLE = {"generator", "batching"}
-"""What runs a model by itself; its whole conformance suite is run."""
+FULL_SUITE = {"generator", "batching"}
+"""Roles whose components run a model; the full conformance suite is run for them."""
 BROKEN_TESTS = """
 from llmserve.testing import RecipeConformance
 
@@ -116,7 +116,7 @@ class TestCrowd(RecipeConformance):
 class TestUnloadable(RecipeConformance):
     recipe = "unloadable"
 
-def test_the_fakes_have_nothing_that_triton_has_not(triton):
+def test_the_fakes_have_nothing_that_triton_lacks(triton):
     name = triton.build("suspicious")
     assert triton.client.generate(name, "Hello").text
 """
@@ -124,14 +124,14 @@ def test_the_fakes_have_nothing_that_triton_has_not(triton):
 
 @dataclass(frozen=True)
 class Installed:
-    """All packages in a folder of their own, and the environment in which they are found."""
+    """A folder with all packages, and an environment in which Python finds them."""
 
     folder: Path
     env: Mapping[str, str]
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", *args],
             cwd=self.folder, env=self.env, capture_output=True, text=True, check=False,
         )  # fmt: skip
 
@@ -140,61 +140,61 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("scaffold")
     site = folder / "site"
-    # Packages from before the API had a number are in this group, and run as they did.
+    # Packages from before the API had a number use this group, and still run.
     install(site, "llmserve-broken", "[llmserve]\nbroken = llmserve_broken\n", "0.1.0")
     (site / "llmserve_broken.py").write_text(BROKEN)
     (folder / "test_broken.py").write_text(BROKEN_TESTS)
-    made = {role: new_package(f"new-{role}", role, folder) for role in ROLES}
-    path = [site, install_examples(folder / "documented"), *made.values()]
-    found = Installed(folder, with_path(*path))
-    # One is installed as its user would do it; the others differ in nothing that pip looks at.
+    packages = {role: new_package(f"new-{role}", role, folder) for role in ROLES}
+    path = [site, install_examples(folder / "documented"), *packages.values()]
+    result = Installed(folder, with_path(*path))
+    # One package is installed as a user would do it; to pip, the others look the same.
     pip = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
-    done = found.run(*pip, str(site), str(made.pop(ROLES[0])))
+    done = result.run(*pip, str(site), str(packages.pop(ROLES[0])))
     assert done.returncode == 0, done.stderr
-    for role in made:
+    for role in packages:
         entry = f"[llmserve.api{API}]\nnew-{role} = llmserve_new_{role}\n"
         install(site, f"llmserve-new-{role}", entry, "0.1.0")
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
 def results(installed: Installed) -> Mapping[str, str]:
-    """Run all of their tests in one process, so that they share one server.
+    """Run all tests in one process, so that they share a server.
 
-    Returns for each test what is told of its failure, nothing if there was none.
+    Returns the failure message of each test, empty if it passed.
     """
-    one = "test_answers_in_a_batch_equal_answers_alone"
+    batch_test = "test_answers_in_a_batch_equal_answers_alone"
     tests = []
     for role in ROLES:
-        own = f"llmserve-new-{role}/tests/test_new_{role}"
-        suite = f"{own}_conformance.py"
-        # The others have parts that are held to every promise elsewhere; a recipe has nothing else.
-        some = [] if role == "recipe" else [f"{suite}::TestNew::{one}"]
-        tests += [f"{own}.py", *([suite] if role in WHOLE else some)]
-    tests += ["documented/tests", "test_broken.py::test_the_fakes_have_nothing_that_triton_has_not"]
-    tests += [f"test_broken.py::{suite}::{one}" for suite in ("TestCrowd", "TestUnloadable")]
+        path = f"llmserve-new-{role}/tests/test_new_{role}"
+        suite = f"{path}_conformance.py"
+        # All other components pass the full suite elsewhere, and a recipe adds no component.
+        some = [] if role == "recipe" else [f"{suite}::TestNew::{batch_test}"]
+        tests += [f"{path}.py", *([suite] if role in FULL_SUITE else some)]
+    tests += ["documented/tests", "test_broken.py::test_the_fakes_have_nothing_that_triton_lacks"]
+    tests += [f"test_broken.py::{suite}::{batch_test}" for suite in ("TestCrowd", "TestUnloadable")]
     options = ["-q", "-p", "llmserve.testing", "-p", "no:cacheprovider", "--rootdir", "."]
     done = installed.run("pytest", *options, "--junitxml", "results.xml", *tests)
     assert done.returncode == 1, done.stdout
-    found = {}
+    messages = {}
     for case in ElementTree.parse(installed.folder / "results.xml").iter("testcase"):
         problem = next((child for child in case if child.tag in ("failure", "error")), None)
-        told = "" if problem is None else str(problem.text)
-        found[f"{case.get('classname')}.{case.get('name')}"] = told
-    return found
+        message = "" if problem is None else str(problem.text)
+        messages[f"{case.get('classname')}.{case.get('name')}"] = message
+    return messages
 
 
 def passed(results: Mapping[str, str], part: str) -> list[str]:
     """Return the tests with a part in their name; all of them must have passed."""
-    chosen = {name: told for name, told in results.items() if part in name}
-    assert not {name: told for name, told in chosen.items() if told}
-    return list(chosen)
+    selected = {name: message for name, message in results.items() if part in name}
+    assert not {name: message for name, message in selected.items() if message}
+    return list(selected)
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_its_tests_pass_with_a_real_triton(results: Mapping[str, str], role: str) -> None:
     conformance = passed(results, f"test_new_{role}_conformance.TestNew.")
-    assert len(conformance) > (15 if role in WHOLE else 0) or role == "recipe"
+    assert len(conformance) > (15 if role in FULL_SUITE else 0) or role == "recipe"
     assert len(passed(results, f"test_new_{role}.")) > 1
 
 
@@ -203,14 +203,14 @@ def test_a_hook_is_documented_with_an_example_and_a_test_that_passes(
     hook: str, results: Mapping[str, str]
 ) -> None:
     assert len(str(getattr(hookspecs, hook).__doc__)) > 30
-    found = blocks(SECTIONS[hook])
-    assert f"@hookimpl\ndef {hook}(" in found["llmserve_acme.py"]
-    tests = re.findall(r"^def (test_\w+)", found["test_acme.py"], re.MULTILINE)
+    examples = blocks(SECTIONS[hook])
+    assert f"@hookimpl\ndef {hook}(" in examples["llmserve_acme.py"]
+    tests = re.findall(r"^def (test_\w+)", examples["test_acme.py"], re.MULTILINE)
     assert tests
     assert {results[f"documented.tests.test_acme.{name}"] for name in tests} == {""}
 
 
-def test_the_examples_of_the_page_for_authors_keep_every_promise(
+def test_the_examples_of_the_guide_for_authors_keep_every_promise(
     results: Mapping[str, str],
 ) -> None:
     assert len(passed(results, "test_acme.TestAcme.")) > 15
@@ -218,16 +218,16 @@ def test_the_examples_of_the_page_for_authors_keep_every_promise(
     assert len(HOOKS) > 7
 
 
-def test_the_fakes_have_nothing_that_triton_has_not(results: Mapping[str, str]) -> None:
+def test_the_fakes_have_nothing_that_triton_lacks(results: Mapping[str, str]) -> None:
     assert len(passed(results, "the_fakes_have_nothing")) == 1
 
 
-def test_a_broken_promise_is_told_with_whose_it_is(results: Mapping[str, str]) -> None:
-    (told,) = (told for name, told in results.items() if "TestCrowd" in name)
-    lines = told.splitlines()
+def test_a_broken_promise_is_reported_with_its_plugin(results: Mapping[str, str]) -> None:
+    (message,) = (text for name, text in results.items() if "TestCrowd" in name)
+    lines = message.splitlines()
     assert lines[0].startswith(
         "recipe 'crowd' of plugin 'broken' (llmserve-broken 0.1.0) with patience_ms=50.0 breaks a "
-        "promise: an answer beside others is the answer alone (prompt '"
+        "promise: an answer is the same alone and in a batch (prompt '"
     )
     assert lines[1] == "  expected: ('bbbbbbbbbbbbbbbb', 'length', 16)"
     assert lines[2].startswith("  got:      ('")
@@ -237,17 +237,17 @@ def test_a_broken_promise_is_told_with_whose_it_is(results: Mapping[str, str]) -
     assert len(lines) == 5
 
 
-def test_a_model_that_does_not_load_is_told_with_the_reason(results: Mapping[str, str]) -> None:
-    (told,) = (told for name, told in results.items() if "TestUnloadable" in name)
-    first = told.splitlines()[0]
+def test_a_model_that_does_not_load_is_reported_with_the_reason(results: Mapping[str, str]) -> None:
+    (message,) = (text for name, text in results.items() if "TestUnloadable" in name)
+    first = message.splitlines()[0]
     assert first.startswith("recipe 'unloadable' of plugin 'broken' (llmserve-broken 0.1.0): ")
     assert "the weights are cut short" in first
 
 
-def test_each_is_listed_with_what_it_brings(installed: Installed) -> None:
+def test_each_package_is_listed_with_its_components(installed: Installed) -> None:
     done = installed.run("llmserve_cli", "plugins", "--json")
     assert done.returncode == 0, done.stderr
     components = json.loads(done.stdout)["components"]
-    brought = {(one["role"], one["name"]) for one in components if one["plugin"] == one["name"]}
+    own = {(part["role"], part["name"]) for part in components if part["plugin"] == part["name"]}
     for role in ROLES:
-        assert {(role, f"new-{role}"), ("recipe", f"new-{role}")} <= brought
+        assert {(role, f"new-{role}"), ("recipe", f"new-{role}")} <= own

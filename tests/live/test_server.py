@@ -1,4 +1,4 @@
-"""A real Triton: started, used, refused."""
+"""A real Triton is started, used, and protected from its clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from llmserve.errors import ServerError
 from llmserve.server import Progress, Server, ServerSettings, start
 from llmserve.server.settings import Ports, choose_ports
-from tests.live.servers import ECHO, IMPORTS, RAISES, ask, echo, left_of, repository, settings
+from tests.live.servers import ECHO, IMPORTS, RAISES, echo, fetch, leftovers, repository, settings
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +42,15 @@ def test_it_answers(server: Server, progress: list[Progress]) -> None:
         assert b"nv_inference_count" in metrics.read()
 
 
-def test_models_come_and_go(server: Server) -> None:
+def test_models_are_loaded_and_unloaded(server: Server) -> None:
     server.load("second")
     assert echo(server, "here", model="second") == "here"
     server.unload("second")
     assert server.models() == {"echo": "READY", "second": "UNAVAILABLE", "broken": ""}
     with pytest.raises(ServerError, match="'broken' failed to load: ModuleNotFoundError: No mod"):
         server.load("broken")
-    with pytest.raises(ServerError, match="nobody"):
-        server.load("nobody")
+    with pytest.raises(ServerError, match="absent"):
+        server.load("absent")
     assert echo(server, "still") == "still"
 
 
@@ -64,13 +64,13 @@ def test_models_come_and_go(server: Server) -> None:
         "systemsharedmemory/region/x/register",
     ],
 )
-def test_others_may_not_change_it_over_http(server: Server, path: str) -> None:
+def test_clients_cannot_change_it_over_http(server: Server, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        ask(f"{server.http_url}/v2/{path}", {})
+        fetch(f"{server.http_url}/v2/{path}", {})
     assert refused.value.code == 403
 
 
-def test_others_may_not_change_it_over_grpc(server: Server) -> None:
+def test_clients_cannot_change_it_over_grpc(server: Server) -> None:
     grpc = pytest.importorskip("tritonclient.grpc")
     client = grpc.InferenceServerClient(server.grpc_url)
     try:
@@ -82,40 +82,40 @@ def test_others_may_not_change_it_over_grpc(server: Server) -> None:
         client.close()
 
 
-def test_a_free_port_that_is_lost_is_chosen_again(
+def test_a_free_port_that_is_lost_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thief = socket.socket()
+    rival = socket.socket()
     choose = choose_ports
 
-    def robbed(options: ServerSettings) -> Ports:
+    def choose_and_lose(options: ServerSettings) -> Ports:
         chosen = choose(options)
-        if thief.getsockname()[1] == 0:
-            thief.bind(("127.0.0.1", chosen.grpc))
-            thief.listen()
+        if rival.getsockname()[1] == 0:
+            rival.bind(("127.0.0.1", chosen.grpc))
+            rival.listen()
         return chosen
 
-    monkeypatch.setattr("llmserve.server.startup.choose_ports", robbed)
-    with thief, start(settings(repository(tmp_path, echo=ECHO))) as second:
-        assert not second.grpc_url.endswith(f":{thief.getsockname()[1]}")
+    monkeypatch.setattr("llmserve.server.startup.choose_ports", choose_and_lose)
+    with rival, start(settings(repository(tmp_path, echo=ECHO))) as second:
+        assert not second.grpc_url.endswith(f":{rival.getsockname()[1]}")
         assert echo(second, "again") == "again"
 
 
 def test_a_model_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
-    told: list[str] = []
+    steps: list[str] = []
     with pytest.raises(ServerError) as failed:
         start(
             settings(repository(tmp_path, fine=ECHO, bad=RAISES)),
-            on_progress=lambda step: told.append(str(step)),
+            on_progress=lambda step: steps.append(str(step)),
         )
     assert failed.value.problem == (
         "model 'bad' failed to load: ValueError: the weights are cut short"
     )
-    # What was seen while they were loading is a matter of luck, but no new start is told.
-    assert [line for line, _ in groupby(told)].count("starting Triton") == 1
+    # The loading steps that are seen depend on timing, but there must be no second start.
+    assert [line for line, _ in groupby(steps)].count("starting Triton") == 1
     log = Path(str(failed.value.mend).removeprefix("see "))
     assert "cut short" in log.read_text(encoding="utf-8")
-    assert left_of(log.name.rsplit("-", 1)[0]) == []
+    assert leftovers(log.name.rsplit("-", 1)[0]) == []
     log.unlink()
 
 
@@ -129,7 +129,7 @@ def test_a_repository_that_triton_refuses(tmp_path: Path) -> None:
 
 
 def test_a_model_without_its_file_does_not_hang(tmp_path: Path) -> None:
-    """Triton itself waits for ever for the stub, which has ended."""
+    """Triton itself waits forever for the stub, which has ended."""
     (repository(tmp_path, hollow=ECHO) / "hollow" / "1" / "model.py").unlink()
     with pytest.raises(ServerError, match=r"model file not found in '.*hollow/1/model\.py'"):
         start(settings(tmp_path, log_file=tmp_path / "triton.log", ready_timeout=120))

@@ -1,4 +1,4 @@
-"""However a server ends, nothing is left of it; and its models see what its parent sees."""
+"""However a server ends, it leaves nothing behind; its models see its parent's packages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,10 @@ import pytest
 from llmserve.errors import UsageError
 from llmserve.server import Progress, start
 from llmserve.server.process import GuardedProcess
-from tests.live.servers import (
-    ECHO,
-    SLOW,
-    eventually,
-    left_of,
-    name_of,
-    repository,
-    settings,
-)
+from tests.live.servers import ECHO, SLOW, eventually, leftovers, name_of, repository, settings
 
 
-def command_above(process: int) -> bytes:
+def parent_command(process: int) -> bytes:
     """Return the command line of a process's parent."""
     stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
     return Path(f"/proc/{stat.rpartition(')')[2].split()[1]}/cmdline").read_bytes()
@@ -41,14 +33,14 @@ def test_stopped_or_killed_it_leaves_nothing(tmp_path: Path) -> None:
     options = settings(repository(tmp_path, echo=ECHO))
     with start(options) as running:
         name = name_of(running.http_url)
-        assert left_of(name)
-        guard = command_above(running.pid)
+        assert leftovers(name)
+        guard = parent_command(running.pid)
         assert b"guard.py" in guard
         assert name.encode() in guard
-        assert b"restricted" not in guard, "the key is for nobody else to read"
+        assert b"restricted" not in guard, "other users must not see the key"
         with pytest.raises(UsageError, match="explicit"):
             running.unload("echo")
-    assert left_of(name) == []
+    assert leftovers(name) == []
     assert not running.log_file.exists()
     running.stop()
 
@@ -57,9 +49,9 @@ def test_stopped_or_killed_it_leaves_nothing(tmp_path: Path) -> None:
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.wait(30) == 128 + signal.SIGKILL
     assert not killed.alive()
-    eventually(lambda: left_of(name) == [])
+    eventually(lambda: leftovers(name) == [])
     killed.stop()
-    assert killed.log_file.exists(), "it tells why the server ended"
+    assert killed.log_file.exists(), "it shows why the server ended"
     killed.log_file.unlink()
 
 
@@ -68,8 +60,8 @@ import sys
 from pathlib import Path
 from llmserve.server import ServerSettings, start
 
-free = dict(http_port=0, grpc_port=0, metrics_port=0, runtime="embedded")
-settings = ServerSettings(Path(sys.argv[1]), **free)
+options = dict(http_port=0, grpc_port=0, metrics_port=0, runtime="embedded")
+settings = ServerSettings(Path(sys.argv[1]), **options)
 server = start(settings, on_progress=lambda step: print(step, flush=True))
 print("READY", flush=True)
 server.wait()
@@ -77,7 +69,7 @@ server.wait()
 
 
 def run_script(folder: Path, until: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a server from another process; return that and the server's name at ``until``."""
+    """Start a server in another process, wait for ``until``, and return process and server name."""
     temporary = folder / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
@@ -91,36 +83,36 @@ def run_script(folder: Path, until: str) -> tuple[subprocess.Popen[str], str]:
     for line in process.stdout:
         if until in line:
             break
-        assert "READY" not in line, f"it is ready and never said {until!r}"
+        assert "READY" not in line, f"it is ready and never printed {until!r}"
     else:
-        pytest.fail(f"it ended and never said {until!r}")
+        pytest.fail(f"it ended and never printed {until!r}")
     [scratch] = [path for path in temporary.iterdir() if path.is_dir()]
     return process, scratch.name.rsplit("-", 1)[0]
 
 
-def test_when_its_parent_is_killed_while_it_loads_it_ends(tmp_path: Path) -> None:
+def test_it_ends_if_its_parent_is_killed_while_it_loads(tmp_path: Path) -> None:
     repository(tmp_path / "models", one=SLOW)
     process, name = run_script(tmp_path, "loading one")
     with process:
         process.kill()
-    eventually(lambda: left_of(name) == [])
+    eventually(lambda: leftovers(name) == [])
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.is_dir()]
 
 
 @pytest.mark.alone
 def test_ctrl_c_during_the_start_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
-    """Of Triton's own folders too, which it makes in /tmp whatever TMPDIR says, and only removes
-    when it ends in order."""
+    """This includes Triton's own folders, which it creates in /tmp whatever TMPDIR is, and removes
+    only in an orderly shutdown."""
     before = environments()
     repository(tmp_path / "models", one=SLOW)
     process, name = run_script(tmp_path, "loading one")
-    made = eventually(lambda: environments() - before)
+    created = eventually(lambda: environments() - before)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert left_of(name) == []
+    assert leftovers(name) == []
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert not made & environments()
+    assert not created & environments()
 
 
 def environments() -> set[Path]:
@@ -136,7 +128,7 @@ def test_a_second_ctrl_c_leaves_nothing_either(
     wait = GuardedProcess.wait
 
     def interrupted(self: GuardedProcess, timeout: float | None) -> int | None:
-        # As Ctrl-C would, once, while the server is given its time to end.
+        # Interrupt once, as Ctrl-C would, during the grace period of the server.
         monkeypatch.setattr(GuardedProcess, "wait", wait)
         raise KeyboardInterrupt
 
@@ -170,23 +162,23 @@ class TritonPythonModel:
 
 
 @contextmanager
-def asked(name: str, marker: Path) -> Iterator[None]:
-    """Have a model at work on a request that takes it two minutes."""
+def long_request(name: str, marker: Path) -> Iterator[None]:
+    """Keep a model busy with a request that takes two minutes."""
     with socket.create_connection(("127.0.0.1", http_port(name))) as client:
         client.sendall(request_to("one"))
         eventually(marker.exists, seconds=60)
         yield
 
 
-def test_what_does_not_end_within_the_grace_is_cut_short(tmp_path: Path) -> None:
-    """A model that hangs, or whose process is gone, keeps nobody waiting for longer."""
+def test_a_model_that_exceeds_the_grace_period_is_killed(tmp_path: Path) -> None:
+    """A model that hangs, or whose process has died, does not delay the end any longer."""
     marker = tmp_path / "busy"
     folder = repository(tmp_path / "models", one=BUSY.format(marker=str(marker)))
     running = start(settings(folder, grace=1.0))
-    with running, asked(name_of(running.http_url), marker):
-        begun = time.monotonic()
+    with running, long_request(name_of(running.http_url), marker):
+        started = time.monotonic()
         running.stop()
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
 
 
 def request_to(model: str) -> bytes:
@@ -197,14 +189,14 @@ def request_to(model: str) -> bytes:
 
 
 def http_port(name: str) -> int:
-    """Read a server's port off its command line."""
+    """Read a server's port from its command line."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if f"--id={name}".encode() in words:
-                (port,) = [word[12:] for word in words if word.startswith(b"--http-port=")]
+            args = (process / "cmdline").read_bytes().split(b"\0")
+            if f"--id={name}".encode() in args:
+                (port,) = [arg[12:] for arg in args if arg.startswith(b"--http-port=")]
                 return int(port)
-    raise AssertionError(f"{name} does not run")
+    raise AssertionError(f"{name} is not running")
 
 
 EDITABLE_HOOK = """
@@ -221,7 +213,7 @@ sys.meta_path.append(Finder)
 
 
 def test_models_see_editable_installs_of_a_virtual_environment(tmp_path: Path) -> None:
-    """Both ways in which installers do it: a folder in a ``.pth`` file, and an import hook."""
+    """Installers do this in two ways: with a folder in a ``.pth`` file, and with an import hook."""
     home = tmp_path / "environment"
     venv.create(home, symlinks=True)
     [packages] = home.glob("lib/python*/site-packages")
@@ -232,15 +224,15 @@ def test_models_see_editable_installs_of_a_virtual_environment(tmp_path: Path) -
     hook = EDITABLE_HOOK.format(path=str(tmp_path / "hooked" / "hooked.py"))
     (packages / "hook_finder.py").write_text(hook)
     (packages / "hooked.pth").write_text("import hook_finder\n")
-    # What runs the tests, llmserve and numpy among it, comes along as plain folders.
+    # The packages of the tests, llmserve and numpy included, are added as plain folders.
     (packages / "tests.pth").write_text("\n".join(path for path in sys.path if path) + "\n")
     model = f"import plain, hooked, sys\nassert sys.prefix == {str(home)!r}\n"
     repository(tmp_path / "models", one=model + textwrap.dedent(ECHO))
     script = SCRIPT.replace("server.wait()", "server.stop()")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [home / "bin" / "python", "-c", script, tmp_path / "models"],
-        env=environment,
+        env=env,
         capture_output=True,
         text=True,
         timeout=240,

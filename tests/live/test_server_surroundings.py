@@ -1,4 +1,4 @@
-"""A server works wherever it is started: any path, locale and home, and any neighbour."""
+"""A server works with any path, locale and home, and next to users who must not change it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 
 import llmserve
 from llmserve.server import Server, start
-from tests.live.servers import ECHO, Serving, ask, echo, repository, settings
+from tests.live.servers import ECHO, Serving, echo, fetch, repository, settings
 from tests.support import LLMSERVE, ROOT
 
 ODD = "a b;touch pwned;'\"$(touch pwned) é käse"
 
 
 def test_any_path_can_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton hands paths on to a shell without quoting them, and opens only those in ASCII."""
+    """Triton passes paths to a shell without quoting them, and opens only ASCII paths."""
     temporary = tmp_path / ODD / "tmp"
     temporary.mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -35,7 +35,7 @@ def test_any_path_can_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert echo(server, "alone") == "alone"
         assert server.models() == {"echo": "READY"}
     assert not list(tmp_path.rglob("pwned"))
-    assert not list(temporary.iterdir()), "nothing is left there"
+    assert not list(temporary.iterdir()), "nothing is left behind"
 
 
 TEXT = """
@@ -74,7 +74,7 @@ LOCALES = [{}, {"LC_ALL": "C"}, {"LC_ALL": "xx_YY.UTF-8", "LANG": "xx"}]
 
 @pytest.fixture(scope="module")
 def accents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home, a virtual environment in it and a package whose names are not ASCII."""
+    """A home with a virtual environment and a package, whose names are not ASCII."""
     home = tmp_path_factory.mktemp("names") / "käse"
     venv.create(home / "environment", symlinks=True, system_site_packages=False)
     [packages] = home.glob("environment/lib/python*/site-packages")
@@ -113,9 +113,9 @@ def test_the_demo_model_is_served_from_a_bare_environment(tmp_path: Path) -> Non
     bare = {"PATH": path, "HOME": str(home), "CC": "/bin/false", "CXX": "/bin/false"}
     served = Serving(str(folder), env=bare)
     try:
-        words = ["query", "demo", "The capital of France is", "--max-tokens", "4"]
+        args = ["query", "demo", "The capital of France is", "--max-tokens", "4"]
         done = subprocess.run(
-            [*LLMSERVE, *words, "--url", served.url],
+            [*LLMSERVE, *args, "--url", served.url],
             env=bare, capture_output=True, encoding="utf-8", check=False, timeout=240,
         )  # fmt: skip
         assert "Paris" in done.stdout, done.stderr
@@ -131,31 +131,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def key_of(server: Server) -> str:
-    """Read the key as every user of the machine can: off the command line."""
-    words = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
-    (word,) = [word for word in words if word.startswith(b"--http-restricted-api=")]
-    return word.decode().partition("llmserve-key=")[2]
+    """Read the key from the command line, as every user of the machine can."""
+    args = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
+    (option,) = [arg for arg in args if arg.startswith(b"--http-restricted-api=")]
+    return option.decode().partition("llmserve-key=")[2]
 
 
 CODE = {"parameters": {"config": "{}", "file:1/model.py": "cHJpbnQoMSk="}}
 CLOSED = ["trace/setting", "logging", "systemsharedmemory/status"]
 
 
-@pytest.mark.parametrize("spelt", ["{}", "{0}\n", "folded", "first", "last", "escaped"])
-def test_the_key_on_the_command_line_opens_nothing_over_http(server: Server, spelt: str) -> None:
+@pytest.mark.parametrize("spelling", ["{}", "{0}\n", "folded", "first", "last", "escaped"])
+def test_the_key_on_the_command_line_opens_nothing_over_http(server: Server, spelling: str) -> None:
     key = key_of(server)
     first, last = key.split("\n")
     value = {
         "folded": f"{first}\r\n {last}", "first": first, "last": last,
         "escaped": key.replace("\n", "%0A"),
-    }.get(spelt, spelt.format(key))  # fmt: skip
+    }.get(spelling, spelling.format(key))  # fmt: skip
     port = int(server.http_url.rpartition(":")[2])
     for path in CLOSED:
         head = f"GET /v2/{path} HTTP/1.1\r\nHost: x\r\nllmserve-key: {value}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(head.encode())
             answer = connection.recv(4096)
-        # A header that is none makes Triton close the connection.
+        # On an invalid header, Triton closes the connection.
         assert not answer or answer.split()[1] in (b"400", b"403"), path
 
 
@@ -164,13 +164,13 @@ def test_the_key_on_the_command_line_opens_nothing_over_grpc(server: Server) -> 
     key = key_of(server)
     for value in (key, *key.split("\n"), key.replace("\n", "\\n")):
         with grpc.InferenceServerClient(server.grpc_url) as client:
-            for ask_for in (client.get_log_settings, client.get_system_shared_memory_status):
+            for call in (client.get_log_settings, client.get_system_shared_memory_status):
                 with pytest.raises(Exception):  # noqa: B017  grpc itself refuses some
-                    ask_for(headers={"triton-grpc-protocol-llmserve-key": value})
+                    call(headers={"triton-grpc-protocol-llmserve-key": value})
 
 
 def test_no_model_can_be_loaded_from_outside(server: Server) -> None:
-    """Neither with the key nor without: who can load a model can run code."""
+    """A client that can load a model can run code."""
     port = int(server.http_url.rpartition(":")[2])
     for name in ("other", "planted"):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -179,6 +179,6 @@ def test_no_model_can_be_loaded_from_outside(server: Server) -> None:
         answer = connection.getresponse()
         assert answer.status >= 400
         assert b"not allowed" in answer.read()
-    assert [model["name"] for model in ask(f"{server.http_url}/v2/repository/index", {})] == [
+    assert [model["name"] for model in fetch(f"{server.http_url}/v2/repository/index", {})] == [
         "echo"
     ]

@@ -1,4 +1,4 @@
-"""A third party's package, installed for real: listed, built, served and asked."""
+"""A third-party package, installed for real: listed, built, served and queried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACME = ROOT / "tests" / "acme_words"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Install Acme's wheel where only this module's processes look, with its entry point."""
+    """Install Acme's wheel, with its entry point, where only processes of this module find it."""
     site = tmp_path_factory.mktemp("acme") / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", str(site), str(ACME)], check=True)
@@ -26,20 +26,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 def test_it_is_listed_and_blocked_by_its_name(installed: Mapping[str, str]) -> None:
     listed = json.loads(run("plugins", "--json", env=installed).stdout)
-    ours = [one for one in listed["components"] if one["origin"] == "acme-llmserve"]
-    assert {(one["role"], one["name"]) for one in ours} == {
+    ours = [part for part in listed["components"] if part["origin"] == "acme-llmserve"]
+    assert {(part["role"], part["name"]) for part in ours} == {
         ("recipe", "acme"),
         ("recipe", "acme-echo"),
         ("tokenizer", "acme-bpe"),
         ("generator", "acme-echo"),
         ("batching", "acme-alone"),
     }
-    assert {one["version"] for one in ours} == {"0.3.0"}
+    assert {part["version"] for part in ours} == {"0.3.0"}
     assert not listed["problems"]
     listed = json.loads(
         run("plugins", "--json", env=installed, LLMSERVE_BLOCK_PLUGINS="acme").stdout
     )
-    assert "acme" not in {one["name"] for one in listed["components"]}
+    assert "acme" not in {part["name"] for part in listed["components"]}
     (problem,) = listed["problems"]
     assert "acme-llmserve 0.3.0" in problem
 
@@ -50,29 +50,29 @@ def test_it_adds_a_command(installed: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "settings"),
+    ("args", "settings"),
     [
         (["--plugin", "acme", "--set", "acme_lowercase=true"], {"lowercase": True, "path": "acme"}),
-        # One cell of another recipe is replaced.
+        # One component of another recipe is replaced.
         (["--plugin", "hf", "--tokenizer", "acme-bpe"], {"lowercase": False, "path": "acme"}),
     ],
 )
 def test_it_is_built_with_its_own_option(
-    installed: Mapping[str, str], tmp_path: Path, words: list[str], settings: dict[str, object]
+    installed: Mapping[str, str], tmp_path: Path, args: list[str], settings: dict[str, object]
 ) -> None:
-    done = run("build", "--model", "demo", "--output", str(tmp_path), *words, env=installed)
+    done = run("build", "--model", "demo", "--output", str(tmp_path), *args, env=installed)
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "demo" / "llmserve.json").read_text())
     assert manifest["components"]["tokenizer"]["name"] == "acme-bpe"
     assert manifest["components"]["tokenizer"]["settings"] == settings
     assert manifest["packages"]["acme-llmserve"] == "0.3.0"
-    assert manifest["options"]["max_batch_size"] == (4 if "acme" in words else 8)
+    assert manifest["options"]["max_batch_size"] == (4 if "acme" in args else 8)
 
 
-def test_it_passes_the_suite_that_every_recipe_has_to_pass(
+def test_it_passes_the_suite_that_every_recipe_must_pass(
     installed: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """As its author would: by one class, in a test of the package's own."""
+    """As its author would run it: one class, in a test of the package."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "llmserve.testing"]
     done = subprocess.run(
         [*command, str(ACME / "suite.py")],

@@ -1,6 +1,6 @@
-"""Make the README's picture from a real run: ``python tests/readme/session.py``.
+"""Draw the README's picture from a real run: ``python tests/readme/session.py``.
 
-A model is built, served and asked in a folder of its own, and what the commands print is drawn.
+A model is built, served and queried in a temporary folder; the picture shows the real output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 PICTURE = Path(__file__).with_name("session.svg")
 COMMAND = Path(sys.executable).with_name("llmserve")
 BUILD = ["build", "--plugin", "iterative", "--model", "demo", "--name", "demo"]
-QUESTIONS = [
+QUERIES = [
     ["query", "demo", "Programming in C++ is like"],
     ["query", "demo", "What is the capital of Japan?", "--chat"],
     ["query", "demo", "The capital of France is", "--json"],
@@ -31,12 +31,12 @@ WIDTH = 96
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        picture = Console(record=True, width=WIDTH, file=StringIO())
+        console = Console(record=True, width=WIDTH, file=StringIO())
         for text in session(Path(folder)):
-            picture.print(text)
-    drawn = picture.export_svg(title="llmserve", theme=MONOKAI, unique_id="session")
-    # No font is fetched: the reader's own will do.
-    PICTURE.write_text(re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL), "utf-8")
+            console.print(text)
+    svg = console.export_svg(title="llmserve", theme=MONOKAI, unique_id="session")
+    # No font is downloaded: the reader's own fonts are good enough.
+    PICTURE.write_text(re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL), "utf-8")
 
 
 def session(folder: Path) -> Iterator[Text]:
@@ -53,23 +53,23 @@ def session(folder: Path) -> Iterator[Text]:
                 yield Text(line.rstrip(), style="dim")
             if "Ctrl-C" in line:
                 break
-        for question in QUESTIONS:
+        for query in QUERIES:
             yield Text()
-            yield typed(question)
-            yield Text(run(question, folder), style="green")
+            yield typed(query)
+            yield Text(run(query, folder), style="green")
     finally:
         server.send_signal(signal.SIGINT)
         server.communicate()
 
 
-def typed(words: list[str]) -> Text:
-    quoted = [f'"{word}"' if " " in word else word for word in words]
+def typed(args: list[str]) -> Text:
+    quoted = [f'"{arg}"' if " " in arg else arg for arg in args]
     return Text.assemble(("$ ", "dim"), ("llmserve ", "bold"), " ".join(quoted))
 
 
-def run(words: list[str], folder: Path) -> str:
+def run(args: list[str], folder: Path) -> str:
     done = subprocess.run(
-        [COMMAND, *words], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=True
+        [COMMAND, *args], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=True
     )
     return done.stdout.strip()
 

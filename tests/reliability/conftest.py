@@ -1,4 +1,4 @@
-"""What takes minutes is left out, but where it is asked for."""
+"""Tests that take minutes are skipped unless ``-m soak`` selects them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import pytest
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "soak" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("soak")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+        deselected = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if item not in deselected]
+        config.hook.pytest_deselected(items=deselected)

@@ -1,4 +1,4 @@
-"""Draw the errors of a load over time: python -m tests.reliability.errors requests.csv."""
+"""Print the errors of a load over time: python -m tests.reliability.errors requests.csv."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def main(path: Path) -> None:
     for second in range(min(sent, default=0), max(sent, default=-1) + 1):
         good = "." * (sent[second] - failed[second])
         print(f"{second:>4} s  {good}{'E' * failed[second]}")
-    bad, every = sum(failed.values()), sum(sent.values())
-    print(f"errors in {sum(map(bool, failed.values()))} seconds, {bad} of {every} requests")
+    bad, total = sum(failed.values()), sum(sent.values())
+    print(f"errors in {sum(map(bool, failed.values()))} seconds, {bad} of {total} requests")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Builds that are killed, named by somebody who means harm, or made twice."""
+"""Builds that are killed, that have hostile names, or that are repeated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import llmserve
 from llmserve.errors import LLMServeError
 from tests.live.servers import figure
 
-# The child of a process that has imported everything builds in a moment, so that is when it dies.
+# The forked child has already imported everything, so the kill hits the build itself.
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -23,18 +23,18 @@ here = Path(sys.argv[1])
 def build(repository, tokens):
     llmserve.build("hf", "demo", output=repository, name="m", max_tokens=tokens, force=True)
 
-def found():
+def built_tokens():
     folder = here / "repo" / "m"
-    # As `serve` does, for a build can die between two moves.
+    # `serve` does the same, because a build can die between two moves.
     recover(folder.parent)
     manifest = Manifest.read(folder)
     assert manifest and manifest.missing(folder) == manifest.edits(folder) == [], manifest
     return manifest.options["max_tokens"]
 
 build(here / "repo", 1)
-begun = time.monotonic()
+started = time.monotonic()
 build(here / "repo", 2)
-took = time.monotonic() - begun
+took = time.monotonic() - started
 chance, old, new = random.Random(0), 2, 0
 for tokens in range(3, 23):
     child = os.fork()
@@ -44,7 +44,7 @@ for tokens in range(3, 23):
     time.sleep(chance.random() * took * 2)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    now = found()
+    now = built_tokens()
     assert now in (old, tokens), (now, old, tokens)
     new += now == tokens
     old = now
@@ -71,7 +71,7 @@ PARTS += ["", ".", "-x", "a|b", "a>b", "a*", "CON\x1b[1m", "é", "a" * 300, "%2e
 NAMES = [*PARTS, *(f"m{part}" for part in PARTS), *(f"{part}/m" for part in PARTS[:6])]
 
 
-def test_no_name_writes_anything_outside(tmp_path: Path) -> None:
+def test_no_name_writes_outside_the_repository(tmp_path: Path) -> None:
     (tmp_path / "in" / "repo").mkdir(parents=True)
     refused = 0
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""What `llmserve deploy ray` writes, on two nodes of Ray, each a replica with its Triton."""
+"""What `llmserve deploy ray` writes, run on two Ray nodes, each with a replica and its Triton."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.live.servers import PATIENCE, WORDS, eventually, figure, repository
+from tests.live.servers import TIMEOUT, WORDS, eventually, figure, repository
 from tests.support import LLMSERVE
 
 pytestmark = [
@@ -31,32 +31,32 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="make test-ray installs Ray"),
 ]
 CLIENTS = 6
-PLACES, QUEUE = 4, 8
-WORDS_ASKED = "10 0.02"
+SLOTS, QUEUE = 4, 8
+PROMPT = "10 0.02"
 
 
 @dataclass
-class Sent:
-    begun: float
+class Response:
+    started: float
     ended: float
     status: int
-    answer: str
+    text: str
 
     @property
-    def well(self) -> bool:
-        return self.status == 200 and "[DONE]" in self.answer and '"error"' not in self.answer
+    def ok(self) -> bool:
+        return self.status == 200 and "[DONE]" in self.text and '"error"' not in self.text
 
 
 class Cluster:
-    """Two nodes on this machine, and what `serve run` makes of the files."""
+    """Two Ray nodes on this machine, on which `serve run` deploys the written files."""
 
     def __init__(self) -> None:
-        # Sockets are in it, whose paths must be short.
+        # It contains sockets, whose paths must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="llmray"))
         self.out = self.folder / "out"
         models = str(repository(self.folder / "models", words=WORDS))
-        words = ["--no-auth", "--concurrency", str(PLACES), "--cpus", "1", "--max-replicas", "2"]
-        command = [*LLMSERVE, "deploy", "ray", models, "--out", str(self.out), *words]
+        args = ["--no-auth", "--concurrency", str(SLOTS), "--cpus", "1", "--max-replicas", "2"]
+        command = [*LLMSERVE, "deploy", "ray", models, "--out", str(self.out), *args]
         subprocess.run(command, check=True, capture_output=True)
         config = yaml.safe_load((self.out / "serve.yaml").read_text(encoding="utf-8"))
         config["http_options"]["port"] = port = free_port()
@@ -74,20 +74,20 @@ class Cluster:
         self._node("--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false",
                    f"--ray-client-server-port={free_port()}", "--node-ip-address=127.0.0.1",
                    f"--temp-dir={self.folder}/ray")  # fmt: skip
-        eventually(lambda: self._listens(address), PATIENCE)
+        eventually(lambda: self._listens(address), TIMEOUT)
         self._node(f"--address={address}", "--node-ip-address=127.0.0.2")
         self._run("serve", "run", str(self.out / "serve.yaml"), f"--address={address}")
-        eventually(lambda: len(self.ready()) == 2, 2 * PATIENCE)
-        eventually(lambda: self.ask("1").well, PATIENCE)
+        eventually(lambda: len(self.ready()) == 2, 2 * TIMEOUT)
+        eventually(lambda: self.ask("1").ok, TIMEOUT)
 
-    def _node(self, *words: str) -> None:
+    def _node(self, *args: str) -> None:
         small = ("--num-cpus=1", "--object-store-memory=100000000")
-        self._run("ray", "start", "--block", *small, *words)
+        self._run("ray", "start", "--block", *small, *args)
 
-    def _run(self, *words: str) -> None:
-        program = str(Path(sys.executable).with_name(words[0]))
+    def _run(self, *args: str) -> None:
+        program = str(Path(sys.executable).with_name(args[0]))
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen([program, *words[1:]], env=self._env, stdout=log,
+            process = subprocess.Popen([program, *args[1:]], env=self._env, stdout=log,
                                        stderr=log, start_new_session=True)  # fmt: skip
         self._processes.append(process)
 
@@ -99,27 +99,27 @@ class Cluster:
         return False
 
     def tritons(self) -> dict[int, str]:
-        """Return the processes of Triton here, each with its address."""
-        found = {}
+        """Return the Triton processes of this cluster with their addresses."""
+        addresses = {}
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                program, *words = (path / "cmdline").read_bytes().decode().split("\0")
+                program, *args = (path / "cmdline").read_bytes().decode().split("\0")
                 ours = str(self.out).encode() in (path / "environ").read_bytes()
                 if program.endswith("tritonserver") and ours:
-                    (port,) = (word for word in words if word.startswith("--http-port="))
-                    found[int(path.name)] = f"http://127.0.0.1:{port.partition('=')[2]}"
-        return found
+                    (port,) = (arg for arg in args if arg.startswith("--http-port="))
+                    addresses[int(path.name)] = f"http://127.0.0.1:{port.partition('=')[2]}"
+        return addresses
 
     def ready(self) -> set[int]:
-        """Return the Tritons that answer."""
-        found = set()
+        """Return the processes of the Tritons that are ready."""
+        processes = set()
         for process, url in self.tritons().items():
             with suppress(OSError), urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5):
-                found.add(process)
-        return found
+                processes.add(process)
+        return processes
 
     def family(self, triton: int) -> tuple[int, int]:
-        """Return the process of Ray that has started a Triton's guard, and its model's process."""
+        """Return the Ray process that started a Triton's guard, and the process of its model."""
         parents = {}
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -132,21 +132,21 @@ class Cluster:
         body = {"model": "words", "prompt": prompt, "stream": True}
         return urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode())
 
-    def ask(self, prompt: str) -> Sent:
-        begun = time.monotonic()
+    def ask(self, prompt: str) -> Response:
+        started = time.monotonic()
         try:
-            with urllib.request.urlopen(self.post(prompt), timeout=PATIENCE) as answer:
-                status, text = answer.status, answer.read().decode()
+            with urllib.request.urlopen(self.post(prompt), timeout=TIMEOUT) as response:
+                status, text = response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read().decode()
         except OSError as error:
             status, text = 0, repr(error)
-        return Sent(begun, time.monotonic(), status, text)
+        return Response(started, time.monotonic(), status, text)
 
     def metrics(self) -> str:
-        """Return what one of the gateways tells, whichever Ray asks."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as answer:
-            return str(answer.read().decode())
+        """Return the metrics of one of the gateways, whichever Ray chooses."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=TIMEOUT) as response:
+            return str(response.read().decode())
 
     def close(self) -> None:
         for process in reversed(self._processes):
@@ -166,10 +166,10 @@ def free_port() -> int:
 
 
 class Load:
-    """Clients who ask one after the other, and like OpenAI's wait half a second after a failure."""
+    """Clients that send one request at a time and, like OpenAI's, wait 0.5 s after a failure."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.sent: list[Sent] = []
+        self.responses: list[Response] = []
         self._cluster = cluster
         self._end = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
@@ -178,8 +178,8 @@ class Load:
 
     def _ask(self) -> None:
         while not self._end.is_set():
-            self.sent.append(self._cluster.ask(WORDS_ASKED))
-            if not self.sent[-1].well:
+            self.responses.append(self._cluster.ask(PROMPT))
+            if not self.responses[-1].ok:
                 self._end.wait(0.5)
 
     def __enter__(self) -> Load:
@@ -198,7 +198,7 @@ def cluster() -> Iterator[Cluster]:
         yield running
     finally:
         running.close()
-    # However Ray ends its processes, the guards end theirs.
+    # However Ray ends its processes, the guards end the Tritons.
     eventually(lambda: not running.tritons())
 
 
@@ -206,56 +206,55 @@ def test_a_triton_that_is_killed_under_load_is_back_in_its_replica(cluster: Clus
     both = cluster.ready()
     victim = min(both)
     with Load(cluster) as load:
-        eventually(lambda: len(load.sent) > 200, PATIENCE)
+        eventually(lambda: len(load.responses) > 200, TIMEOUT)
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        eventually(lambda: len(cluster.ready() - {victim}) == 2, PATIENCE)
-        whole = time.monotonic() - killed
-        before = len(load.sent)
-        eventually(lambda: len(load.sent) > before + 200, PATIENCE)
-    failed = [one for one in load.sent if not one.well]
-    last = max((one.ended for one in failed), default=killed) - killed
-    figure("a Triton is killed: whole again after", whole)
+        eventually(lambda: len(cluster.ready() - {victim}) == 2, TIMEOUT)
+        recovered = time.monotonic() - killed
+        before = len(load.responses)
+        eventually(lambda: len(load.responses) > before + 200, TIMEOUT)
+    failed = [response for response in load.responses if not response.ok]
+    last = max((response.ended for response in failed), default=killed) - killed
+    slowest = max(response.ended - response.started for response in load.responses)
+    figure("a Triton is killed: recovered after", recovered)
     figure("a Triton is killed: last failure after", last)
-    figure(f"a Triton is killed: failed of {len(load.sent)}", len(failed), "")
-    figure("a Triton is killed: slowest", max(one.ended - one.begun for one in load.sent))
-    assert len(failed) < 0.05 * len(load.sent), failed
-    assert whole <= 6, "a machine that is busy takes longer"
+    figure(f"a Triton is killed: failed of {len(load.responses)}", len(failed), "")
+    figure("a Triton is killed: slowest", slowest)
+    assert len(failed) < 0.05 * len(load.responses), failed
+    assert recovered <= 6, "a busy machine takes longer"
     assert last <= 6
 
 
-def test_a_client_that_leaves_frees_its_place(cluster: Cluster) -> None:
-    with urllib.request.urlopen(cluster.post("1000 0.05"), timeout=PATIENCE) as answer:
-        assert b"word" in answer.readline()
-    eventually(lambda: 'outcome="cancelled"' in cluster.metrics(), PATIENCE)
+def test_a_client_that_disconnects_frees_its_slot(cluster: Cluster) -> None:
+    with urllib.request.urlopen(cluster.post("1000 0.05"), timeout=TIMEOUT) as response:
+        assert b"word" in response.readline()
+    eventually(lambda: 'outcome="cancelled"' in cluster.metrics(), TIMEOUT)
 
 
-def test_too_much_is_refused_in_the_words_of_the_api(cluster: Cluster) -> None:
-    answers: list[Sent] = []
-    asking = [
-        threading.Thread(target=lambda: answers.append(cluster.ask("20 0.1")))
-        for _ in range(2 * (PLACES + QUEUE) + 10)
+def test_excess_requests_are_refused_with_an_error_of_the_api(cluster: Cluster) -> None:
+    responses: list[Response] = []
+    threads = [
+        threading.Thread(target=lambda: responses.append(cluster.ask("20 0.1")))
+        for _ in range(2 * (SLOTS + QUEUE) + 10)
     ]
-    for thread in asking:
+    for thread in threads:
         thread.start()
-    for thread in asking:
+    for thread in threads:
         thread.join()
-    refused = [one for one in answers if one.status == 429]
+    refused = [response for response in responses if response.status == 429]
     assert refused
-    assert all(json.loads(one.answer)["error"]["code"] == "queue_full" for one in refused)
-    assert len(refused) + sum(one.well for one in answers) == len(answers)
+    assert {json.loads(response.text)["error"]["code"] for response in refused} == {"queue_full"}
+    assert len(refused) + sum(response.ok for response in responses) == len(responses)
 
 
 @pytest.mark.parametrize("what", ["replica", "model"])
-def test_ray_replaces_a_replica_that_has_died_or_whose_model_has(
-    cluster: Cluster, what: str
-) -> None:
+def test_ray_replaces_a_replica_that_dies_or_whose_model_dies(cluster: Cluster, what: str) -> None:
     victim = min(cluster.ready())
     killed = time.monotonic()
-    above, below = cluster.family(victim)
-    os.kill(above if what == "replica" else below, signal.SIGKILL)
-    # The guard or Ray ends it; no client asks, so that a canary has to find the model dead.
-    eventually(lambda: victim not in cluster.tritons(), PATIENCE)
-    eventually(lambda: len(cluster.ready()) == 2, PATIENCE)
-    figure(f"a {what} is killed: whole again after", time.monotonic() - killed)
-    assert cluster.ask("1").well
+    replica, model = cluster.family(victim)
+    os.kill(replica if what == "replica" else model, signal.SIGKILL)
+    # The guard or Ray ends it; no client sends requests, so a canary must notice the dead model.
+    eventually(lambda: victim not in cluster.tritons(), TIMEOUT)
+    eventually(lambda: len(cluster.ready()) == 2, TIMEOUT)
+    figure(f"a {what} is killed: recovered after", time.monotonic() - killed)
+    assert cluster.ask("1").ok

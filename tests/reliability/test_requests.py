@@ -1,4 +1,4 @@
-"""Requests that mean harm, or that leave: what they cost the others on a real Triton."""
+"""Hostile and abandoned requests on a real Triton, and what they cost the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def running(triton: LiveTriton, model: str) -> float:
     return soak.figure(triton, model, "running_sequences")
 
 
-def test_any_text_streams_to_the_whole_and_what_is_no_text_is_refused(
+def test_the_pieces_of_any_text_join_to_the_whole_and_invalid_text_is_refused(
     triton: LiveTriton, model: str
 ) -> None:
     for text in TEXTS:
@@ -60,45 +60,45 @@ def test_any_text_streams_to_the_whole_and_what_is_no_text_is_refused(
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(url, body, timeout=60)
     assert refused.value.code >= 400
-    figure("odd texts streamed to their whole", len(TEXTS), "")
+    figure("unusual texts whose pieces join to the whole", len(TEXTS), "")
 
 
-def test_what_cannot_be_is_refused_at_once(triton: LiveTriton, model: str) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = [("word " * 50_000, {})]
-    asked += [(PROMPT, {"max_tokens": count}) for count in (0, -1, 2**31, 10**14)]
+def test_impossible_requests_are_refused_at_once(triton: LiveTriton, model: str) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = [("word " * 50_000, {})]
+    requests += [(PROMPT, {"max_tokens": count}) for count in (0, -1, 2**31, 10**14)]
     values = (math.nan, math.inf, -math.inf)
-    asked += [(PROMPT, {name: value}) for name in FLOATS for value in values]
-    asked += [(PROMPT, {"logit_bias": f'{{"5": {value}}}'}) for value in ("NaN", "Infinity")]
+    requests += [(PROMPT, {name: value}) for name in FLOATS for value in values]
+    requests += [(PROMPT, {"logit_bias": f'{{"5": {value}}}'}) for value in ("NaN", "Infinity")]
     longest = 0.0
-    for prompt, options in asked:
-        took = []
+    for prompt, options in requests:
+        seconds = []
         for _ in range(3):
-            begun = time.monotonic()
+            started = time.monotonic()
             with pytest.raises(RequestRejectedError):
                 triton.client.generate(model, prompt, **options)
-            took.append(time.monotonic() - begun)
-        longest = max(longest, min(took))
-    figure(f"{len(asked)} impossible requests: each refused within", longest)
-    assert longest < 0.05 * 4, "a machine that is busy has four times as long"
+            seconds.append(time.monotonic() - started)
+        longest = max(longest, min(seconds))
+    figure(f"{len(requests)} impossible requests: each refused within", longest)
+    assert longest < 0.05 * 4, "a busy machine gets four times as long"
 
 
-def test_five_hundred_that_leave_take_no_place_with_them(triton: LiveTriton, model: str) -> None:
-    def leave(seed: int) -> None:
+def test_five_hundred_that_disconnect_free_their_slots(triton: LiveTriton, model: str) -> None:
+    def disconnect(seed: int) -> None:
         pieces = triton.client.stream(model, PROMPT, max_tokens=400, ignore_eos=True)
         for _ in range(seed % 4):
             next(pieces)
         pieces.close()
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(leave, range(500)))
-    begun = time.monotonic()
+        list(pool.map(disconnect, range(500)))
+    started = time.monotonic()
     eventually(lambda: not running(triton, model), 10)
-    took = time.monotonic() - begun
-    figure("500 streams left: the model has stopped after", took)
-    assert took < 0.5 * 4, "a machine that is busy has four times as long"
+    took = time.monotonic() - started
+    figure("500 streams abandoned: the model has stopped after", took)
+    assert took < 0.5 * 4, "a busy machine gets four times as long"
     with ThreadPoolExecutor(32) as pool:
-        asked = [PROMPT] * 32
-        texts = pool.map(lambda p: triton.client.generate(model, p, max_tokens=8).text, asked)
+        prompts = [PROMPT] * 32
+        texts = pool.map(lambda p: triton.client.generate(model, p, max_tokens=8).text, prompts)
         assert len(set(texts)) == 1
 
 
@@ -110,9 +110,9 @@ def test_sixty_four_streams_of_all_kinds_for_three_minutes(triton: LiveTriton, m
         for prompt, count in GREEDY
     }
     end = time.monotonic() + 180
-    counts = {"greedy": 0, "left": 0, "drawn": 0}
+    counts = {"greedy": 0, "abandoned": 0, "sampled": 0}
 
-    def ask_on(seed: int) -> None:
+    def send_requests(seed: int) -> None:
         chance = random.Random(seed)
         while time.monotonic() < end:
             prompt, count = chance.choice(GREEDY)
@@ -128,44 +128,44 @@ def test_sixty_four_streams_of_all_kinds_for_three_minutes(triton: LiveTriton, m
             texts = []
             for piece in pieces:
                 texts.append(piece.text)
-                if kind == "left" and chance.random() < 0.3:
+                if kind == "abandoned" and chance.random() < 0.3:
                     break
             pieces.close()
             assert kind != "greedy" or "".join(texts) == alone[prompt, count]
             counts[kind] += 1
 
     with ThreadPoolExecutor(64) as pool:
-        list(pool.map(ask_on, range(64)))
+        list(pool.map(send_requests, range(64)))
     eventually(lambda: not running(triton, model), 10)
-    figure(f"64 streams at a time, {counts}: wrong ones", 0, "")
+    figure(f"64 concurrent streams, {counts}: wrong ones", 0, "")
 
 
 @pytest.mark.soak
-def test_two_hundred_sequences_over_four_places_a_fifth_of_them_abandoned(
+def test_two_hundred_sequences_over_four_slots_a_fifth_of_them_abandoned(
     triton: LiveTriton,
 ) -> None:
-    """Nobody reads another's text, and the places of those who went are free in time.
+    """No client gets another's text, and the slots of abandoned sequences are freed in time.
 
-    While a sequence waits for a place Triton counts it as idle: who waits for longer than that
-    loses the place that it gets, and is told.
+    Triton counts a sequence that waits for a slot as idle: if it waits longer than the limit, it
+    loses the slot that it gets, and its client gets an error.
     """
     sequences = triton.build("gpt2-torchscript", idle_seconds=3.0, max_batch_size=4)
     prompts = ("I have lived in London", "Once upon a time", "A", "The capital of France is")
-    asked = {"max_tokens": 24, "ignore_eos": True}
+    options = {"max_tokens": 24, "ignore_eos": True}
     hf = triton.build("hf")
-    alone = {prompt: triton.client.generate(hf, prompt, **asked).text for prompt in prompts}
+    alone = {prompt: triton.client.generate(hf, prompt, **options).text for prompt in prompts}
     abandoned: list[Any] = []
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def ask(number: int) -> str:
         prompt = prompts[number % len(prompts)]
         sequence = triton.client.sequence(sequences, timeout=280)
-        text, options = "", asked
+        text, settings = "", options
         try:
             steps = sequence.__enter__()
             while True:
-                piece = steps.send("" if text else prompt, step_tokens=4, **options)
-                text, options = text + piece.text, {}
+                piece = steps.send("" if text else prompt, step_tokens=4, **settings)
+                text, settings = text + piece.text, {}
                 if number % 5 == 0:
                     abandoned.append(sequence)
                     return "abandoned"
@@ -176,9 +176,9 @@ def test_two_hundred_sequences_over_four_places_a_fifth_of_them_abandoned(
             return "lost" if "START" in str(error) else str(error)
 
     with ThreadPoolExecutor(32) as pool:
-        found = Counter(pool.map(ask, range(200)))
-    figure(f"200 sequences over 4 places, {dict(found)}: took", time.monotonic() - begun)
-    assert found["right"]
-    assert not found.keys() - {"right", "abandoned", "lost"}
+        outcomes = Counter(pool.map(ask, range(200)))
+    figure(f"200 sequences over 4 slots, {dict(outcomes)}: took", time.monotonic() - started)
+    assert outcomes["right"]
+    assert not outcomes.keys() - {"right", "abandoned", "lost"}
     answer = triton.client.generate(sequences, "Hello", max_tokens=4, timeout=60)
     assert answer.output_tokens == 4

@@ -1,4 +1,4 @@
-"""What takes minutes: `make soak` runs it."""
+"""Tests that take minutes: `make soak` runs them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.servers import PATIENCE, WORDS, Serving, eventually, figure, repository
+from tests.live.servers import TIMEOUT, WORDS, Serving, eventually, figure, repository
 
 pytestmark = pytest.mark.soak
 
-APART = 15.5
-"""Seconds between two deaths: five within a minute, and it is left alone."""
+INTERVAL = 15.5
+"""Seconds between two deaths: after five within a minute, it is not restarted."""
 
 
 @pytest.mark.parametrize("program", ["models/words/1/model.py ", "bin/tritonserver"])
-def test_killed_twenty_times_it_serves_again(tmp_path: Path, program: str) -> None:
+def test_it_recovers_from_twenty_kills(tmp_path: Path, program: str) -> None:
     serve = Serving(str(repository(tmp_path, words=WORDS)))
     took: list[float] = []
     try:
@@ -27,31 +27,31 @@ def test_killed_twenty_times_it_serves_again(tmp_path: Path, program: str) -> No
             (process,) = serve.processes(program)
             killed = time.monotonic()
             os.kill(process, signal.SIGKILL)
-            serve.said("words: restarting", killed)
-            eventually(lambda: serve.answers("words"), PATIENCE)
+            serve.wait_for("words: restarting", killed)
+            eventually(lambda: serve.try_generate("words"), TIMEOUT)
             took.append(time.monotonic() - killed)
-            serve.said("words: ready", killed)
-            time.sleep(max(0.0, APART - (time.monotonic() - killed)))
+            serve.wait_for("words: ready", killed)
+            time.sleep(max(0.0, INTERVAL - (time.monotonic() - killed)))
         figure(f"killed twenty times, {program.strip()}: serving after", statistics.median(took))
         figure(f"killed twenty times, {program.strip()}: after at most", max(took))
-        code, _ = serve.end()
+        code, _ = serve.stop()
         assert code == 0
         assert serve.nothing_is_left()
     finally:
         serve.close()
 
 
-def test_a_model_that_hangs_is_noticed_and_loaded_anew(tmp_path: Path) -> None:
+def test_a_model_that_hangs_is_noticed_and_reloaded(tmp_path: Path) -> None:
     serve = Serving(str(repository(tmp_path, words=WORDS, other=WORDS)))
     try:
         (process,) = serve.processes("models/words/1/model.py ")
         os.kill(process, signal.SIGSTOP)
         stopped = time.monotonic()
-        figure("a model hangs: suspect after", serve.said("words: suspect", stopped) - stopped)
-        figure("a model hangs: serving after", serve.said("words: ready", stopped) - stopped)
-        assert serve.answers("words") == "word "
-        assert "other: " not in serve.told
-        code, seconds = serve.end()
+        figure("a model hangs: suspect after", serve.wait_for("words: suspect", stopped) - stopped)
+        figure("a model hangs: serving after", serve.wait_for("words: ready", stopped) - stopped)
+        assert serve.try_generate("words") == "word "
+        assert "other: " not in serve.output
+        code, seconds = serve.stop()
         assert code == 0
         assert seconds < 35
         assert serve.nothing_is_left()
@@ -59,12 +59,12 @@ def test_a_model_that_hangs_is_noticed_and_loaded_anew(tmp_path: Path) -> None:
         serve.close()
 
 
-@pytest.mark.parametrize("time_of", range(5))
-def test_serve_killed_leaves_nothing(tmp_path: Path, time_of: int) -> None:
+@pytest.mark.parametrize("step", range(5))
+def test_serve_killed_leaves_nothing(tmp_path: Path, step: int) -> None:
     serve = Serving(str(repository(tmp_path, words=WORDS)))
     try:
-        time.sleep(0.3 * time_of)
+        time.sleep(0.3 * step)
         serve.process.kill()
-        eventually(serve.nothing_is_left, PATIENCE)
+        eventually(serve.nothing_is_left, TIMEOUT)
     finally:
         serve.close()

@@ -1,4 +1,4 @@
-"""A Triton in this process, for the tests of who asks one."""
+"""Fixtures for tests of clients, which talk to a scripted Triton in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Triton in this process that does what a test wants of it."""
+"""A Triton in this process that behaves as a test prescribes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ output { name: "text_output" data_type: TYPE_STRING dims: [1] }
 
 
 class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Sends ``pieces`` and says that the last is the last, or stops or waits before it."""
+    """Sends ``pieces``; ``finish`` is "complete", "early" (no final response) or "silent"."""
 
     def __init__(self) -> None:
         self.pieces = ["cut ", "off"]
-        self.ends = "complete"
+        self.finish = "complete"
         self.delay = 0.0
         self.prompts: list[str] = []
-        self.silent = threading.Event()
+        self.stopped = threading.Event()
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
         if request.name != "m":
@@ -50,9 +50,9 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             message.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
             message.infer_response.raw_output_contents.append(pack_texts([text]))
             yield message
-        if self.ends == "silent":
-            self.silent.wait(20)
-        elif self.ends == "complete":
+        if self.finish == "silent":
+            self.stopped.wait(20)
+        elif self.finish == "complete":
             assert request.parameters["triton_enable_empty_final_response"].bool_param
             message = service_pb2.ModelStreamInferResponse()
             message.infer_response.id = request.id
@@ -60,8 +60,8 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             yield message
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        if self.ends == "silent":
-            self.silent.wait(20)
+        if self.finish == "silent":
+            self.stopped.wait(20)
         context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header")
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:
@@ -70,11 +70,11 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     @contextmanager
     def serving(self) -> Iterator[str]:
-        """Listen on a free port, and give its address."""
+        """Listen on a free port and yield its address."""
         server = grpc.server(ThreadPoolExecutor(8))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield f"127.0.0.1:{port}"
-        self.silent.set()
+        self.stopped.set()
         server.stop(None)

@@ -1,6 +1,6 @@
-"""What is promised to authors of plugins: listed in ``api.txt``, and changed only on purpose.
+"""The API promised to plugin authors: it is listed in ``api.txt`` and changes only on purpose.
 
-``python tests/unit/test_api.py > llmserve/api.txt`` writes the list anew.
+``python tests/unit/test_api.py > llmserve/api.txt`` regenerates the list.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from types import ModuleType
 
 from llmserve.api import API, MODULES
 
-LISTED = Path(__file__).parents[2] / "llmserve" / "api.txt"
+API_FILE = Path(__file__).parents[2] / "llmserve" / "api.txt"
 
 
-def promised() -> Iterator[str]:
+def public_api() -> Iterator[str]:
     yield f"API {API}"
     for name in MODULES:
         module = import_module(name)
@@ -26,36 +26,36 @@ def promised() -> Iterator[str]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return what a module imports under its own name, with its functions, else what it makes."""
+    """Return a module's re-exports and own functions; without re-exports, its capitalized names."""
     home = module.__name__
     own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", home) == home}
-    given = re.findall(r"^ *from \S+ import (\w+) as \1$", inspect.getsource(module), re.M)
-    if given:
-        return given + [n for n, v in own.items() if inspect.isfunction(v) and n[0] != "_"]
+    reexports = re.findall(r"^ *from \S+ import (\w+) as \1$", inspect.getsource(module), re.M)
+    if reexports:
+        return reexports + [n for n, v in own.items() if inspect.isfunction(v) and n[0] != "_"]
     return [n for n in own if n[0].isupper()]
 
 
-def signature(thing: object) -> str:
-    ours = getattr(thing, "__module__", "").startswith("llmserve")
-    if not ours or not (inspect.isclass(thing) or inspect.isfunction(thing)):
+def signature(member: object) -> str:
+    ours = getattr(member, "__module__", "").startswith("llmserve")
+    if not ours or not (inspect.isclass(member) or inspect.isfunction(member)):
         return ""
     try:
-        made_with = str(inspect.signature(thing))
+        text = str(inspect.signature(member))
     except ValueError:
-        # Made as the built-in type that it is derived from.
+        # It is constructed like the built-in type that it derives from.
         return ""
-    # Annotations are text, and shown as such; a function has another address in every process.
-    made_with = re.sub(r"<function .+? at \w+>", "…", made_with)
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", made_with)
+    # Annotations are strings and appear quoted; a function's address differs in every process.
+    text = re.sub(r"<function .+? at \w+>", "…", text)
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
-def test_what_is_promised_is_what_is_there() -> None:
-    listed = LISTED.read_text(encoding="utf-8").splitlines()
-    assert listed == list(promised()), (
-        "what goes or changes breaks plugins: raise API in llmserve/api.py as well, and say so in "
-        "the changelog; then write the list anew, as the first lines of this file say"
+def test_the_public_api_is_the_listed_one() -> None:
+    listed = API_FILE.read_text(encoding="utf-8").splitlines()
+    assert listed == list(public_api()), (
+        "a removal or change breaks plugins: raise API in llmserve/api.py and add it to the "
+        "changelog; then regenerate the list with the command at the top of this file"
     )
 
 
 if __name__ == "__main__":
-    print(*promised(), sep="\n")
+    print(*public_api(), sep="\n")

@@ -1,4 +1,4 @@
-"""The driver of whole batches: every request is answered on its own terms."""
+"""The batch driver: every request is answered according to its own parameters."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.echoes import Panic
 from tests.support import drive
 
 
-class Repeats:
-    """A generator that repeats the prompt for ever.
+class Repeater:
+    """A generator that repeats the prompt forever.
 
-    It refuses ``?``, fails at the third token of ``!``, panics at ``~`` and leaves off at ``.``.
+    It refuses ``?``, fails at the third token of ``!``, panics at ``~`` and stops early at ``.``.
     """
 
     context_length: int | None = 100
@@ -63,38 +63,38 @@ def ask(text: str, **parameters: Any) -> FakeRequest:
 
 
 def test_every_request_of_a_batch_has_its_own_length() -> None:
-    asked, generator = [ask("ab", max_tokens=n) for n in (1, 5, 3)], Repeats()
-    drive(generator, *asked, decoupled=False)
-    assert [request.text for request in asked] == ["a", "ababa", "aba"]
-    assert all(request.closed and len(request.responses) == 1 for request in asked)
+    requests, generator = [ask("ab", max_tokens=n) for n in (1, 5, 3)], Repeater()
+    drive(generator, *requests, decoupled=False)
+    assert [request.text for request in requests] == ["a", "ababa", "aba"]
+    assert all(request.closed and len(request.responses) == 1 for request in requests)
     assert generator.batches == [3]
 
 
-def test_a_stream_gets_pieces_and_its_neighbour_a_whole() -> None:
+def test_a_stream_gets_pieces_and_its_neighbour_a_whole_answer() -> None:
     pieces, whole = ask("ab", max_tokens=3, stream=True), ask("cd", max_tokens=3)
-    drive(Repeats(), pieces, whole)
+    drive(Repeater(), pieces, whole)
     assert [response.texts[0] for response in pieces.responses] == ["a", "b", "a"]
     assert [response.texts[0] for response in whole.responses] == ["cdc"]
 
 
-def test_rows_of_a_request_have_their_own_values_and_tensors_count_before_parameters() -> None:
+def test_rows_of_a_request_have_their_own_values_and_tensors_override_parameters() -> None:
     inputs = {"text_input": ["ab", "cd"], "max_tokens": np.array([[1], [3]])}
     request = FakeRequest(inputs, max_tokens=5)
-    drive(Repeats(), request)
+    drive(Repeater(), request)
     assert [response.texts for response in request.responses] == [["a", "cdc"]]
 
 
-def test_the_prompt_is_told_once_if_asked() -> None:
+def test_the_prompt_is_returned_once_on_request() -> None:
     stream, whole = (
         ask("ab", max_tokens=2, stream=stream, exclude_input_in_output=False)
         for stream in (True, False)
     )
-    drive(Repeats(), stream, whole)
+    drive(Repeater(), stream, whole)
     assert stream.text == whole.text == "abab"
 
 
 @pytest.mark.parametrize(
-    ("culprit", "told", "code"),
+    ("culprit", "message", "code"),
     [
         (ask("ab", max_tokens=0), "max_tokens", "INVALID_ARG"),
         (ask("ab", top_k=3), "this model does not take top_k", "INVALID_ARG"),
@@ -105,84 +105,83 @@ def test_the_prompt_is_told_once_if_asked() -> None:
     ids=["wrong", "unknown", "refused", "failing", "panicking"],
 )
 def test_a_request_that_cannot_be_answered_fails_alone(
-    culprit: FakeRequest, told: str, code: str
+    culprit: FakeRequest, message: str, code: str
 ) -> None:
     good, other = ask("ab"), ask("cd")
-    drive(Repeats(), good, culprit, other, decoupled=False)
+    drive(Repeater(), good, culprit, other, decoupled=False)
     assert (good.text, other.text) == ("abababab", "cdcdcdcd")
-    assert told in (culprit.error or "")
+    assert message in (culprit.error or "")
     (refusal,) = culprit.responses
     assert refusal.error
     assert refusal.error.code() == getattr(FakeBackendUtils.TritonError, code)
 
 
 @pytest.mark.parametrize("size", [4_000, 20_000_000])
-def test_a_prompt_that_no_context_could_hold_is_refused_before_it_is_tokens(size: int) -> None:
-    """To make tokens of a megabyte takes a second, and every other request waits."""
-    seen = 0
+def test_a_prompt_that_no_context_could_hold_is_refused_before_tokenization(size: int) -> None:
+    """Tokenizing a megabyte takes a second, and every other request waits."""
+    encoded = 0
 
-    class Counts(ByteTokenizer):
+    class CountingTokenizer(ByteTokenizer):
         def encode(self, text: str, *, special: bool = True) -> list[int]:
-            nonlocal seen
-            seen += len(text)
+            nonlocal encoded
+            encoded += len(text)
             return super().encode(text, special=special)
 
     culprit, good = ask("a" * size), ask("ab", max_tokens=2)
-    drive(Repeats(), culprit, good, tokenizer=Counts())
+    drive(Repeater(), culprit, good, tokenizer=CountingTokenizer())
     assert good.text == "ab"
     assert f"has {size} characters, which are over the model's context of 100" in (
         culprit.error or ""
     )
-    assert seen < 3_300
+    assert encoded < 3_300
 
 
-def test_a_panic_of_the_tokenizer_fails_one_request_and_not_the_model() -> None:
-    class Panics(ByteTokenizer):
-        def encode(self, text: str, *, special: bool = True) -> list[int]:
-            if text == "~":
-                raise Panic("index out of bounds")
-            return super().encode(text, special=special)
+class PanickingTokenizer(ByteTokenizer):
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        if text == "~":
+            raise Panic("index out of bounds")
+        return super().encode(text, special=special)
 
+
+class PanickingFormatter(TextFormatter):
+    def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
+        if generation.prompt == "~":
+            raise Panic("index out of bounds")
+        return super().constrain(generation, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "part", [{"tokenizer": PanickingTokenizer()}, {"formatter": PanickingFormatter({}, Path())}]
+)
+def test_a_panic_of_a_part_fails_one_request_and_not_the_model(part: dict[str, Any]) -> None:
     culprit, good = ask("~"), ask("ab", max_tokens=2)
-    drive(Repeats(), culprit, good, tokenizer=Panics())
-    assert culprit.error == "the model failed: RuntimeError: Panic: index out of bounds"
-    assert good.text == "ab"
-
-
-def test_a_panic_over_a_form_fails_one_request_and_not_the_model() -> None:
-    class Panics(TextFormatter):
-        def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
-            if generation.prompt == "~":
-                raise Panic("index out of bounds")
-            return super().constrain(generation, tokenizer)
-
-    culprit, good = ask("~"), ask("ab", max_tokens=2)
-    drive(Repeats(), culprit, good, formatter=Panics({}, Path()))
+    drive(Repeater(), culprit, good, **part)
     assert culprit.error == "the model failed: RuntimeError: Panic: index out of bounds"
     assert good.text == "ab"
 
 
 @pytest.mark.parametrize(
-    ("stream", "shown"),
+    ("stream", "expected"),
     [(True, [("a", "a"), ("b", "ab"), ("a", "aba")]), (False, [("aba", "aba")])],
 )
-def test_a_formatter_sees_all_so_far_with_every_piece(
-    stream: bool, shown: list[tuple[str, str]]
+def test_a_formatter_gets_the_text_so_far_with_every_piece(
+    stream: bool, expected: list[tuple[str, str]]
 ) -> None:
     seen: list[tuple[str, str]] = []
 
-    class Notes(TextFormatter):
+    class RecordingFormatter(TextFormatter):
         def format(self, answers: Sequence[Answer]) -> dict[str, Any]:
             seen.extend((answer.text, answer.so_far) for answer in answers)
             return super().format(answers)
 
-    drive(Repeats(), ask("ab", max_tokens=3, stream=stream), formatter=Notes({}, Path()))
-    assert seen == shown
+    request = ask("ab", max_tokens=3, stream=stream)
+    drive(Repeater(), request, formatter=RecordingFormatter({}, Path()))
+    assert seen == expected
 
 
-def test_a_stream_that_was_begun_is_not_begun_again() -> None:
+def test_a_stream_that_has_started_is_not_restarted() -> None:
     stream, culprit = ask("ab", stream=True), ask("!")
-    drive(Repeats(), stream, culprit)
+    drive(Repeater(), stream, culprit)
     texts = [response.texts[0] for response in stream.responses if not response.error]
     assert "".join(texts) == "aba"
     assert "MemoryError" in (stream.error or "")
@@ -190,32 +189,32 @@ def test_a_stream_that_was_begun_is_not_begun_again() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_response_that_triton_cannot_take_is_an_error_of_its_request_alone(
+def test_a_response_that_triton_cannot_send_fails_its_request_alone(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     culprit = ask("ab", max_tokens=4, stream=stream)
     whole, pieces = ask("cd", max_tokens=4), ask("ef", max_tokens=4, stream=True)
     send = FakeRequest.send
 
-    def full(request: FakeRequest, response: Any = None, flags: int = 0) -> None:
+    def send_without_memory(request: FakeRequest, response: Any = None, flags: int = 0) -> None:
         if request is culprit and not response.error:
             raise FakeModelException("no shared memory is left")
         send(request, response, flags=flags)
 
-    monkeypatch.setattr(FakeRequest, "send", full)
-    generator = Repeats()
+    monkeypatch.setattr(FakeRequest, "send", send_without_memory)
+    generator = Repeater()
     drive(generator, whole, culprit, pieces)
     assert culprit.error == "the model failed: FakeModelException: no shared memory is left"
     assert (whole.text, pieces.text, pieces.error) == ("cdcd", "efef", None)
-    assert generator.batches == [3], "nobody had to begin again"
+    assert generator.batches == [3], "no request was restarted"
 
 
-def test_a_cancelled_request_stops_and_its_neighbour_goes_on() -> None:
-    gone, stays = ask("ab", max_tokens=50), ask("cd", max_tokens=4)
-    gone.cancelled = True
-    drive(Repeats(), gone, stays)
-    assert gone.responses[0].tensors["finish_reason"].reshape(-1)[0] == b"cancelled"
-    assert stays.text == "cdcd"
+def test_a_cancelled_request_stops_and_its_neighbour_continues() -> None:
+    cancelled, other = ask("ab", max_tokens=50), ask("cd", max_tokens=4)
+    cancelled.cancelled = True
+    drive(Repeater(), cancelled, other)
+    assert cancelled.responses[0].tensors["finish_reason"].reshape(-1)[0] == b"cancelled"
+    assert other.text == "cdcd"
 
 
 @given(
@@ -228,43 +227,43 @@ def test_a_cancelled_request_stops_and_its_neighbour_goes_on() -> None:
         max_size=8,
     )
 )
-def test_any_batch_is_answered_completely(asked: list[tuple[str, int, bool]]) -> None:
-    requests = [ask(text, max_tokens=n, stream=stream) for text, n, stream in asked]
-    drive(Repeats(), *requests)
-    for (text, length, _), request in zip(asked, requests, strict=True):
+def test_any_batch_is_answered_completely(batch: list[tuple[str, int, bool]]) -> None:
+    requests = [ask(text, max_tokens=n, stream=stream) for text, n, stream in batch]
+    drive(Repeater(), *requests)
+    for (text, length, _), request in zip(batch, requests, strict=True):
         assert request.closed
         if length < 1:
             assert "max_tokens" in (request.error or "")
-        elif not set("!?~.") & set("".join(text for text, _, _ in asked)):
-            # A zero byte is this tokenizer's end.
+        elif not set("!?~.") & set("".join(text for text, _, _ in batch)):
+            # A zero byte is this tokenizer's end token.
             expected = (text.encode() * 20)[:length].split(b"\0")[0]
             assert request.text == expected.decode(errors="replace")
 
 
-def test_a_generator_that_leaves_off_early_leaves_nobody_waiting() -> None:
-    done, left = ask("a", max_tokens=1), ask(".", max_tokens=5)
-    drive(Repeats(), done, left)
-    assert done.text == "a"
-    assert left.closed
-    assert "left off" in (left.error or "")
+def test_a_generator_that_stops_early_leaves_no_request_waiting() -> None:
+    complete, unfinished = ask("a", max_tokens=1), ask(".", max_tokens=5)
+    drive(Repeater(), complete, unfinished)
+    assert complete.text == "a"
+    assert unfinished.closed
+    assert "stopped before the end" in (unfinished.error or "")
 
 
-def test_a_request_is_let_go_as_soon_as_it_is_answered() -> None:
-    """One that lived until the process ends would take shared memory that is gone by then."""
+def test_a_request_is_released_as_soon_as_it_is_answered() -> None:
+    """A request that lives until the process ends would use shared memory that is gone by then."""
     request, refused = ask("ab"), ask("")
-    kept = [weakref.ref(request), weakref.ref(refused)]
-    serving = BatchDriver({}, Path())
-    serving.start(make_parts(Repeats()))
+    references = [weakref.ref(request), weakref.ref(refused)]
+    driver = BatchDriver({}, Path())
+    driver.start(make_parts(Repeater()))
     gc.disable()
     try:
-        serving.execute([request, refused])
+        driver.execute([request, refused])
         del request, refused
-        assert [reference() for reference in kept] == [None, None]
+        assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
 
 
-HALF = '[{"role": "user", "content": "\\ud800"}]'
+LONE_SURROGATE = '[{"role": "user", "content": "\\ud800"}]'
 
 
 @pytest.mark.parametrize(
@@ -275,7 +274,7 @@ HALF = '[{"role": "user", "content": "\\ud800"}]'
         (["a"], {"messages": "[" * 100_000}, "not JSON"),
         *((["a"], {"messages": m}, "messages takes") for m in ("[]", "3", '["hi"]')),
         (["a"], {"messages": '[{"role": "user"}]'}, "messages takes"),
-        (["a"], {"messages": HALF}, "half a character"),
+        (["a"], {"messages": LONE_SURROGATE}, "half a character"),
         (["a"], {"messages": '[{"role": "a", "content": null}]'}, "messages takes"),
         (
             ["a"],
@@ -287,11 +286,11 @@ HALF = '[{"role": "user", "content": "\\ud800"}]'
         (["a"], {"stop_words": "x" * 257}, "256 characters"),
     ],
 )
-def test_what_would_hurt_others_is_refused(
+def test_a_request_that_would_harm_others_is_refused(
     prompts: list[str], parameters: dict[str, Any], message: str
 ) -> None:
     wrong, good = FakeRequest({"text_input": prompts}, **parameters), ask("ab", max_tokens=2)
-    drive(Repeats(), wrong, good)
+    drive(Repeater(), wrong, good)
     assert message in (wrong.error or "")
     assert good.text == "ab"
 
@@ -306,20 +305,21 @@ def test_what_would_hurt_others_is_refused(
         "{" * 100_000,
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     ],
-    ids=lambda given: str(given)[:20],
+    ids=lambda value: str(value)[:20],
 )
 def test_parameters_that_cannot_be_read_are_the_clients_fault(raw: str | Exception) -> None:
     class Raw(FakeRequest):
-        """A request whose parameters are as they came, which Triton does not look at."""
+        """A request with raw parameters, which Triton does not check."""
 
         def parameters(self) -> str:
             if isinstance(raw, Exception):
                 raise raw
             return raw
 
-    wrong, parts, made = Raw({"text_input": ["a"]}), make_parts(Repeats()), BatchDriver({}, Path())
-    made.start(parts)
-    made.execute([wrong])
+    wrong, parts = Raw({"text_input": ["a"]}), make_parts(Repeater())
+    driver = BatchDriver({}, Path())
+    driver.start(parts)
+    driver.execute([wrong])
     (refusal,) = wrong.responses
     assert refusal.error
     assert refusal.error.code() == FakeBackendUtils.TritonError.INVALID_ARG
@@ -334,7 +334,7 @@ TABLE = Tensor("table", "TYPE_FP32", dims=(-1, -1))
 TEXTS = np.array([b"a", b"b"], np.object_)
 
 
-class Returns:
+class FixedFormatter:
     def __init__(self, **tensors: Any) -> None:
         self._tensors = tensors
 
@@ -342,12 +342,12 @@ class Returns:
         return self._tensors
 
 
-def formatted(**tensors: Any) -> FakeRequest:
+def answer_with(**tensors: Any) -> FakeRequest:
     outputs = {tensor.name: tensor for tensor in (COUNT, TEXT, TABLE)}
-    made, request = BatchDriver({}, Path()), FakeRequest({"text_input": ["a", "b"]})
-    parts = make_parts(Repeats(), decoupled=False, formatter=Returns(**tensors))
-    made.start(replace(parts, outputs=outputs))
-    made.execute([request])
+    driver, request = BatchDriver({}, Path()), FakeRequest({"text_input": ["a", "b"]})
+    parts = make_parts(Repeater(), decoupled=False, formatter=FixedFormatter(**tensors))
+    driver.start(replace(parts, outputs=outputs))
+    driver.execute([request])
     return request
 
 
@@ -363,17 +363,17 @@ def formatted(**tensors: Any) -> FakeRequest:
         ({}, "no 'text_output', which it declares"),
     ],
 )
-def test_what_a_formatter_returns_is_held_to_what_it_declares(
+def test_the_output_of_a_formatter_must_match_its_declaration(
     tensors: dict[str, Any], message: str
 ) -> None:
-    error = formatted(**({"text_output": TEXTS} if tensors else {}), **tensors).error or ""
+    error = answer_with(**({"text_output": TEXTS} if tensors else {}), **tensors).error or ""
     assert error.startswith("the model failed: OutputError: the formatter ")
-    assert "test_batch_driver:Returns returned " in error
+    assert "test_batch_driver:FixedFormatter returned " in error
     assert message in error
 
 
 def test_a_piece_costs_the_same_however_long_the_answer_is() -> None:
-    class Scored(Repeats):
+    class Scored(Repeater):
         context_length = None
 
         def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
@@ -385,50 +385,47 @@ def test_a_piece_costs_the_same_however_long_the_answer_is() -> None:
     def cost_of_a_piece(count: int) -> float:
         seconds = []
         for _ in range(3):
-            asked = ask("ab", max_tokens=count, stream=True, logprobs=0)
-            # Of this thread alone: what else the machine does is not counted.
-            began = time.thread_time()
-            drive(Scored(), asked, inputs=("logprobs",))
-            seconds.append(time.thread_time() - began)
-            assert len(asked.responses) == count
+            request = ask("ab", max_tokens=count, stream=True, logprobs=0)
+            # The time of this thread alone: other load on the machine does not count.
+            start = time.thread_time()
+            drive(Scored(), request, inputs=("logprobs",))
+            seconds.append(time.thread_time() - start)
+            assert len(request.responses) == count
         return min(seconds) / count
 
-    # Were it the square, it would be ten times as much.
+    # A quadratic cost would be ten times as much.
     assert cost_of_a_piece(5_000) < 4 * cost_of_a_piece(500)
 
 
-def test_who_asks_only_about_the_prompt_is_told_at_once() -> None:
-    asked, over, generator = (
-        ask("ab", prompt_only=True),
-        ask("a" * 300, prompt_only=True),
-        Repeats(),
-    )
-    drive(generator, asked, over, ask("cd", max_tokens=1))
-    assert json.loads(asked.text) == {"ids": [97, 98], "text": "ab", "context_length": 100}
-    assert len(json.loads(over.text)["ids"]) == 300
+def test_a_request_about_the_prompt_alone_needs_no_generation() -> None:
+    short, long = ask("ab", prompt_only=True), ask("a" * 300, prompt_only=True)
+    generator = Repeater()
+    drive(generator, short, long, ask("cd", max_tokens=1))
+    assert json.loads(short.text) == {"ids": [97, 98], "text": "ab", "context_length": 100}
+    assert len(json.loads(long.text)["ids"]) == 300
     assert generator.batches == [1]
 
 
-def test_a_prompt_may_come_as_ids() -> None:
-    asked = FakeRequest({}, input_ids="[97, 98]", max_tokens=4)
-    rows = FakeRequest({"input_ids": np.array([[99]], np.int32)}, max_tokens=2)
-    drive(Repeats(), asked, rows)
-    assert (asked.text, rows.text) == ("abab", "cc")
+def test_a_prompt_may_be_sent_as_ids() -> None:
+    parameter = FakeRequest({}, input_ids="[97, 98]", max_tokens=4)
+    tensor = FakeRequest({"input_ids": np.array([[99]], np.int32)}, max_tokens=2)
+    drive(Repeater(), parameter, tensor)
+    assert (parameter.text, tensor.text) == ("abab", "cc")
 
 
 @pytest.mark.parametrize("ids", ["[256]", "[-1]", "[]", "[1.5]", "ab", "{}", '["a"]'])
 def test_ids_that_are_no_tokens_are_refused(ids: str) -> None:
-    asked = FakeRequest({}, input_ids=ids)
-    drive(Repeats(), asked)
-    assert "input_ids" in (asked.error or "")
+    request = FakeRequest({}, input_ids=ids)
+    drive(Repeater(), request)
+    assert "input_ids" in (request.error or "")
 
 
-def test_counts_of_a_stream_are_deltas_for_who_adds_them_up() -> None:
-    asked = ask("ab", stream=True, max_tokens=3, return_num_output_tokens=True)
-    plain = ask("ab", stream=True, max_tokens=3)
-    drive(Repeats(), asked, plain, inputs=("return_num_output_tokens",))
+def test_counts_of_a_stream_are_deltas_on_request() -> None:
+    deltas = ask("ab", stream=True, max_tokens=3, return_num_output_tokens=True)
+    totals = ask("ab", stream=True, max_tokens=3)
+    drive(Repeater(), deltas, totals, inputs=("return_num_output_tokens",))
 
     def counts(request: FakeRequest) -> list[int]:
-        return [int(one.tensors["num_output_tokens"][0, 0]) for one in request.responses]
+        return [int(piece.tensors["num_output_tokens"][0, 0]) for piece in request.responses]
 
-    assert (counts(plain), counts(asked)) == ([1, 2, 3], [1, 1, 1])
+    assert (counts(totals), counts(deltas)) == ([1, 2, 3], [1, 1, 1])

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources."""
+"""Rules for the sources: which modules may import which, and which words name nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "llmserve"
 PLUGINS = sorted(
     folder
-    for where in ("*/llmserve_*", "examples/*/llmserve_*")
-    for folder in (ROOT / "plugins").glob(where)
+    for pattern in ("*/llmserve_*", "examples/*/llmserve_*")
+    for folder in (ROOT / "plugins").glob(pattern)
 )
 
 
+def nodes_of(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -58,15 +62,15 @@ SERVER = {
     [
         ("", None, None),
         ("runtime", set(), OUTSIDE),
-        # Parsers of tool calls are plugins, and found as all of them are.
+        # Parsers of tool calls are plugins, and looked up like all plugins.
         ("client", {"errors", "registry", "roles", "tools"}, None),
         ("server", SERVER, None),
     ],
 )
-def test_who_may_import_whom(
+def test_a_part_of_the_core_imports_only_what_it_may(
     folder: str, others: set[str] | None, outside: set[str] | None
 ) -> None:
-    """The core imports neither the command line nor plugins, and parts of it not all others."""
+    """The core imports neither the command line nor plugins; some parts may import even less."""
     forbidden = {"llmserve_cli", *(plugin.name for plugin in PLUGINS)}
     paths = sources(CORE / folder)
     assert paths
@@ -82,7 +86,7 @@ def test_who_may_import_whom(
 
 
 EMITTED = {"llmserve_ray.py"}
-"""What a plugin never imports: it is copied to where all that it needs is installed."""
+"""Files that no plugin imports: they are copied to where everything they need is installed."""
 
 
 def test_plugins_do_not_import_one_another() -> None:
@@ -92,13 +96,12 @@ def test_plugins_do_not_import_one_another() -> None:
         for path in package.rglob("*.py"):
             if path.name in EMITTED:
                 continue
-            found = others & {module.split(".")[0] for module in imports(path)}
-            assert not found, path
+            assert not others & {module.split(".")[0] for module in imports(path)}, path
 
 
 def loaded_by(code: str) -> set[str]:
-    ask = f"{code}\nimport sys\nprint(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     return {name.split(".")[0] for name in run.stdout.split()}
 
 
@@ -113,7 +116,7 @@ HEAVY = {"torch", "transformers", "click", "tritonclient", "grpc", "numpy", "ric
         "from llmserve.demo import demo_model_path\ndemo_model_path()",
     ],
 )
-def test_looking_around_loads_nothing_heavy(code: str) -> None:
+def test_a_light_import_loads_nothing_heavy(code: str) -> None:
     assert not loaded_by(code) & HEAVY
 
 
@@ -123,71 +126,72 @@ def module_of(path: Path, above: Path) -> str:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Return which module of ours imports which, for types only and in functions included."""
+    """Return which of our modules imports which, including imports for types and in functions."""
     homes = ((CORE, ROOT), (ROOT / "cli", ROOT / "cli"))
     paths = {module_of(path, above): path for home, above in homes for path in sources(home)}
     graph = {}
     for module, path in paths.items():
-        found = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        imported = set()
+        for node in nodes_of(path):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                inside = {f"{node.module}.{alias.name}" for alias in node.names}
-                # What is no module of its own comes from the one that is named.
-                found |= inside & paths.keys() or {node.module}
-        graph[module] = found & paths.keys() - {module}
+                submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+                # A name that is not a module belongs to the module it is imported from.
+                imported |= submodules & paths.keys() or {node.module}
+        graph[module] = imported & paths.keys() - {module}
     return graph
 
 
 def reached_from(module: str, graph: Mapping[str, set[str]]) -> set[str]:
     seen: set[str] = set()
-    left = [module]
-    while left:
-        new = graph[left.pop()] - seen
+    pending = [module]
+    while pending:
+        new = graph[pending.pop()] - seen
         seen |= new
-        left += new
+        pending += new
     return seen
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_module_imports_itself_through_others() -> None:
     graph = import_graph()
     assert len(graph) > 60
     circular = sorted(m for m in graph if m in reached_from(m, graph))
     assert not circular, [f"{m} imports {sorted(graph[m] & {*circular})}" for m in circular]
 
 
-def test_a_circle_through_a_type_would_be_found() -> None:
+def test_a_cycle_through_a_type_would_be_detected() -> None:
     graph = import_graph()
-    assert "llmserve.builder.context" in graph["llmserve.roles"], "imported for its type alone"
+    assert "llmserve.builder.context" in graph["llmserve.roles"], "imported for types only"
     graph["llmserve.builder.context"].add("llmserve.roles")
     assert "llmserve.roles" in reached_from("llmserve.roles", graph)
 
 
 def names_of_our_plugins() -> set[str]:
-    """Return recipes, components and options of our plugins that are not the core's as well."""
+    """Return recipes, components and options of our plugins whose names the core does not use."""
     ours = {
         match[1]
         for path in (ROOT / "plugins").glob("*/pyproject.toml")
         if (match := re.search(r'(?m)^name = "(.+)"', path.read_text(encoding="utf-8")))
     }
-    found: set[str] = set()
-    known = {option.name for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS, *PLACEMENT_OPTIONS)}
-    known |= {value.name for value in vars(contract).values() if isinstance(value, contract.Tensor)}
-    known |= {tensor.name for tensor in (*contract.SAMPLING, *contract.TEXT_FORMAT_INPUTS)}
+    plugin_names: set[str] = set()
+    core_names = {option.name for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS, *PLACEMENT_OPTIONS)}
+    tensors = [value for value in vars(contract).values() if isinstance(value, contract.Tensor)]
+    tensors += (*contract.SAMPLING, *contract.TEXT_FORMAT_INPUTS)
+    core_names |= {tensor.name for tensor in tensors}
     for entry in Registry.load().entries:
         component = entry.component
-        # The names of backends are Triton's, whoever brings one.
+        # Backend names are Triton's, whichever package provides the backend.
         if not isinstance(component, Backend):
             names = {component.name}
-            # A word like "threads" is no name of an option in a sentence.
+            # In a sentence, a word like "threads" does not name an option.
             options = getattr(component, "options", ())
             names |= {option.name for option in options if "_" in option.name}
             if entry.plugin.origin in ours:
-                found |= names
+                plugin_names |= names
             elif entry.plugin.origin == "llmserve":
-                known |= names
-    return found - known
+                core_names |= names
+    return plugin_names - core_names
 
 
 def test_the_core_names_nothing_of_a_plugin() -> None:
@@ -196,11 +200,31 @@ def test_the_core_names_nothing_of_a_plugin() -> None:
     pattern = re.compile(rf"(?<![\w/-])({'|'.join(map(re.escape, names))})(?![\w-])")
     # Triton's ModelConfig has a field of that name, and so has an option.
     allowed = {("llmserve.client.failures", "max_queue_size")}
-    told = set()
+    mentions = set()
     for path in sources(CORE):
         module = module_of(path, ROOT)
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = list(nodes_of(path))
         prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         texts = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in prose)
-        told |= {(module, name) for text in texts for name in pattern.findall(str(text.value))}
-    assert told <= allowed, sorted(told - allowed)
+        mentions |= {(module, name) for text in texts for name in pattern.findall(str(text.value))}
+    assert mentions <= allowed, sorted(mentions - allowed)
+
+
+UNCLEAR = {
+    "told", "shown", "asking", "crew", "papers", "swap", "room", "noting", "tape", "tapes",
+    "wishes", "ending", "heat",
+}  # fmt: skip
+
+
+def test_no_identifier_is_an_unclear_word() -> None:
+    command = ["git", "ls-files", "*.py"]
+    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    unclear = {
+        f"{file}:{getattr(node, 'lineno', 0)} {word}"
+        for file in listing.stdout.splitlines()
+        for node in nodes_of(ROOT / file)
+        if not isinstance(node, ast.Constant)
+        for _, word in ast.iter_fields(node)
+        if isinstance(word, str) and word in UNCLEAR
+    }
+    assert not unclear, "\n".join(sorted(unclear))

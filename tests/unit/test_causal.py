@@ -1,4 +1,4 @@
-"""In which type a model is loaded, by the processor that serves it."""
+"""The dtype a model is loaded in depends on the processor that serves it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("asked", "stored", "capabilities", "expected", "warned"),
+    ("requested", "stored", "capabilities", "expected", "warned"),
     [
         ("auto", "bfloat16", PLAIN, torch.float32, False),
         ("auto", "bfloat16", NATIVE, torch.bfloat16, False),
         ("auto", "float16", {"amx_bf16": True}, torch.bfloat16, False),
         ("auto", "float32", NATIVE, torch.float32, False),
-        # A type without instructions is loaded with a warning of its cost.
+        # A dtype without native instructions is loaded with a warning about its cost.
         ("bfloat16", "float32", PLAIN, torch.bfloat16, True),
         ("bfloat16", "float32", NATIVE, torch.bfloat16, False),
     ],
 )
-def test_the_type_is_chosen_by_processor_and_checkpoint(
+def test_the_dtype_is_chosen_by_processor_and_checkpoint(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    asked: str,
+    requested: str,
     stored: str,
     capabilities: dict[str, bool],
     expected: torch.dtype,
@@ -49,6 +49,6 @@ def test_the_type_is_chosen_by_processor_and_checkpoint(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     edit_json(checkpoint / "config.json", dtype=stored)
-    model: Any = load({"path": ".", "dtype": asked, "device": "cpu"}, checkpoint)
+    model: Any = load({"path": ".", "dtype": requested, "device": "cpu"}, checkpoint)
     assert model.dtype == expected
     assert ("tenth of the speed" in caplog.text) == warned

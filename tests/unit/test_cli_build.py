@@ -1,4 +1,4 @@
-"""`llmserve build`: options of plugins as flags, slips, and what it says when it is done."""
+"""`llmserve build`: plugin options as flags, mistakes, and the output of a finished build."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_flags_are_options_with_a_value_or_alone(words: list[str], options: dict
 
 
 @pytest.mark.parametrize("words", [["engine"], ["-x"], ["--"]])
-def test_what_belongs_to_no_option_is_refused(words: list[str]) -> None:
+def test_an_argument_of_no_option_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match="belongs to no option"):
         read_flags(words)
 
@@ -42,11 +42,11 @@ def test_the_same_flag_twice_is_refused() -> None:
 
 
 def invoke(tmp_path: Path, *words: str) -> Result:
-    given = ["build", "--plugin", "hf", "--model", "demo", "--output", str(tmp_path), *words]
-    return CliRunner().invoke(cli, given, standalone_mode=False)
+    command = ["build", "--plugin", "hf", "--model", "demo", "--output", str(tmp_path), *words]
+    return CliRunner().invoke(cli, command, standalone_mode=False)
 
 
-def test_build_takes_them_among_its_own(tmp_path: Path) -> None:
+def test_plugin_flags_may_be_mixed_with_those_of_build(tmp_path: Path) -> None:
     invoke(tmp_path, "--queue-delay-us", "70", "--name", "flagged", "--decoupled")
     text = (tmp_path / "flagged" / "config.pbtxt").read_text()
     assert "max_queue_delay_microseconds: 70" in text
@@ -65,7 +65,7 @@ def test_build_takes_them_among_its_own(tmp_path: Path) -> None:
         (["--model", "nothing-like-it"], ModelSourceError, "name a local folder"),
     ],
 )
-def test_what_is_wrong_is_told_with_what_would_do(
+def test_a_mistake_is_reported_with_the_fix(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
@@ -80,30 +80,30 @@ def test_what_is_wrong_is_told_with_what_would_do(
     assert not (tmp_path / "r").exists()
 
 
-def test_it_ends_with_the_one_next_command_and_more_for_who_asks(tmp_path: Path) -> None:
+def test_the_output_names_the_next_command_and_more_with_verbose(tmp_path: Path) -> None:
     folder = tmp_path / "two words"
-    done = invoke(folder)
-    assert done.stdout == f"{folder}/demo\n"
-    assert done.stderr == f"next: llmserve serve '{folder}'\n"
-    more = invoke(folder, "--force", "--verbose").stderr
-    assert "docker run" in more
-    assert "llmserve query demo" in more
-    # All of it can be typed into a shell.
-    typed = [shlex.split(line) for line in more.splitlines()]
-    assert any(words[-3:] == ["llmserve", "serve", str(folder)] for words in typed)
-    assert any(words[-2:] == ["llmserve-triton", str(folder)] for words in typed)
-    assert any(str(folder / "demo" / "client.py") in words for words in typed)
+    result = invoke(folder)
+    assert result.stdout == f"{folder}/demo\n"
+    assert result.stderr == f"next: llmserve serve '{folder}'\n"
+    verbose = invoke(folder, "--force", "--verbose").stderr
+    assert "docker run" in verbose
+    assert "llmserve query demo" in verbose
+    # Every line is a valid shell command.
+    commands = [shlex.split(line) for line in verbose.splitlines()]
+    assert any(command[-3:] == ["llmserve", "serve", str(folder)] for command in commands)
+    assert any(command[-2:] == ["llmserve-triton", str(folder)] for command in commands)
+    assert any(str(folder / "demo" / "client.py") in command for command in commands)
 
 
 def test_a_part_of_a_recipe_can_be_replaced(tmp_path: Path) -> None:
-    """What the recipe says of the one that it replaces is left out."""
-    done = invoke(tmp_path, "--plugin", "iterative", "--generator", "transformers")
-    assert "cannot be driven by batching 'iterative'" in str(done.exception)
+    """The recipe's defaults for options of the replaced part are dropped."""
+    result = invoke(tmp_path, "--plugin", "iterative", "--generator", "transformers")
+    assert "cannot be driven by batching 'iterative'" in str(result.exception)
     words = ["--generator", "transformers", "--batching", "dynamic", "--formatter", "text"]
-    done = invoke(tmp_path, "--plugin", "iterative", *words)
-    assert done.exception is None
+    result = invoke(tmp_path, "--plugin", "iterative", *words)
+    assert result.exception is None
     manifest = json.loads((tmp_path / "demo" / "llmserve.json").read_text())
-    names = {role: one["name"] for role, one in manifest["components"].items()}
+    names = {role: part["name"] for role, part in manifest["components"].items()}
     expected = {"generator": "transformers", "batching": "dynamic", "formatter": "text"}
     assert expected.items() <= names.items()
 
@@ -115,6 +115,8 @@ def test_a_part_of_a_recipe_can_be_replaced(tmp_path: Path) -> None:
         (["build", "--model"], "de", ["demo", "de"]),
         (["build", "--model"], "acme/", ["acme/tiny", "acme/"]),
         (["build", "--plugin", "hf", "--set"], "deco", ["decoupled="]),
+        (["build", "--set"], "max_tok", ["max_tokens="]),
+        (["build", "--plugin", "none", "--set"], "max_tok", []),
         (["build", "--tokenizer"], "transf", ["transformers"]),
         (["build", "--formatter"], "te", ["text"]),
         (["query"], "bu", ["built"]),
@@ -138,9 +140,9 @@ def test_the_shell_completes_names(
     assert [item.value for item in complete.get_completions(words, incomplete)] == expected
 
 
-def test_without_a_plugin_it_says_which_one_it_takes(tmp_path: Path) -> None:
-    asked = ["build", "--model", str(tmp_path), "--device", "cuda", "--output", str(tmp_path / "r")]
-    result = CliRunner().invoke(cli, asked, standalone_mode=False)
-    # The folder is no model: what matters here comes before that is found out.
+def test_without_a_plugin_build_prints_which_one_it_uses(tmp_path: Path) -> None:
+    words = ["build", "--model", str(tmp_path), "--device", "cuda", "--output", str(tmp_path / "r")]
+    result = CliRunner().invoke(cli, words, standalone_mode=False)
+    # The folder is no model, which the build notices only after it has chosen a plugin.
     assert isinstance(result.exception, ModelSourceError)
-    assert result.stderr.startswith("plugin: iterative, first of what is installed for cuda")
+    assert result.stderr.startswith("plugin: iterative, first choice for cuda")

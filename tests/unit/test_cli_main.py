@@ -1,4 +1,4 @@
-"""What the command line does when something ends it that no command foresees."""
+"""The command line as a whole: unexpected failures, help, mistakes and closed streams."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Panic(BaseException):
 def llmserve_register_commands(cli):
     @cli.command("build")
     def another_build():
-        '''Take the place of a command of ours.'''
+        '''Try to replace a built-in command.'''
 
     @cli.command("two-words")
     @click.option("--choice", type=click.Choice(["left", "right"]))
     def two_words(choice):
-        '''Do what takes more than one line of a narrow terminal to say, and say all of it.'''
+        '''Have a summary that is longer than one line of a narrow terminal and is printed whole.'''
 
     @cli.command()
     @click.argument("kind")
@@ -46,8 +46,8 @@ def llmserve_register_commands(cli):
 
     cli.add_command(lazy_command("absent", "no_such_module:absent", "Fail to be imported."))
 """
-TAKEN = "llmserve: build of plugin acme is taken already\n"
-LEAVES = """
+TAKEN = "llmserve: command build of plugin acme already exists\n"
+EXITS = """
 from llmserve import hookimpl
 
 @hookimpl
@@ -58,8 +58,8 @@ def llmserve_register_commands(cli):
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Install a plugin whose command fails, and one that ends the process when it is asked."""
-    for name, source in {"acme": PLUGIN, "leaves": LEAVES}.items():
+    """Install a plugin whose command fails, and one that exits when its hook is called."""
+    for name, source in {"acme": PLUGIN, "exits": EXITS}.items():
         install(tmp_path, name, f"[llmserve]\n{name} = {name}\n", "1.0", **{name: source})
     return tmp_path
 
@@ -71,20 +71,20 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("type", "this is a bug of plugin 'acme': TypeError: first second"),
         ("panic", "this is a bug of plugin 'acme': Panic: first second"),
-        ("system", "the system refused: OSError: first second"),
+        ("system", "a system call failed: OSError: first second"),
     ],
 )
-def test_what_nobody_foresaw_is_one_line_and_a_traceback_on_request(
-    site: Path, kind: str, told: str
+def test_an_unexpected_error_is_one_line_and_a_traceback_on_request(
+    site: Path, kind: str, message: str
 ) -> None:
     short = run(site, "fails", kind)
     assert short.returncode == 1
     line = short.stderr.splitlines()[-1]
-    assert line.startswith(f"llmserve: {told}: ")
+    assert line.startswith(f"llmserve: {message}: ")
     assert "LLMSERVE_TRACEBACK=1" in line
     assert "Traceback" not in short.stderr
     long = run(site, "fails", kind, LLMSERVE_TRACEBACK="1")
@@ -94,24 +94,24 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_on_request(
 
 
 def test_a_command_that_cannot_be_imported_names_its_plugin(site: Path) -> None:
-    told = "llmserve: this is a bug of plugin 'acme': ModuleNotFoundError: No module named 'no_such"
-    assert told in run(site, "absent", "--help").stderr
+    line = "llmserve: this is a bug of plugin 'acme': ModuleNotFoundError: No module named 'no_such"
+    assert line in run(site, "absent", "--help").stderr
 
 
 def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) -> None:
-    done = run(site, "--help", LLMSERVE_PLUGINS="acme", COLUMNS="80")
-    assert done.stderr == TAKEN
-    sections = done.stdout.split("\n\n")
+    result = run(site, "--help", LLMSERVE_PLUGINS="acme", COLUMNS="80")
+    assert result.stderr == TAKEN
+    sections = result.stdout.split("\n\n")
     names = [[line.split()[0] for line in text.splitlines()] for text in sections]
     assert ["Serve:", "build", "serve", "query", "status", "reload", "check", "demo"] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names
     assert sections[-1].splitlines()[0] == "Plugins:"
     assert "Fail (acme)" in sections[-1]
     folded = " ".join(run(site, "--help", LLMSERVE_PLUGINS="acme", COLUMNS="50").stdout.split())
-    assert "than one line of a narrow terminal to say, and say all of it (acme)" in folded
+    assert "than one line of a narrow terminal and is printed whole (acme)" in folded
 
 
-def test_every_command_of_ours_has_an_example_and_a_summary_that_is_not_cut() -> None:
+def test_every_built_in_command_has_an_example_and_a_summary_that_is_not_cut() -> None:
     listed = click.Group()
     llmserve_register_commands(listed)
     for name, command in listed.commands.items():
@@ -119,10 +119,10 @@ def test_every_command_of_ours_has_an_example_and_a_summary_that_is_not_cut() ->
         assert len(summary) <= 45, name
         real = cli.get_command(click.Context(cli), name)
         assert real is not None
-        # It is listed without its module being imported.
+        # The list shows it without importing its module.
         assert real.get_short_help_str(limit=1000) == summary
-        shown = CliRunner().invoke(cli, [name, "--help"]).stdout.split("Usage", 1)[1]
-        assert re.search(rf"\n +(eval )?.*llmserve {name}", shown), name
+        details = CliRunner().invoke(cli, [name, "--help"]).stdout.split("Usage", 1)[1]
+        assert re.search(rf"\n +(eval )?.*llmserve {name}", details), name
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -131,20 +131,20 @@ def test_shells_get_a_completion(shell: str) -> None:
 
 
 def test_a_shell_that_completes_gets_names(tmp_path: Path) -> None:
-    done = support.run(
+    result = support.run(
         cwd=tmp_path, _LLMSERVE_COMPLETE="bash_complete",
         COMP_WORDS="llmserve build --plugin h", COMP_CWORD="3",
     )  # fmt: skip
-    assert "hf" in done.stdout
+    assert "hf" in result.stdout
 
 
 def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
-    done = run(site, "two-words", LLMSERVE_PLUGINS="acme")
-    assert (done.returncode, done.stderr) == (0, TAKEN)
+    result = run(site, "two-words", LLMSERVE_PLUGINS="acme")
+    assert (result.returncode, result.stderr) == (0, TAKEN)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["biuld"], "no command is called 'biuld': did you mean 'build'?"),
         (["plugin", "nwe"], "no command is called 'nwe': did you mean 'new'?"),
@@ -162,51 +162,51 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["two-words", "--choice", "up"], "--choice cannot be 'up': choose one of left, right"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_would_do(
-    site: Path, words: list[str], told: str
+def test_a_mistake_is_one_line_that_names_the_fix(
+    site: Path, words: list[str], message: str
 ) -> None:
-    done = run(site, *words, LLMSERVE_BLOCK_PLUGINS="leaves")
-    lines = [line for line in done.stderr.splitlines() if "taken already" not in line]
-    assert (done.returncode, len(lines)) == (2, 1)
-    assert lines[0].startswith(f"llmserve: {told}")
+    result = run(site, *words, LLMSERVE_BLOCK_PLUGINS="exits")
+    lines = [line for line in result.stderr.splitlines() if "already exists" not in line]
+    assert (result.returncode, len(lines)) == (2, 1)
+    assert lines[0].startswith(f"llmserve: {message}")
 
 
-def test_a_plugin_that_ends_the_process_stops_no_command(site: Path) -> None:
-    done = run(site, "--help")
-    assert done.returncode == 0
-    assert "fails" in done.stdout
-    assert "plugin 'leaves' (leaves 1.0) adds no commands: SystemExit: 9" in done.stderr
+def test_a_plugin_that_exits_stops_no_command(site: Path) -> None:
+    result = run(site, "--help")
+    assert result.returncode == 0
+    assert "fails" in result.stdout
+    assert "plugin 'exits' (exits 1.0) adds no commands: SystemExit: 9" in result.stderr
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plugins"], ["build", "--help"]])
-def test_a_closed_pipe_ends_it_as_a_shell_would_tell(site: Path, words: list[str]) -> None:
+def test_a_closed_pipe_ends_a_command_as_sigpipe_would(site: Path, words: list[str]) -> None:
     readable, writable = os.pipe()
     os.close(readable)
     try:
-        done = run(site, *words, stdout=writable)
+        result = run(site, *words, stdout=writable)
     finally:
         os.close(writable)
-    assert done.returncode == 141
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
+    assert result.returncode == 141
+    assert "Traceback" not in result.stderr
+    assert "BrokenPipe" not in result.stderr
 
 
-def test_a_stream_that_was_closed_before_stops_no_command(site: Path) -> None:
-    """Python has None for each, as for a job whose starter closed them."""
+def test_a_stream_that_is_closed_from_the_start_stops_no_command(site: Path) -> None:
+    """Python sets a standard stream that the parent process closed to None."""
     for words, code in {"plugins >&-": 0, "query demo <&-": 2}.items():
         script = f"exec {shlex.quote(sys.executable)} -m llmserve_cli {words}"
-        done = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", script], capture_output=True, text=True, env=with_path(site), check=False
         )
-        assert done.returncode == code, done.stderr
+        assert result.returncode == code, result.stderr
 
 
 def test_a_full_disk_is_one_line(site: Path) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        done = run(site, "plugins", stdout=full.fileno())
-    assert done.returncode == 1
-    assert "the system refused: OSError: [Errno 28]" in done.stderr
-    assert "Exception ignored" not in done.stderr
+        result = run(site, "plugins", stdout=full.fileno())
+    assert result.returncode == 1
+    assert "a system call failed: OSError: [Errno 28]" in result.stderr
+    assert "Exception ignored" not in result.stderr
 
 
 @pytest.mark.parametrize("name", ["bench", "compare", "sweep", "report"])
@@ -219,7 +219,7 @@ def test_a_command_of_a_package_that_is_not_installed_names_it(name: str) -> Non
     assert caught.value.message == f"{name} comes with llmserve-bench: pip install llmserve-bench"
 
 
-def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_home_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "")
     monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""What a server or gRPC says becomes an error of ours, in one line that names the mend."""
+"""Messages of servers and of gRPC become llmserve's errors: one line that names the fix."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve import errors
-from llmserve.client.failures import Where, one_line, translate, unknown_model
+from llmserve.client.failures import Target, one_line, translate, unknown_model
 from llmserve.client.model import ModelState
 
-WHERE = Where("127.0.0.1:8001", "demo", "no complete answer from 'demo' within 2.5 s")
+TARGET = Target("127.0.0.1:8001", "demo", "no complete answer from 'demo' within 2.5 s")
 NOWHERE = "failed to connect to all addresses; last error: UNKNOWN: "
 REFUSED = f"{NOWHERE}ipv4:127.0.0.1:8001: Failed to connect to remote host: Connection refused"
 KEY = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
@@ -20,7 +20,7 @@ TOO_MANY = "inference request batch-size must be <= 8 for 'demo'"
 
 # Details as tritonserver and gRPC send them.
 @pytest.mark.parametrize(
-    ("code", "details", "kind", "words"),
+    ("code", "details", "kind", "message"),
     [
         ("UNAVAILABLE", REFUSED, errors.UnreachableError,
          "no Triton answers at 127.0.0.1:8001: start one with `llmserve serve`"),
@@ -47,12 +47,12 @@ TOO_MANY = "inference request batch-size must be <= 8 for 'demo'"
         ("", "max_tokens must be at least 0", errors.RequestRejectedError, "max_tokens must be"),
     ],
 )  # fmt: skip
-def test_what_the_server_says_becomes_an_error(
-    code: str, details: str, kind: type[errors.ClientError], words: str
+def test_a_message_of_the_server_becomes_an_error(
+    code: str, details: str, kind: type[errors.ClientError], message: str
 ) -> None:
-    error = translate(code, details, WHERE)
+    error = translate(code, details, TARGET)
     assert type(error) is kind
-    assert words in str(error)
+    assert message in str(error)
 
 
 def test_tracebacks_and_folders_stay_on_the_server() -> None:
@@ -69,12 +69,12 @@ def test_tracebacks_and_folders_stay_on_the_server() -> None:
 
 @given(st.text(), st.sampled_from(["INTERNAL", "INVALID_ARGUMENT", "UNAVAILABLE", "", "UNKNOWN"]))
 def test_every_message_becomes_one_line(details: str, code: str) -> None:
-    text = str(translate(code, details, WHERE))
+    text = str(translate(code, details, TARGET))
     assert text == " ".join(text.splitlines())
     assert len(text) < 1000
 
 
-def test_an_unknown_model_names_those_that_are_there_or_why_it_failed() -> None:
+def test_an_unknown_model_error_names_ready_models_or_why_the_model_failed() -> None:
     states = [ModelState(name, "1", "READY", "") for name in ("alpha", "demo-chat", "demo", "zeta")]
     assert unknown_model("dmo", states).mend == "choose one of demo, demo-chat, alpha, zeta"
     assert unknown_model("dmo", []).mend == "it has no model that is ready"

@@ -1,4 +1,4 @@
-"""Prompts and options survive the way into a message, and answers the way out of it."""
+"""Prompts and options are packed into messages unchanged, and answers are unpacked unchanged."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_options_go_to_our_models_as_parameters(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"max_tokens": {}}, "max_tokens cannot be a dict"),
         ({"stop_words": [["a"]]}, "stop_words cannot be a list"),
@@ -83,10 +83,10 @@ def test_options_go_to_our_models_as_parameters(value: Any) -> None:
         ({"triton_x": 1}, "set by the client"),
     ],
 )
-def test_options_that_no_model_could_take(options: dict[str, Any], words: str) -> None:
+def test_options_that_no_model_accepts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         check_options(options)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -100,24 +100,24 @@ def test_inputs_are_refused_values_of_another_type(datatype: str, value: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("allowed", "value", "told"),
+    ("allowed", "value", "message"),
     [
         (True, 0.25, None),
-        (False, 1, "'m' does not take a queue_timeout"),
-        *((True, value, "queue_timeout takes seconds above 0") for value in (0, -1, True, "1")),
-        *((True, float(value), "queue_timeout takes seconds above 0") for value in ("nan", "inf")),
+        (False, 1, "'m' does not accept a queue_timeout"),
+        *((True, value, "queue_timeout must be a number") for value in (0, -1, True, "1")),
+        *((True, float(value), "queue_timeout must be a number") for value in ("nan", "inf")),
     ],
 )
-def test_the_time_in_the_queue_goes_as_tritons_own_parameter(
-    allowed: bool, value: Any, told: str | None
+def test_the_queue_timeout_is_sent_as_tritons_own_parameter(
+    allowed: bool, value: Any, message: str | None
 ) -> None:
     model = replace(info(), queue_timeout=allowed)
-    if told is None:
+    if message is None:
         request = build_request(model, ["p"], check_options({"queue_timeout": value}))
         sent = {name: slot.int64_param for name, slot in request.parameters.items()}
         assert sent == {"timeout": 250_000}
     else:
-        with pytest.raises(OptionError, match=told):
+        with pytest.raises(OptionError, match=message):
             build_request(model, ["p"], {"queue_timeout": value})
 
 
@@ -128,7 +128,7 @@ def test_none_is_not_sent_and_chats_are_json() -> None:
     assert json.loads(str(checked["messages"])) == chat
 
 
-def test_a_model_without_text_says_what_it_takes() -> None:
+def test_the_error_for_a_model_without_text_names_its_inputs() -> None:
     model = ModelInfo("m", "unary", True, 8, {"pixels": Tensor("pixels", "FP32", (3,))}, {})
     with pytest.raises(UsageError, match="its inputs are pixels"):
         build_request(model, ["p"], {})
@@ -148,7 +148,7 @@ def test_responses_are_read_row_by_row(rows: list[tuple[str, str, int]]) -> None
     assert all(piece.input_tokens is None for piece in pieces)
 
 
-def test_what_a_formatter_adds_comes_along() -> None:
+def test_extra_outputs_of_a_formatter_are_kept() -> None:
     message = response(
         2,
         text_output=("BYTES", pack_texts(["a", "b"])),
@@ -165,7 +165,7 @@ def test_what_a_formatter_adds_comes_along() -> None:
     assert (whole.text, whole.extra) == ("aa", first.extra)
 
 
-def test_the_best_beam_is_taken_and_an_empty_response_is_nothing() -> None:
+def test_the_best_beam_is_used_and_an_empty_response_has_no_pieces() -> None:
     beams = response(2, text_output=("BYTES", pack_texts(["a1", "a2", "b1", "b2"])))
     assert [piece.text for piece in read_response(beams, 2)] == ["a1", "b1"]
     assert read_response(response(1), 1) == []
@@ -173,22 +173,22 @@ def test_the_best_beam_is_taken_and_an_empty_response_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"),
+    ("raw", "message"),
     [
         (struct.pack("<I", 2) + b"a\xff", "not UTF-8 \\(byte 0xff at 1\\)"),
-        (struct.pack("<I", 3) + b"ab", "cut off"),
-        (b"\1\0", "cut off"),
+        (struct.pack("<I", 3) + b"ab", "truncated"),
+        (b"\1\0", "truncated"),
         (pack_texts(["a", "b", "c"]), "3 values of text_output for 2 prompts"),
     ],
 )
-def test_broken_responses_are_an_error_of_one_line(raw: bytes, words: str) -> None:
-    with pytest.raises(ClientError, match=words) as caught:
+def test_broken_responses_are_a_one_line_error(raw: bytes, message: str) -> None:
+    with pytest.raises(ClientError, match=message) as caught:
         read_response(response(2, text_output=("BYTES", raw)), 2)
     assert "\n" not in str(caught.value)
 
 
 @given(st.binary(max_size=30))
-def test_no_bytes_make_the_reader_fall_over(raw: bytes) -> None:
+def test_no_bytes_crash_the_reader(raw: bytes) -> None:
     try:
         texts = unpack_texts(raw)
     except ClientError:
@@ -196,13 +196,13 @@ def test_no_bytes_make_the_reader_fall_over(raw: bytes) -> None:
     assert pack_texts(texts) == raw
 
 
-def test_a_prompt_that_is_no_text_is_refused() -> None:
+def test_a_prompt_that_is_not_valid_text_is_refused() -> None:
     with pytest.raises(UsageError, match="UTF-8"):
         build_request(info(), ["\ud800"], {})
 
 
 def test_the_clients_use_the_names_of_the_contract() -> None:
-    """The contract is the runtime's, which no client imports; so the names are compared here."""
+    """The contract belongs to the runtime, which no client imports; so this compares the names."""
     ours = {tensor.name for tensor in (contract.TEXT_OUTPUT, contract.FINISH_REASON)}
     assert {*messages.OUTPUTS} == ours | {tensor.name for tensor in contract.USAGE}
     assert {*messages.LOGPROBS_OUTPUTS} == {tensor.name for tensor in contract.LOGPROBS_OUTPUTS}

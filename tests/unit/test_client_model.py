@@ -14,10 +14,8 @@ TEXT = """
 """
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 OURS = 'parameters { key: "llmserve.exchange" value { string_value: "%s" } }'
-
-
 OVERRIDE = "allow_timeout_override: true"
-PATIENCE = "default_timeout_microseconds: 5"
+TIMEOUT = "default_timeout_microseconds: 5"
 
 
 def config(text: str) -> Any:
@@ -59,7 +57,7 @@ def test_how_many_prompts_fit_into_a_request(text: str, rows: int | None) -> Non
     assert read_config(config(text)).rows == rows
 
 
-def test_who_made_it() -> None:
+def test_the_config_names_the_llmserve_that_built_the_model() -> None:
     assert read_config(config(TEXT)).made_by_llmserve is None
     version = 'parameters { key: "llmserve.version" value { string_value: "0.1.0" } }'
     assert read_config(config(TEXT + version)).made_by_llmserve == "0.1.0"
@@ -71,15 +69,15 @@ def test_who_made_it() -> None:
     [
         ("dynamic_batching { }", False),
         ("dynamic_batching { default_queue_policy { allow_timeout_override: true } }", False),
-        (f"dynamic_batching {{ default_queue_policy {{ {PATIENCE} }} }}", False),
-        (f"dynamic_batching {{ default_queue_policy {{ {PATIENCE} {OVERRIDE} }} }}", True),
+        (f"dynamic_batching {{ default_queue_policy {{ {TIMEOUT} }} }}", False),
+        (f"dynamic_batching {{ default_queue_policy {{ {TIMEOUT} {OVERRIDE} }} }}", True),
         (
             "dynamic_batching { priority_levels: 2 priority_queue_policy { key: 2 value { "
-            f"{PATIENCE} {OVERRIDE} }} }} }}",
+            f"{TIMEOUT} {OVERRIDE} }} }} }}",
             True,
         ),
         ("sequence_batching { oldest { } }", False),
     ],
 )
-def test_whether_a_request_may_wait_for_a_time_of_its_own(text: str, allowed: bool) -> None:
+def test_whether_a_request_may_set_its_own_queue_timeout(text: str, allowed: bool) -> None:
     assert read_config(config(text + TEXT)).queue_timeout == allowed

@@ -1,4 +1,4 @@
-"""What a server can do to a client: stop in the middle, hide its models, speak something else."""
+"""How a client copes with a server that stops midway, hides its models or never answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmserve.client import Timeouts, connect, connect_async, script
 from tests.unit.scripted import Scripted
 
 
-def emitted(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     client = shutil.copy(script.__file__, folder / "client.py")
     command = [sys.executable, str(client), "--model", "m", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -29,7 +29,7 @@ def emitted(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_stream_that_stops_in_the_middle_is_no_answer(
     scripted: Scripted, url: str, tmp_path: Path
 ) -> None:
-    scripted.ends = "early"
+    scripted.finish = "early"
     with connect(url) as client:
         with pytest.raises(errors.UnreachableError, match="before the answer was complete"):
             client.generate("m", "p")
@@ -44,8 +44,8 @@ def test_a_stream_that_stops_in_the_middle_is_no_answer(
 
     with pytest.raises(errors.UnreachableError, match="before the answer was complete"):
         asyncio.run(ask())
-    done = emitted(tmp_path, "--url", url, "p")
-    assert (done.returncode, "ended the stream too early" in done.stderr) == (4, True)
+    result = run_script(tmp_path, "--url", url, "p")
+    assert (result.returncode, "ended the stream too early" in result.stderr) == (4, True)
 
 
 def test_models_are_named_where_the_index_is_restricted(url: str) -> None:
@@ -64,7 +64,7 @@ def test_escapes_in_an_answer_reach_no_terminal(
 
 
 @pytest.mark.parametrize(
-    ("timeout", "pieces", "told"),
+    ("timeout", "pieces", "message"),
     [
         (Timeouts(first=0.3), [], "no answer from 'm' within 0.3 s"),
         (Timeouts(between=0.3), ["cut "], "no more from 'm' within 0.3 s"),
@@ -72,67 +72,67 @@ def test_escapes_in_an_answer_reach_no_terminal(
         (0.5, ["cut "], "no complete answer from 'm' within 0.5 s"),
     ],
 )
-def test_what_has_not_come_in_time_is_told(
-    scripted: Scripted, url: str, timeout: Any, pieces: list[str], told: str
+def test_a_timeout_names_what_did_not_arrive(
+    scripted: Scripted, url: str, timeout: Any, pieces: list[str], message: str
 ) -> None:
-    scripted.pieces, scripted.ends = pieces, "silent"
+    scripted.pieces, scripted.finish = pieces, "silent"
     with connect(url) as client:
         stream = client.stream("m", "p", timeout=timeout)
         assert [next(stream).text for _ in pieces] == pieces
-        with pytest.raises(errors.RequestTimeoutError, match=told):
+        with pytest.raises(errors.RequestTimeoutError, match=message):
             next(stream)
 
     async def ask() -> None:
         async with connect_async(url, timeout=timeout) as client:
             await client.generate("m", "p")
 
-    with pytest.raises(errors.RequestTimeoutError, match=told):
+    with pytest.raises(errors.RequestTimeoutError, match=message):
         asyncio.run(ask())
 
 
 @pytest.mark.parametrize("accepts", [True, False], ids=["silent", "full"])
-def test_a_connection_that_does_not_come_about_is_given_up(tmp_path: Path, accepts: bool) -> None:
-    """What listens there says nothing, or nobody takes what has connected."""
+def test_a_connection_that_cannot_be_made_is_given_up(tmp_path: Path, accepts: bool) -> None:
+    """The listener accepts a connection and never answers, or its queue is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         url = f"127.0.0.1:{listener.getsockname()[1]}"
-        held = [] if accepts else [socket.create_connection(listener.getsockname())]
-        begun = time.monotonic()
-        told = f"no Triton answers at {url} in time"
+        queued = [] if accepts else [socket.create_connection(listener.getsockname())]
+        start = time.monotonic()
+        message = f"no Triton answers at {url} in time"
         with (
             connect(url, connect_timeout=0.5) as client,
-            pytest.raises(errors.UnreachableError, match=told),
+            pytest.raises(errors.UnreachableError, match=message),
         ):
             client.generate("m", "p")
-        assert time.monotonic() - begun < 8
-        del held
+        assert time.monotonic() - start < 8
+        del queued
 
 
 GOING_AWAY = b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)
-"""A frame of HTTP/2: whoever sends it ends, and has looked at nothing."""
+"""An HTTP/2 frame: its sender closes the connection and has processed no request."""
 
 
-@pytest.mark.parametrize(("last_word", "sent"), [(GOING_AWAY, 1), (b"", 0)])
-def test_only_what_was_not_begun_is_sent_again(
-    scripted: Scripted, url: str, last_word: bytes, sent: int
+@pytest.mark.parametrize(("last_frame", "sent"), [(GOING_AWAY, 1), (b"", 0)])
+def test_only_a_request_that_was_not_processed_is_resent(
+    scripted: Scripted, url: str, last_frame: bytes, sent: int
 ) -> None:
-    """The first connection ends as soon as a request has come; others lead to a server."""
+    """The first connection ends as soon as a request arrives; the others lead to a server."""
     host, _, port = url.partition(":")
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def meet() -> None:
+        def accept() -> None:
             first, _ = listener.accept()
             first.sendall(b"\0\0\0\x04\0\0\0\0\0")
             while b"ModelConfig" not in first.recv(65536):
                 pass
-            first.sendall(last_word)
+            first.sendall(last_frame)
             first.close()
             for _ in range(2):
                 connection, _ = listener.accept()
                 server = socket.create_connection((host, int(port)))
-                for one, other in ((connection, server), (server, connection)):
-                    threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+                for ends in ((connection, server), (server, connection)):
+                    threading.Thread(target=_forward, args=ends, daemon=True).start()
 
-        threading.Thread(target=meet, daemon=True).start()
+        threading.Thread(target=accept, daemon=True).start()
         with connect(f"127.0.0.1:{listener.getsockname()[1]}") as client:
             if sent:
                 assert client.generate("m", "p").text == "cut off"
@@ -142,7 +142,7 @@ def test_only_what_was_not_begun_is_sent_again(
     assert len(scripted.prompts) == sent
 
 
-def _pass_on(one: socket.socket, other: socket.socket) -> None:
+def _forward(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
-        while data := one.recv(65536):
-            other.sendall(data)
+        while data := source.recv(65536):
+            target.sendall(data)

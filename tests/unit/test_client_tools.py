@@ -1,4 +1,4 @@
-"""The tools of a request by llmserve's own client: what is asked for, and what is refused."""
+"""Tools in a request of llmserve's own client: what the client sends, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmserve.client import Completion
-from llmserve.client.tools import Tools, shown_tools
+from llmserve.client.tools import Tools, apply_tools
 from llmserve.errors import OptionError
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -16,46 +16,45 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"propertie
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
-def test_tools_are_shown_and_a_call_that_has_to_be_is_held_to_its_schema() -> None:
-    asked = {"messages": CHAT, "tools": [ADD], "chat_template_kwargs": {"brief": True}}
-    shown = {"brief": True, "tools": [ADD]}
-    free = shown_tools(asked)
-    assert free == {"messages": CHAT, "chat_template_kwargs": shown}
-    held = shown_tools({**asked, "tool_choice": NAMED, "parallel_tool_calls": False})
-    assert held.keys() == {"messages", "chat_template_kwargs", "json_schema"}
-    assert json.loads(held["json_schema"])["properties"] == {"a": {}}
-    assert shown_tools({"messages": CHAT, "tools": [ADD], "tool_choice": "none"}) == {
+def test_the_template_gets_the_tools_and_a_required_call_is_constrained() -> None:
+    options = {"messages": CHAT, "tools": [ADD], "chat_template_kwargs": {"brief": True}}
+    kwargs = {"brief": True, "tools": [ADD]}
+    assert apply_tools(options) == {"messages": CHAT, "chat_template_kwargs": kwargs}
+    required = apply_tools({**options, "tool_choice": NAMED, "parallel_tool_calls": False})
+    assert required.keys() == {"messages", "chat_template_kwargs", "json_schema"}
+    assert json.loads(required["json_schema"])["properties"] == {"a": {}}
+    assert apply_tools({"messages": CHAT, "tools": [ADD], "tool_choice": "none"}) == {
         "messages": CHAT
     }
-    assert shown_tools({"max_tokens": 4}) == {"max_tokens": 4}
+    assert apply_tools({"max_tokens": 4}) == {"max_tokens": 4}
 
 
-def test_an_answer_that_had_to_be_a_call_is_one_or_was_cut() -> None:
+def test_a_required_call_is_a_call_unless_the_answer_was_cut() -> None:
     tools = Tools.of({"messages": CHAT, "tools": [ADD], "tool_choice": "required"})
     assert tools
     whole = Completion('[{"name": "add", "arguments": {"a": "é"}}]', "stop")
-    read = tools.read_held(whole)
-    (call,) = read.tool_calls
+    completion = tools.read_required(whole)
+    (call,) = completion.tool_calls
     assert (call.index, call.name, call.arguments) == (0, "add", '{"a": "é"}')
-    assert (read.text, read.finish_reason) == ("", "tool_calls")
+    assert (completion.text, completion.finish_reason) == ("", "tool_calls")
     cut = Completion('[{"name": "a', "length")
-    assert tools.read_held(cut) == cut
+    assert tools.read_required(cut) == cut
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("options", "reason"),
     [
         ({"tools": [ADD], "messages": None}, "with messages"),
         ({"tool_choice": "required"}, "there are no tools"),
-        ({"tools": [{"type": "web_search"}]}, "has to be a function"),
-        ({"tools": "add"}, "has to be a list"),
-        ({"tools": [ADD, ADD]}, "a name of its own"),
+        ({"tools": [{"type": "web_search"}]}, "must be a function"),
+        ({"tools": "add"}, "must be a list"),
+        ({"tools": [ADD, ADD]}, "a unique name"),
         ({"tools": [ADD], "tool_choice": "perhaps"}, "none, auto, required"),
-        ({"tools": [ADD], "tool_choice": {"function": {"name": "sub"}}}, "which is no tool"),
+        ({"tools": [ADD], "tool_choice": {"function": {"name": "sub"}}}, "which is not a tool"),
         ({"tools": [ADD], "regex": "a+"}, "leave out one"),
-        ({"tools": [ADD], "chat_template_kwargs": "brief"}, "has to be a mapping"),
+        ({"tools": [ADD], "chat_template_kwargs": "brief"}, "must be a mapping"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(asked: dict[str, Any], reason: str) -> None:
+def test_invalid_tool_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
-        shown_tools({"messages": CHAT, **asked})
+        apply_tools({"messages": CHAT, **options})

@@ -1,4 +1,4 @@
-"""Where a client finds its server."""
+"""The address of the server that a client connects to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from llmserve.errors import UsageError
         ("GRPCS://triton.example:443", Address("triton.example", 443, tls=True)),
         ("[::1]:8001", Address("[::1]", 8001)),
         ("  127.0.0.1:1 ", Address("127.0.0.1", 1)),
-        # Where none is given, the environment has it.
+        # Without a URL, the environment provides it.
         (None, Address("there", 7, tls=True)),
     ],
 )
-def test_urls_that_are_understood(
+def test_valid_urls_are_parsed(
     url: str | None, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMSERVE_URL", "grpcs://there:7")
@@ -34,29 +34,29 @@ def test_urls_that_are_understood(
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("http://localhost:8000", "gRPC port instead (usually 8001), as in localhost:8001"),
         ("https://localhost", "HTTP address"),
-        ("localhost", "names no port"),
-        ("localhost:0", "0 is no port"),
-        ("localhost:65536", "is no port"),
+        ("localhost", "has no port"),
+        ("localhost:0", "0 is not a port"),
+        ("localhost:65536", "is not a port"),
         ("ftp://localhost:21", "use grpc:// or grpcs://"),
-        ("local host:8001", "is no server URL"),
-        ("::1:8001", "is no server URL"),
-        ("host:port", "is no server URL"),
-        ("host:8001/v2/models", "is no server URL"),
+        ("local host:8001", "is not a server URL"),
+        ("::1:8001", "is not a server URL"),
+        ("host:port", "is not a server URL"),
+        ("host:8001/v2/models", "is not a server URL"),
     ],
 )
-def test_urls_that_are_refused_name_the_mend(url: str, words: str) -> None:
+def test_refused_urls_name_the_fix(url: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_url(url)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         address = parse_url(text)
     except UsageError:

@@ -1,4 +1,4 @@
-"""What a formatter holds an answer to: heeded by whoever chooses tokens, or refused."""
+"""Constraints of a formatter: a generator obeys them, or the request is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests import support
 from tests.support import drive
 
 DIGITS = list(b"0123456789")
-WISH = Tensor("only_digits", "TYPE_BOOL")
+ONLY_DIGITS = Tensor("only_digits", "TYPE_BOOL")
 
 
 def digits(scores: Any) -> None:
@@ -42,14 +42,14 @@ def nothing(scores: Any) -> None:
 
 class Digits(TextFormatter):
     def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
-        wish = generation.params.extra.get("only_digits", False)
-        if wish not in (True, False):
-            raise RequestError(f"only_digits takes true or false, not {wish!r}")
-        return digits if wish else None
+        value = generation.params.extra.get("only_digits", False)
+        if value not in (True, False):
+            raise RequestError(f"only_digits takes true or false, not {value!r}")
+        return digits if value else None
 
 
-class Liking:
-    """A generator that likes some bytes better than others; ``heedless`` ones ask nobody."""
+class Biased:
+    """A generator that prefers some bytes to others; a ``heedless`` one ignores constraints."""
 
     context_length: int | None = 100
     eos_ids: frozenset[int] = frozenset()
@@ -66,87 +66,88 @@ class Liking:
                 generation.push(ord("z") if self._heedless else sampler.choose(scores))
 
 
-def answer(wish: object, *, heedless: bool = False, **asked: Any) -> FakeRequest:
-    """Answer a request that has this wish, beside one without any."""
-    held, free = (
-        FakeRequest({"text_input": ["ab"]}, max_tokens=4, **more)
-        for more in ({"only_digits": wish, **asked}, {})
+def answer(only_digits: object, *, heedless: bool = False, **parameters: Any) -> FakeRequest:
+    """Answer a request with this value of only_digits, together with one without it."""
+    constrained, free = (
+        FakeRequest({"text_input": ["ab"]}, max_tokens=4, **values)
+        for values in ({"only_digits": only_digits, **parameters}, {})
     )
-    inputs = ["temperature", "seed", WISH.name]
-    drive(Liking(heedless=heedless), held, free, formatter=Digits({}, Path()), inputs=inputs)
+    inputs = ["temperature", "seed", ONLY_DIGITS.name]
+    generator, formatter = Biased(heedless=heedless), Digits({}, Path())
+    drive(generator, constrained, free, formatter=formatter, inputs=inputs)
     assert free.text == "zzzz"
-    return held
+    return constrained
 
 
 def generation(constraint: Constraint | None) -> Generation:
-    one = support.generation(b"p", 9)
-    one.constraint = constraint
-    return one
+    new = support.generation(b"p", 9)
+    new.constraint = constraint
+    return new
 
 
-def test_one_request_of_a_batch_is_held_and_its_neighbour_is_free() -> None:
+def test_one_request_of_a_batch_is_constrained_and_its_neighbour_is_free() -> None:
     assert answer(True).text == "7777"
 
 
-def test_what_is_drawn_is_drawn_from_what_fits() -> None:
+def test_sampling_draws_only_allowed_tokens() -> None:
     for seed in range(20):
         assert answer(True, temperature=50.0, seed=seed).text.isdigit()
 
 
-def test_a_wish_that_the_formatter_does_not_understand_is_refused_alone() -> None:
+def test_a_value_that_the_formatter_does_not_understand_is_refused_alone() -> None:
     assert answer("some").error == "only_digits takes true or false, not 'some'"
 
 
-def test_a_generator_that_asks_nobody_is_found_out_at_its_first_token() -> None:
-    held = answer(True, heedless=True)
-    assert "did not ask what may come next" in str(held.error)
-    assert held.text == ""
+def test_a_generator_that_ignores_the_constraint_fails_at_its_first_token() -> None:
+    request = answer(True, heedless=True)
+    assert "without calling constrain()" in str(request.error)
+    assert request.text == ""
 
 
-def test_asking_once_is_not_enough() -> None:
-    one = generation(digits)
-    one.constrain(np.zeros(256))
-    one.push(DIGITS[0])
-    with pytest.raises(RuntimeError, match="did not ask"):
-        one.push(DIGITS[0])
-    assert one.text == "0"
+def test_a_constraint_must_be_applied_to_every_token() -> None:
+    constrained = generation(digits)
+    constrained.constrain(np.zeros(256))
+    constrained.push(DIGITS[0])
+    with pytest.raises(RuntimeError, match="without calling constrain"):
+        constrained.push(DIGITS[0])
+    assert constrained.text == "0"
 
 
-def test_a_constraint_that_nothing_fits_is_told_to_who_asked() -> None:
-    with pytest.raises(RequestError, match="nothing may come next"):
+def test_a_constraint_that_forbids_everything_is_an_error_of_the_request() -> None:
+    with pytest.raises(RequestError, match="no token may come next"):
         Sampler(generation(nothing), ByteTokenizer()).choose(np.zeros(256))
 
 
-def test_the_likeliest_is_not_the_answer_where_something_is_forbidden() -> None:
+def test_a_constrained_generation_is_not_plain() -> None:
     assert generation(None).plain
     assert not generation(digits).plain
 
 
 @pytest.mark.parametrize("constrains", [True, False])
-def test_a_wish_is_declared_where_the_generator_can_grant_it(constrains: bool) -> None:
+def test_an_extra_input_is_declared_if_the_generator_applies_constraints(constrains: bool) -> None:
     registry = Registry(find_plugins({"LLMSERVE_PLUGINS": "hf"}))
     runtime = "llmserve.runtime.batch:BatchDriver"
-    made = (
-        Generator(name="liking", summary="", runtime=runtime, constrains=constrains),
+    components = (
+        Generator(name="biased", summary="", runtime=runtime, constrains=constrains),
         Formatter(
             name="digits", summary="", runtime="llmserve.runtime.text_formatter:TextFormatter",
-            inputs=(*contract.TEXT_FORMAT_INPUTS, WISH), outputs=(contract.TEXT_OUTPUT,),
+            inputs=(*contract.TEXT_FORMAT_INPUTS, ONLY_DIGITS), outputs=(contract.TEXT_OUTPUT,),
         ),
-        Recipe(name="digital", summary="", generator="liking", formatter="digits"),
+        Recipe(name="digital", summary="", generator="biased", formatter="digits"),
     )  # fmt: skip
-    for one in made:
-        entry = Entry(one, type(one).__name__.lower(), registry.plugins[0])
+    for component in components:
+        entry = Entry(component, type(component).__name__.lower(), registry.plugins[0])
         registry.entries.append(entry)
-    told = contract_of(make_plan(BuildSpec("digital", "demo"), registry))
-    assert told["extras"] == ["only_digits"]
-    assert ("only_digits" in told["inputs"]) == constrains
+    built = contract_of(make_plan(BuildSpec("digital", "demo"), registry))
+    assert built["extras"] == ["only_digits"]
+    assert ("only_digits" in built["inputs"]) == constrains
 
 
-def test_a_wish_that_cannot_be_granted_is_refused_by_its_name() -> None:
-    """As a parameter; Triton itself refuses a tensor that is not declared."""
-    parts = make_parts(Liking(), formatter=Digits({}, Path()), inputs=[WISH.name])
+def test_an_extra_input_that_is_not_declared_is_refused_by_its_name() -> None:
+    """It arrives as a parameter; Triton itself refuses a tensor that is not declared."""
+    parts = make_parts(Biased(), formatter=Digits({}, Path()), inputs=[ONLY_DIGITS.name])
     driver = BatchDriver({}, Path())
-    driver.start(replace(parts, inputs=parts.inputs - {WISH.name}))
-    held = FakeRequest({"text_input": ["ab"]}, only_digits=True)
-    driver.execute([held])
-    assert held.error == "this model does not take only_digits"
+    driver.start(replace(parts, inputs=parts.inputs - {ONLY_DIGITS.name}))
+    request = FakeRequest({"text_input": ["ab"]}, only_digits=True)
+    driver.execute([request])
+    assert request.error == "this model does not take only_digits"

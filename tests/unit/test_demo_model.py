@@ -19,7 +19,7 @@ from llmserve.errors import ModelSourceError
 from tests.demo_trainer.grammar import documents
 from tests.demo_trainer.model import greedy
 
-# The text the shipped weights were trained on. Whoever changes the grammar trains again.
+# The text the shipped weights were trained on. A change of the grammar requires new weights.
 FIRST_THOUSAND = "a60c83e5daabf36a76cbcfb0699cf98aed13a145d081b80d85f23d6368fc8138"
 
 
@@ -62,9 +62,11 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     monkeypatch.setattr(llmserve.demo, "FOLDER", tmp_path / "model")
-    with pytest.raises(ModelSourceError, match=r"lacks generation_config\.json, model\.saf") as got:
+    with pytest.raises(
+        ModelSourceError, match=r"lacks generation_config\.json, model\.saf"
+    ) as caught:
         demo_model_path()
-    assert got.value.mend is not None
+    assert caught.value.mend is not None
 
 
 def test_the_tokenizer_has_one_special_token_and_adds_none(tokenizer: Any) -> None:
@@ -106,7 +108,7 @@ def test_the_chat_template_renders_every_role(tokenizer: Any) -> None:
 
 
 def test_a_chat_answer_answers() -> None:
-    asked = ["What is the capital of Germany?", "Who are you?"]
-    answers = greedy(demo_model_path(), asked, chat=True)
+    questions = ["What is the capital of Germany?", "Who are you?"]
+    answers = greedy(demo_model_path(), questions, chat=True)
     assert answers[0] == "The capital of Germany is Berlin."
     assert answers[1].startswith("I am a very small language model.")

@@ -1,4 +1,4 @@
-"""Log-probabilities: right numbers, for who asks, piece by piece and on the wire."""
+"""Log-probabilities: correct values, only on request, for every piece and on the wire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUM = float(np.arange(1.0, 129.0).sum())
 
 
 class Alphabet:
-    """A generator that says a, b, c … and holds the last token of all the likeliest."""
+    """A generator that answers a, b, c … although the last token has the highest score."""
 
     context_length: int | None = 100
     eos_ids: frozenset[int] = frozenset()
@@ -36,58 +36,58 @@ class Alphabet:
                 generation.push(token, LOGITS if generation.wants_logits else None)
 
 
-def answered(prompts: list[str], **asked: Any) -> FakeRequest:
-    request = FakeRequest({"text_input": prompts}, **asked)
+def answer(prompts: list[str], **parameters: Any) -> FakeRequest:
+    request = FakeRequest({"text_input": prompts}, **parameters)
     drive(Alphabet(), request, inputs=INPUTS)
     return request
 
 
-def test_nobody_pays_for_what_nobody_asked() -> None:
-    (response,) = answered(["x"]).responses
+def test_log_probabilities_are_computed_on_request_only() -> None:
+    (response,) = answer(["x"]).responses
     assert not {"logprobs", "output_log_probs", "cum_log_probs"} & set(response.tensors)
 
 
-@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"return_log_probs": True}])
-def test_the_chosen_tokens_log_probabilities(asked: dict[str, Any]) -> None:
-    (response,) = answered(["x"], max_tokens=3, **asked).responses
+@pytest.mark.parametrize("parameters", [{"logprobs": 0}, {"return_log_probs": True}])
+def test_the_chosen_tokens_log_probabilities(parameters: dict[str, Any]) -> None:
+    (response,) = answer(["x"], max_tokens=3, **parameters).responses
     expected = [np.log((token + 1) / SUM) for token in b"abc"]
     assert response.tensors["output_log_probs"].shape == (1, 1, 3)
     assert response.tensors["output_log_probs"].reshape(-1) == pytest.approx(expected, abs=1e-6)
     assert response.tensors["cum_log_probs"].reshape(-1) == pytest.approx([sum(expected)])
-    told = json.loads(response.tensors["logprobs"].reshape(-1)[0])
-    assert [entry["token"] for entry in told] == ["a", "b", "c"]
-    assert [entry["id"] for entry in told] == list(b"abc")
-    assert [entry["logprob"] for entry in told] == pytest.approx(expected, abs=1e-6)
-    assert not any("top" in entry for entry in told)
+    entries = json.loads(response.tensors["logprobs"].reshape(-1)[0])
+    assert [entry["token"] for entry in entries] == ["a", "b", "c"]
+    assert [entry["id"] for entry in entries] == list(b"abc")
+    assert [entry["logprob"] for entry in entries] == pytest.approx(expected, abs=1e-6)
+    assert not any("top" in entry for entry in entries)
 
 
-def test_pieces_have_their_own_and_sum_up() -> None:
-    pieces = answered(["x"], max_tokens=4, stream=True, logprobs=0).responses
+def test_pieces_have_their_own_log_probabilities_and_running_sums() -> None:
+    pieces = answer(["x"], max_tokens=4, stream=True, logprobs=0).responses
     assert len(pieces) == 4
-    told = [json.loads(piece.tensors["logprobs"].reshape(-1)[0]) for piece in pieces]
-    assert [[entry["token"] for entry in piece] for piece in told] == [["a"], ["b"], ["c"], ["d"]]
+    lists = [json.loads(piece.tensors["logprobs"].reshape(-1)[0]) for piece in pieces]
+    assert [[entry["token"] for entry in entries] for entries in lists] == [[c] for c in "abcd"]
     sums = [float(piece.tensors["cum_log_probs"].reshape(-1)[0]) for piece in pieces]
-    each = [entry["logprob"] for piece in told for entry in piece]
-    assert sums == pytest.approx(np.cumsum(each), abs=1e-5)
+    values = [entry["logprob"] for entries in lists for entry in entries]
+    assert sums == pytest.approx(np.cumsum(values), abs=1e-5)
 
 
 @pytest.mark.parametrize("count", [-1, 21, "many", 1.5])
-def test_a_number_that_cannot_be_meant_is_refused(count: Any) -> None:
-    assert "logprobs" in (answered(["x"], logprobs=count).error or "")
+def test_an_invalid_count_is_refused(count: Any) -> None:
+    assert "logprobs" in (answer(["x"], logprobs=count).error or "")
 
 
-def test_what_was_impossible_can_be_written_down() -> None:
-    found = logprobs.logprob_of(np.array([0.0, -np.inf]), 1, 2)
-    (entry,) = json.loads(logprobs.to_json([found], {0: "a", 1: "b"}))
+def test_an_impossible_token_can_be_written_as_json() -> None:
+    impossible = logprobs.logprob_of(np.array([0.0, -np.inf]), 1, 2)
+    (entry,) = json.loads(logprobs.to_json([impossible], {0: "a", 1: "b"}))
     assert (entry["logprob"], entry["top"][0]["logprob"]) == (-9999, 0)
 
 
-def test_the_client_puts_pieces_together() -> None:
-    one, two = Logprob(5, " a", -0.5, (Logprob(6, " b", -0.25),)), Logprob(7, "c", -1.0)
-    pieces = [Piece(" a", logprobs=(one,)), Piece("", logprobs=(two,), finish_reason="stop")]
-    assert gather(pieces, 1) == [Completion(" a", "stop", logprobs=(one, two))]
+def test_the_client_joins_pieces() -> None:
+    first, second = Logprob(5, " a", -0.5, (Logprob(6, " b", -0.25),)), Logprob(7, "c", -1.0)
+    pieces = [Piece(" a", logprobs=(first,)), Piece("", logprobs=(second,), finish_reason="stop")]
+    assert gather(pieces, 1) == [Completion(" a", "stop", logprobs=(first, second))]
     assert gather([Piece("x")], 1)[0].logprobs is None
-    assert Piece("", logprobs=(two,)).is_news
+    assert Piece("", logprobs=(second,)).is_news
 
 
 def response_of(text: str) -> Any:
@@ -99,14 +99,14 @@ def response_of(text: str) -> Any:
 
 
 def test_the_client_reads_what_the_formatter_writes() -> None:
-    made = logprobs.Logprob(5, -0.5, (logprobs.Logprob(6, -0.25),))
-    (piece,) = read_response(response_of(logprobs.to_json([made], {5: " a", 6: "ü"})), 1)
+    written = logprobs.Logprob(5, -0.5, (logprobs.Logprob(6, -0.25),))
+    (piece,) = read_response(response_of(logprobs.to_json([written], {5: " a", 6: "ü"})), 1)
     assert piece.logprobs == (Logprob(5, " a", -0.5, (Logprob(6, "ü", -0.25),)),)
     assert not piece.extra
 
 
 @pytest.mark.parametrize("text", ["{", '[{"5": {"rank": 1}}]', "[3]", '[{"id": null}]'])
-def test_what_other_models_call_so_is_left_as_it_is(text: str) -> None:
+def test_logprobs_in_the_format_of_other_models_are_left_as_text(text: str) -> None:
     (piece,) = read_response(response_of(text), 1)
     assert piece.logprobs is None
     assert piece.extra == {"logprobs": text}
@@ -116,6 +116,6 @@ def test_what_other_models_call_so_is_left_as_it_is(text: str) -> None:
 def test_the_outputs_are_declared_as_tensorrt_llm_declares_them(size: int, dims: list[int]) -> None:
     config = modelconfig.new_config("m", backend="python", max_batch_size=size)
     modelconfig.add_outputs(config, contract.LOGPROBS_OUTPUTS)
-    found = {output.name: list(output.dims) for output in config.output}
-    assert found["output_log_probs"] == dims
-    assert found["cum_log_probs"] == ([1] if size else [-1])
+    declared = {output.name: list(output.dims) for output in config.output}
+    assert declared["output_log_probs"] == dims
+    assert declared["cum_log_probs"] == ([1] if size else [-1])

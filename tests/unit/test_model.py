@@ -1,4 +1,4 @@
-"""The model that Triton loads: what it makes of a manifest."""
+"""The model that Triton loads: how it starts from a manifest."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from llmserve.testing import FakeBackendUtils
 
 
 class Stage:
-    """A part of an ensemble that holds much, as models do."""
+    """A part of an ensemble that holds many objects, as models do."""
 
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
-        self.held: list[list[int]] = [[] for _ in range(1000)]
+        self.objects: list[list[int]] = [[] for _ in range(1000)]
 
     def start(self, parts: Any) -> None:
-        self.held[0].append(1)
+        self.objects[0].append(1)
 
 
 class Newer:
-    """A part that has learned to ask for more than an older version wrote down."""
+    """A part that needs a setting that builds of an older version do not have."""
 
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
         assert "patience" not in settings
@@ -38,14 +38,14 @@ class Newer:
 
 
 class Engine:
-    """A generator that keeps in mind which thread made it."""
+    """A generator that records which thread created it."""
 
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
-        self.made_in = threading.current_thread()
+        self.created_in = threading.current_thread()
 
 
 class Inline:
-    """A driver that computes where Triton calls it."""
+    """A driver that computes in the thread in which Triton calls it."""
 
     has_thread = False
 
@@ -55,7 +55,7 @@ class Inline:
         del settings, folder
 
     def start(self, parts: Any) -> None:
-        Inline.seen = (parts.generator.made_in, threading.current_thread())
+        Inline.seen = (parts.generator.created_in, threading.current_thread())
 
 
 class Threaded(Inline):
@@ -70,27 +70,27 @@ def manifest(stage: type[Any], **settings: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
-    """Have Triton's model begin with a manifest."""
+    """Initialize Triton's model with a manifest."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackendUtils())
 
     def load(content: dict[str, Any]) -> None:
         (tmp_path / "llmserve.json").write_text(json.dumps(content))
         config = {"model_name": "stage", "model_config": '{"max_batch_size": 4}'}
-        given = {"model_repository": str(tmp_path), "model_version": "1", **config}
-        TritonPythonModel().initialize(given)
+        arguments = {"model_repository": str(tmp_path), "model_version": "1", **config}
+        TritonPythonModel().initialize(arguments)
 
     return load
 
 
 @pytest.mark.parametrize("schema", [None, 0, 99])
-def test_a_manifest_of_another_form_is_told_before_it_is_read(
+def test_a_manifest_of_another_schema_is_refused_before_it_is_read(
     load: Callable[[dict[str, Any]], None], schema: int | None
 ) -> None:
     with pytest.raises(RuntimeError, match=r"built by llmserve 9\.9.*build it again"):
         load({"llmserve": "9.9", "schema": schema})
 
 
-def test_what_is_loaded_is_not_looked_through_again(
+def test_loaded_objects_are_excluded_from_garbage_collection(
     load: Callable[[dict[str, Any]], None],
 ) -> None:
     before = gc.get_freeze_count()
@@ -101,20 +101,20 @@ def test_what_is_loaded_is_not_looked_through_again(
         gc.unfreeze()
 
 
-def test_a_setting_that_an_older_build_did_not_write_says_what_to_do(
+def test_a_setting_that_an_older_build_does_not_have_is_an_error_with_the_fix(
     load: Callable[[dict[str, Any]], None],
 ) -> None:
-    with pytest.raises(KeyError) as told:
+    with pytest.raises(KeyError) as caught:
         load(manifest(Newer, pace=1))
     package = __name__.partition(".")[0]
-    assert str(told.value) == (
-        f"built by another version of {package}, which wrote no 'patience' down: "
+    assert str(caught.value) == (
+        f"built by another version of {package}, which did not record 'patience': "
         "build the model again"
     )
 
 
 @pytest.mark.parametrize("driver", [Inline, Threaded])
-def test_what_loads_for_a_thread_of_the_drivers_leaves_no_helpers_in_tritons(
+def test_loading_for_a_driver_with_its_own_thread_leaves_no_helpers_in_tritons_thread(
     load: Callable[[dict[str, Any]], None], driver: type[Inline]
 ) -> None:
     content = manifest(Stage)
@@ -123,16 +123,16 @@ def test_what_loads_for_a_thread_of_the_drivers_leaves_no_helpers_in_tritons(
         for role, kind in (("batching", driver), ("generator", Engine))
     }
     load(content)
-    made_in, started_in = Inline.seen
-    assert made_in is started_in
-    assert made_in.is_alive() is (driver is Inline)
+    created_in, started_in = Inline.seen
+    assert created_in is started_in
+    assert created_in.is_alive() is (driver is Inline)
 
 
-def test_unloading_what_never_loaded_is_no_matter() -> None:
+def test_unloading_a_model_that_never_loaded_is_harmless() -> None:
     TritonPythonModel().finalize()
 
 
-def test_a_model_is_ready_unless_its_driver_says_otherwise() -> None:
+def test_a_model_is_ready_unless_its_driver_is_not() -> None:
     model = TritonPythonModel()
     for driver, ready in ((object(), True), (SimpleNamespace(is_ready=lambda: False), False)):
         model._driver = driver  # type: ignore[assignment]

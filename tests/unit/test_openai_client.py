@@ -1,13 +1,15 @@
-"""``query --openai`` before servers that are none, and with addresses and keys that are wrong."""
+"""``query --openai`` with servers that do not speak the API, and with wrong URLs and keys."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from llmserve.errors import LLMServeError
+from llmserve.errors import LLMServeError, UnreachableError
 from llmserve_cli.openai_client import KEY, OpenAIClient
 from tests.support import http_server, reply
 
@@ -19,11 +21,12 @@ ANSWERS = {
     "text": b"data: nope\n\n",
     "right": b'data: {"choices": [{"text": "hi"}]}\n\n',
 }
+NO_STREAM = "does not stream as OpenAI's API does"
 
 
-def answer(asked: BaseHTTPRequestHandler) -> None:
-    asked.rfile.read(int(asked.headers["content-length"]))
-    reply(asked, ANSWERS[asked.path.split("/")[1]])
+def answer(request: BaseHTTPRequestHandler) -> None:
+    request.rfile.read(int(request.headers["content-length"]))
+    reply(request, ANSWERS[request.path.split("/")[1]])
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +36,18 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        *((path, "does not stream as OpenAI's API does") for path in ("whole", "other", "list")),
-        ("text", "does not stream as OpenAI's API does"),
-        ("word", "boom"),
-    ],
+    ("path", "message"),
+    [*((path, NO_STREAM) for path in ("whole", "other", "list", "text")), ("word", "boom")],
 )
-def test_what_is_no_stream_is_an_error_and_no_empty_answer(
-    server: str, path: str, told: str
+def test_a_wrong_stream_is_an_error_and_no_empty_answer(
+    server: str, path: str, message: str
 ) -> None:
-    with pytest.raises(LLMServeError, match=told):
+    with pytest.raises(LLMServeError, match=message):
         OpenAIClient(f"{server}/{path}").generate("demo", "a")
 
 
 @pytest.mark.parametrize("path", ["right", "right/ü 1"])
-def test_a_key_may_end_in_a_line_break_and_a_path_have_any_letter(
+def test_a_key_may_end_in_a_line_break_and_a_path_may_have_any_character(
     server: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY, "sk-1\n")
@@ -59,6 +58,19 @@ def test_a_key_may_end_in_a_line_break_and_a_path_have_any_letter(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1", "ftp://a"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(LLMServeError, match="is no address"):
+def test_an_invalid_url_is_refused(url: str) -> None:
+    with pytest.raises(LLMServeError, match="is not an address"):
         OpenAIClient(url)
+
+
+def test_a_connection_attempt_that_the_system_gives_up_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unreachable(HTTPConnection):
+        def connect(self) -> None:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    client = OpenAIClient("http://127.0.0.1:9")
+    monkeypatch.setattr(client, "_connection_type", Unreachable)
+    with pytest.raises(UnreachableError, match="Connection timed out"):
+        client.generate("demo", "a")

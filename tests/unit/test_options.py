@@ -1,4 +1,4 @@
-"""Options and names: types, ranges and near names; what is no configuration of Triton's."""
+"""Options and names: types, ranges and near names; and Triton configurations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmserve.repository import config as modelconfig
 from llmserve.roles import Recipe
 from llmserve.runtime.contract import SAMPLING, STOP_WORDS, TEXT_INPUT, TEXT_OUTPUT
 
-ALL = (
+OPTIONS = (
     Option("size", 8, "A size.", minimum=0, maximum=64),
     Option("rate", 0.5, "A rate.", maximum=1),
     Option("kind", "a", "A kind.", choices=("a", "b")),
@@ -28,10 +28,10 @@ ALL = (
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-def test_text_is_read_by_the_options_type_and_what_is_not_given_has_its_default() -> None:
-    assert resolve(ALL, {}) == {"size": 8, "rate": 0.5, "kind": "a", "flag": False}
-    given = {"size": "16", "rate": "1", "kind": "b", "flag": "true"}
-    assert resolve(ALL, given) == {"size": 16, "rate": 1.0, "kind": "b", "flag": True}
+def test_text_is_parsed_by_the_options_type_and_a_missing_option_has_its_default() -> None:
+    assert resolve(OPTIONS, {}) == {"size": 8, "rate": 0.5, "kind": "a", "flag": False}
+    values = {"size": "16", "rate": "1", "kind": "b", "flag": "true"}
+    assert resolve(OPTIONS, values) == {"size": 16, "rate": 1.0, "kind": "b", "flag": True}
 
 
 @pytest.mark.parametrize(
@@ -51,20 +51,20 @@ def test_text_is_read_by_the_options_type_and_what_is_not_given_has_its_default(
         ("sise", 3, "did you mean 'size'"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_would_do(name: str, value: Any, message: str) -> None:
+def test_a_wrong_value_is_refused_with_the_fix(name: str, value: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
-        resolve(ALL, {name: value})
+        resolve(OPTIONS, {name: value})
     assert name in str(caught.value)
 
 
 @pytest.mark.parametrize("default", [None, [1], b"a"])
-def test_an_option_has_a_default_of_a_type_that_it_can_take(default: Any) -> None:
+def test_the_default_of_an_option_must_have_a_supported_type(default: Any) -> None:
     with pytest.raises(OptionError, match=r"option size has the default .*: give text"):
         Option("size", default, "A size.")
 
 
-def test_whole_numbers_fit_into_where_they_are_written() -> None:
-    """Those of Triton's configuration have 32 bits, an engine's parameters have 64."""
+def test_whole_numbers_fit_where_they_are_stored() -> None:
+    """Those in Triton's configuration have 32 bits, an engine's parameters have 64."""
     registry = Registry.load()
     short = {"max_batch_size", "instances", "queue_delay_us", "max_tokens", "cache_tokens"}
     seen = set()
@@ -86,13 +86,13 @@ def test_assignments_are_split_at_the_first_equals() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "-x", "a/b", "a b", "ü", "x" * 200, "a\n"])
-def test_a_name_that_would_make_trouble_is_refused(name: str) -> None:
+def test_an_unsafe_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_model_name(name)
 
 
 @pytest.mark.parametrize("source", ["gpt2", "a/b", "./x/", "/tmp/My Model (1)", "...", "~"])
-def test_a_name_made_from_any_source_can_be_used(source: str) -> None:
+def test_a_name_derived_from_any_source_is_valid(source: str) -> None:
     assert check_model_name(model_name_from(source))
 
 
@@ -105,8 +105,8 @@ def test_near_names_are_suggested_else_all() -> None:
 def test_any_text_survives_a_configuration(key: str, value: str) -> None:
     config = modelconfig.new_config("m", backend="python", max_batch_size=8)
     modelconfig.set_parameters(config, {"other": "${not a placeholder}", key: value})
-    read = modelconfig.parse(modelconfig.to_text(config), where="here")
-    assert read.parameters[key].string_value == value
+    parsed = modelconfig.parse(modelconfig.to_text(config), where="here")
+    assert parsed.parameters[key].string_value == value
 
 
 @pytest.mark.parametrize(("size", "dims"), [(8, [1]), (0, [-1])])
@@ -132,7 +132,7 @@ def test_batched_and_unbatched_dims(size: int, dims: list[int]) -> None:
         ("cuda:3", "KIND_GPU", [3]),
     ],
 )
-def test_a_model_is_placed_once_unless_asked(device: str, kind: str, gpus: list[int]) -> None:
+def test_a_model_has_one_instance_on_its_device(device: str, kind: str, gpus: list[int]) -> None:
     config = modelconfig.new_config("m", backend="python", max_batch_size=1)
     place_instances(config, device, 1)
     (group,) = config.instance_group
@@ -149,7 +149,7 @@ def test_an_unknown_device_is_refused(device: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["max_batch_size: ${size}", "nonsense: 3", "name: 'a", "\x00"])
-def test_what_is_no_configuration_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_refused_with_its_position(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.pbtxt is not a Triton configuration: 1:"):
         modelconfig.read(tmp_path)

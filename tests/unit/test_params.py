@@ -1,4 +1,4 @@
-"""What a request may ask for, and how a wrong wish is refused."""
+"""The parameters of a request, and how wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from llmserve.runtime.params import READERS, Params, read_params
 
 
 @pytest.mark.parametrize(
-    ("asked", "temperature"),
+    ("values", "temperature"),
     [
         ({}, 0),
-        # Asking for a choice without a temperature means one.
+        # A sampling parameter without a temperature implies a temperature of 1.
         ({"top_k": 5}, 1),
         ({"top_p": 0.9}, 1),
         ({"min_p": 0.1}, 1),
         ({"temperature": 0, "top_k": 5}, 0),
     ],
 )
-def test_how_greedy_an_answer_is(asked: dict[str, Any], temperature: float) -> None:
-    assert read_params(asked).effective_temperature == temperature
+def test_the_effective_temperature(values: dict[str, Any], temperature: float) -> None:
+    assert read_params(values).effective_temperature == temperature
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_how_greedy_an_answer_is(asked: dict[str, Any], temperature: float) -> N
         ("ignore_eos", "x" * 10_000),
         *(("logit_bias", b) for b in ("[1]", "{", '{"a": 1}', '{"1": 101}', '{"1": null}', "5")),
     ],
-    ids=lambda given: str(given)[:20],
+    ids=lambda value: str(value)[:20],
 )
-def test_a_wrong_wish_is_refused_by_name(name: str, value: Any) -> None:
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name) as caught:
         read_params({name: value})
     assert "\n" not in str(caught.value)
@@ -66,39 +66,32 @@ def test_a_wrong_wish_is_refused_by_name(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("values", "expected"),
     [
-        ("END", ("END",)),
-        ('["a", "b"]', ("a", "b")),
-        (["a", ""], ("a",)),
-        ("[not json", ("[not json",)),
+        ({"stop_words": "END"}, {"stop_words": ("END",)}),
+        ({"stop_words": '["a", "b"]'}, {"stop_words": ("a", "b")}),
+        ({"stop_words": ["a", ""]}, {"stop_words": ("a",)}),
+        ({"stop_words": "[not json"}, {"stop_words": ("[not json",)}),
+        ({"max_tokens": "8"}, {"max_tokens": 8}),
+        ({"temperature": "0.5", "ignore_eos": "true"}, {"temperature": 0.5, "ignore_eos": True}),
+        ({"logit_bias": '{"50256": -100, "3": 0.5}'}, {"logit_bias": {50256: -100.0, 3: 0.5}}),
     ],
 )
-def test_stop_words_come_as_a_list_or_as_text(value: Any, words: tuple[str, ...]) -> None:
-    assert read_params({"stop_words": value}).stop_words == words
+def test_any_value_may_be_text(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert read_params(values) == Params(**expected)
 
 
-def test_numbers_may_come_as_text() -> None:
-    asked = read_params({"max_tokens": "8", "temperature": "0.5", "ignore_eos": "true"})
-    assert (asked.max_tokens, asked.temperature, asked.ignore_eos) == (8, 0.5, True)
-
-
-def test_a_near_miss_is_refused_and_a_strangers_name_is_left_alone() -> None:
+def test_a_near_miss_is_refused_and_an_unrelated_name_is_ignored() -> None:
     with pytest.raises(RequestError, match="did you mean 'max_tokens'"):
         read_params({"max_token": 3})
     assert read_params({"traceparent": "00-x"}) == Params()
-    begun = time.process_time()
+    start = time.process_time()
     assert read_params({f"x{n}_of_y": 1 for n in range(20_000)}) == Params()
-    assert time.process_time() - begun < 0.2, "whoever sends many stalls nobody"
+    assert time.process_time() - start < 0.2, "many names must not stall other requests"
 
 
-def test_what_a_plugin_reads_itself_is_kept() -> None:
+def test_a_parameter_that_a_plugin_reads_is_kept() -> None:
     assert read_params({"lora": "x"}, extras=frozenset({"lora"})).extra == {"lora": "x"}
-
-
-def test_biases_are_read_by_token() -> None:
-    asked = read_params({"logit_bias": '{"50256": -100, "3": 0.5}'})
-    assert asked.logit_bias == {50256: -100.0, 3: 0.5}
 
 
 @given(
@@ -109,9 +102,9 @@ def test_biases_are_read_by_token() -> None:
         ),
     )
 )
-def test_any_wish_is_taken_or_refused_never_a_crash(values: dict[str, Any]) -> None:
+def test_any_value_is_accepted_or_refused_without_a_crash(values: dict[str, Any]) -> None:
     try:
-        asked = read_params(values)
+        params = read_params(values)
     except RequestError:
         return
-    assert asked.max_tokens is None or asked.max_tokens > 0
+    assert params.max_tokens is None or params.max_tokens > 0

@@ -1,4 +1,4 @@
-"""Plugins: which are let in, what they bring, and that a broken one harms nobody else."""
+"""Plugins: which are loaded, what they register, and that a broken one harms no other."""
 
 from __future__ import annotations
 
@@ -37,68 +37,68 @@ def llmserve_register_tokenizers():
 
 
 def module(**hooks: Callable[..., Any]) -> ModuleType:
-    made = ModuleType("acme_plugin")
+    plugin = ModuleType("acme_plugin")
     for name, hook in hooks.items():
         hook.__name__ = name
-        setattr(made, name, hookimpl(hook))
-    return made
+        setattr(plugin, name, hookimpl(hook))
+    return plugin
 
 
 def tokenizers(*components: Any) -> ModuleType:
     return module(llmserve_register_tokenizers=lambda: list(components))
 
 
-def registry(**modules: ModuleType) -> Registry:
+def registry_of(**modules: ModuleType) -> Registry:
     return Registry(
-        Plugin(name, f"{name}-dist", "1.0", module=made) for name, made in modules.items()
+        Plugin(name, f"{name}-dist", "1.0", module=plugin) for name, plugin in modules.items()
     )
 
 
 def test_components_are_found_by_role_and_name() -> None:
     formatter = Formatter(name="words", summary="", runtime="acme:F", outputs=())
     backend = Backend(name="acme", summary="", folder=Path("acme"), stand_in_for="onnxruntime")
-    found = registry(
+    registry = registry_of(
         acme=module(
             llmserve_register_tokenizers=lambda: [WORDS],
             llmserve_register_formatters=lambda: [formatter],
             llmserve_register_backends=lambda: [backend],
         )
     )
-    assert found.get(Tokenizer, "words") is WORDS
-    assert found.plugin_of(WORDS).origin == "acme-dist"
-    assert found.get(Formatter, "words") is formatter, "the same name in another role"
-    assert found.all(Backend) == [backend]
-    assert not found.problems()
+    assert registry.get(Tokenizer, "words") is WORDS
+    assert registry.plugin_of(WORDS).origin == "acme-dist"
+    assert registry.get(Formatter, "words") is formatter, "the same name in another role"
+    assert registry.all(Backend) == [backend]
+    assert not registry.problems()
     with pytest.raises(PluginError, match="did you mean 'words'"):
-        found.get(Tokenizer, "word")
+        registry.get(Tokenizer, "word")
 
 
-def test_a_part_that_is_gone_is_told_with_its_recipe_and_not_as_a_slip_of_the_pen() -> None:
+def test_a_missing_part_is_reported_with_its_recipe_and_not_as_a_typo() -> None:
     recipe = Recipe(name="mixed", summary="", generator="", tokenizer="gone")
-    found = registry(acme=module(llmserve_register_recipes=lambda: [recipe]))
+    registry = registry_of(acme=module(llmserve_register_recipes=lambda: [recipe]))
     with pytest.raises(PluginError, match=r"recipe 'mixed' .* 'gone'.*: install") as caught:
-        make_plan(BuildSpec("mixed", "demo"), found)
+        make_plan(BuildSpec("mixed", "demo"), registry)
     assert "did you mean" not in str(caught.value)
 
 
-def test_a_collision_names_both_and_stops_only_who_selects_it() -> None:
+def test_a_collision_names_both_plugins_and_affects_no_other_component() -> None:
     other = replace(WORDS, name="other")
-    found = registry(one=tokenizers(WORDS, other), two=tokenizers(replace(WORDS)))
+    registry = registry_of(one=tokenizers(WORDS, other), two=tokenizers(replace(WORDS)))
     with pytest.raises(PluginError, match=r"one-dist.*two-dist"):
-        found.get(Tokenizer, "words")
-    assert found.get(Tokenizer, "other") is other
-    assert any("'words' is registered by" in problem for problem in found.problems())
+        registry.get(Tokenizer, "words")
+    assert registry.get(Tokenizer, "other") is other
+    assert any("'words' is registered by" in problem for problem in registry.problems())
 
 
 def test_a_backend_that_two_plugins_have_stops_only_the_models_that_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def brings_acme() -> ModuleType:
+    def with_backend() -> ModuleType:
         backend = Backend(name="acme", summary="", folder=tmp_path)
         return module(llmserve_register_backends=lambda: [backend])
 
-    found = registry(one=brings_acme(), two=brings_acme())
-    monkeypatch.setattr(Registry, "load", lambda: found)
+    registry = registry_of(one=with_backend(), two=with_backend())
+    monkeypatch.setattr(Registry, "load", lambda: registry)
     for name, backend in (("needy", "acme"), ("plain", "python")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text(f'backend: "{backend}"')
@@ -112,20 +112,20 @@ def fails() -> list[Tokenizer]:
     raise RuntimeError("no licence")
 
 
-def leaves() -> list[Tokenizer]:
+def exits() -> list[Tokenizer]:
     raise SystemExit(3)
 
 
-def of_no_type() -> list[Tokenizer]:
+def wrong_type() -> list[Tokenizer]:
     return [replace(WORDS, inputs=(Tensor("pace", "INT32"),))]
 
 
-def given(**fields: Any) -> ModuleType:
-    """A plugin whose tokenizer is made with fields of types that no checker has looked at."""
+def with_fields(**fields: Any) -> ModuleType:
+    """Return a plugin whose tokenizer has fields of unchecked types."""
     return module(llmserve_register_tokenizers=lambda: [replace(WORDS, **fields)])
 
 
-def of_wrong_default() -> list[Tokenizer]:
+def wrong_default() -> list[Tokenizer]:
     wrong: Any = [5]
     return [replace(WORDS, options=(Option("pace", wrong, ""),))]
 
@@ -135,34 +135,34 @@ def reserved() -> list[Backend]:
 
 
 def unmarked() -> ModuleType:
-    made = ModuleType("acme_plugin")
-    made.llmserve_register_tokenizers = lambda: []  # type: ignore[attr-defined]
-    return made
+    plugin = ModuleType("acme_plugin")
+    plugin.llmserve_register_tokenizers = lambda: []  # type: ignore[attr-defined]
+    return plugin
 
 
 RECIPE = Recipe(name="r", summary="", generator="")
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         (module(llmserve_register_tokeniser=lambda: []), "llmserve_register_tokenizers"),
         (unmarked(), "hookimpl"),
-        (module(llmserve_register_tokenizers=lambda wanted: []), "wanted"),
+        (module(llmserve_register_tokenizers=lambda colour: []), "colour"),
         (
             module(llmserve_register_tokenizers=fails),
             "llmserve_register_tokenizers failed: RuntimeError: no licence",
         ),
-        (module(llmserve_register_tokenizers=leaves), "SystemExit: 3"),
+        (module(llmserve_register_tokenizers=exits), "SystemExit: 3"),
         (tokenizers(RECIPE), "Recipe"),
         (
             module(llmserve_register_tokenizers=lambda: WORDS),
             "llmserve_register_tokenizers failed: TypeError: 'Tokenizer' object is not iterable",
         ),
-        (module(llmserve_register_tokenizers=of_no_type), "INT32: choose one of TYPE_BOOL"),
-        (module(llmserve_register_tokenizers=of_wrong_default), "option pace has the default [5]"),
-        (given(requires="numpy"), "requires of 'words' is 'numpy': give a tuple of str"),
-        (given(inputs=("pace",)), "a tuple of Tensor"),
+        (module(llmserve_register_tokenizers=wrong_type), "INT32: choose one of TYPE_BOOL"),
+        (module(llmserve_register_tokenizers=wrong_default), "option pace has the default [5]"),
+        (with_fields(requires="numpy"), "requires of 'words' is 'numpy': give a tuple of str"),
+        (with_fields(inputs=("pace",)), "a tuple of Tensor"),
         (
             module(llmserve_register_backends=reserved),
             "Triton has a backend 'python': give it another name",
@@ -173,46 +173,46 @@ RECIPE = Recipe(name="r", summary="", generator="")
         "type", "default", "no tuple", "no tensor", "reserved",
     ],
 )  # fmt: skip
-def test_a_hook_that_is_wrong_breaks_its_plugin_alone(broken: ModuleType, told: str) -> None:
-    found = registry(bad=broken, good=tokenizers(WORDS))
-    bad, good = found.plugins
-    assert told in (bad.problem or "")
+def test_a_wrong_hook_breaks_its_plugin_alone(broken: ModuleType, message: str) -> None:
+    registry = registry_of(bad=broken, good=tokenizers(WORDS))
+    bad, good = registry.plugins
+    assert message in (bad.problem or "")
     assert good.problem is None
-    assert found.get(Tokenizer, "words") is WORDS
+    assert registry.get(Tokenizer, "words") is WORDS
     with pytest.raises(PluginError, match=r"bad-dist 1\.0"):
-        found.recipe("bad")
+        registry.recipe("bad")
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_plugin_cannot_switch_off_another_by_taking_its_name(broken: bool) -> None:
+def test_a_plugin_cannot_disable_another_by_taking_its_name(broken: bool) -> None:
     hook = fails if broken else lambda: [replace(WORDS, name="a")]
     theirs = module(llmserve_register_tokenizers=hook)
-    found = Registry(
+    registry = Registry(
         [
             Plugin("hf", "ours", "1", module=tokenizers(WORDS)),
             Plugin("hf", "theirs", "2", module=theirs),
         ]
     )
-    assert found.plugin_of(found.get(Tokenizer, "words")).origin == "ours"
-    assert [bool(plugin.problem) for plugin in found.plugins] == [False, broken]
-    origins = {p.origin for p, _ in found.implementations("llmserve_register_tokenizers")}
+    assert registry.plugin_of(registry.get(Tokenizer, "words")).origin == "ours"
+    assert [bool(plugin.problem) for plugin in registry.plugins] == [False, broken]
+    origins = {p.origin for p, _ in registry.implementations("llmserve_register_tokenizers")}
     assert origins == ({"ours"} if broken else {"ours", "theirs"})
 
 
-def test_a_module_that_two_plugins_announce_counts_once() -> None:
-    made = tokenizers(WORDS)
-    found = registry(one=made, two=made)
-    assert found.plugin_of(found.get(Tokenizer, "words")).name == "one"
-    assert "one-dist" in (found.plugins[1].problem or "")
+def test_a_module_of_two_plugins_counts_once() -> None:
+    plugin = tokenizers(WORDS)
+    registry = registry_of(one=plugin, two=plugin)
+    assert registry.plugin_of(registry.get(Tokenizer, "words")).name == "one"
+    assert "one-dist" in (registry.plugins[1].problem or "")
 
 
-def test_where_a_plugin_fails_is_shown_to_who_asks(
+def test_the_traceback_of_a_plugin_is_printed_on_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    registry(acme=module(llmserve_register_tokenizers=fails))
+    registry_of(acme=module(llmserve_register_tokenizers=fails))
     assert not capsys.readouterr().err
     monkeypatch.setenv("LLMSERVE_TRACEBACK", "1")
-    registry(acme=module(llmserve_register_tokenizers=fails))
+    registry_of(acme=module(llmserve_register_tokenizers=fails))
     assert "in fails" in capsys.readouterr().err
 
 
@@ -220,28 +220,28 @@ def test_where_a_plugin_fails_is_shown_to_who_asks(
     ("device", "expected"),
     [("cpu", "hare"), ("cuda", "mole"), ("cuda:1", "mole"), ("balanced", "mole")],
 )
-def test_who_names_no_recipe_gets_the_one_that_suits_the_device(device: str, expected: str) -> None:
+def test_the_default_recipe_is_the_one_that_suits_the_device(device: str, expected: str) -> None:
     ranks: dict[str, dict[str, int]] = {"tortoise": {"cpu": 1}, "hare": {"cpu": 2}, "none": {}}
     ranks["mole"] = {"cpu": 1, "cuda": 1}
     recipes = [Recipe(name=n, summary="", generator="", suits=suits) for n, suits in ranks.items()]
-    found = registry(acme=module(llmserve_register_recipes=lambda: recipes))
-    recipe, why = suited_recipe(found, device)
+    registry = registry_of(acme=module(llmserve_register_recipes=lambda: recipes))
+    recipe, why = suited_recipe(registry, device)
     assert recipe.name == expected
     if device == "cpu":
-        assert why == "first of what is installed for cpu, before mole, before tortoise"
+        assert why == "first choice for cpu, before mole, before tortoise"
 
 
-def test_where_nothing_suits_a_plugin_has_to_be_named() -> None:
+def test_without_a_suitable_recipe_a_plugin_must_be_named() -> None:
     with pytest.raises(PluginError, match="suits cpu: name one with --plugin"):
-        suited_recipe(registry(), "cpu")
+        suited_recipe(registry_of(), "cpu")
 
 
-# What is installed.
+# Installed packages.
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages, and nothing else that announces plugins."""
+    """Return a folder of installed packages, the only one in which plugins are looked up."""
     rest = [path for path in sys.path if "-packages" not in path]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *rest])
     monkeypatch.delenv("LLMSERVE_PLUGINS", raising=False)
@@ -249,7 +249,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def found(**environment: str) -> dict[str, Plugin]:
+def installed(**environment: str) -> dict[str, Plugin]:
     return {plugin.selector: plugin for plugin in Registry(find_plugins(environment)).plugins}
 
 
@@ -263,25 +263,25 @@ def found(**environment: str) -> dict[str, Plugin]:
 def test_a_plugin_for_another_api_is_refused_in_one_line_and_never_imported(
     site: Path, number: int, mend: str
 ) -> None:
-    leaves = "raise SystemExit('it was imported')"
-    install(site, "acme", f"[llmserve.api{number}]\nwords = acme_module\n", acme_module=leaves)
-    problem = found()["acme:words"].problem or ""
+    source = "raise SystemExit('it was imported')"
+    install(site, "acme", f"[llmserve.api{number}]\nwords = acme_module\n", acme_module=source)
+    problem = installed()["acme:words"].problem or ""
     assert problem.startswith(f"it is made for API {number} of llmserve, and llmserve ")
     assert problem.endswith(f" has {API}: {mend}")
     assert Registry.load().problems() == [f"plugin 'words' (acme 1.2) cannot be used: {problem}"]
 
 
-def test_of_several_that_one_package_offers_the_one_that_fits_is_taken(site: Path) -> None:
+def test_of_several_entry_points_of_a_package_the_matching_one_is_used(site: Path) -> None:
     others = f"[llmserve.api{API + 1}]\na = nowhere\n[llmserve]\na = ast\n"
     install(site, "acme", f"{others}[llmserve.api{API}]\na = json\n")
     install(site, "bolt", others)
-    plugins = found()
+    plugins = installed()
     assert (plugins["acme:a"].entry_point, plugins["acme:a"].api) == ("json", API)
     assert (plugins["bolt:a"].entry_point, plugins["bolt:a"].api) == ("ast", None)
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ("[llmserve.apione]\na = json\n", f"name it llmserve.api{API} or llmserve"),
         ("[llmserve.other]\na = json\n", f"name it llmserve.api{API} or llmserve"),
@@ -289,11 +289,11 @@ def test_of_several_that_one_package_offers_the_one_that_fits_is_taken(site: Pat
         ("[llmserve]\na = no_such_module_anywhere\n", "no_such_module_anywhere"),
     ],
 )
-def test_an_entry_point_that_leads_nowhere_is_told(site: Path, entries: str, told: str) -> None:
+def test_a_wrong_entry_point_is_reported(site: Path, entries: str, message: str) -> None:
     install(site, "acme", entries)
     install(site, "bolt", "[llmserve]\nfine = json\n")
-    plugins = found()
-    assert told in (plugins["acme:a"].problem or "")
+    plugins = installed()
+    assert message in (plugins["acme:a"].problem or "")
     assert plugins["bolt:fine"].problem is plugins["llmserve:core"].problem is None
 
 
@@ -301,7 +301,7 @@ PACKAGES = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("plugins/examples
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGES), ids=lambda path: path.parent.name)
-def test_what_we_tell_others_to_say_our_own_packages_say_too(path: Path) -> None:
+def test_our_own_packages_declare_the_entry_point_group_that_others_should(path: Path) -> None:
     groups = re.findall(r"(?m)^\[project\.entry-points\.(.+)\]$", path.read_text(encoding="utf-8"))
     assert groups == [f'"llmserve.api{API}"']
 
@@ -314,19 +314,19 @@ def test_what_we_tell_others_to_say_our_own_packages_say_too(path: Path) -> None
         ({"LLMSERVE_PLUGINS": " Acme:hf ,"}, ("", "it is not in LLMSERVE_PLUGINS")),
     ],
 )
-def test_the_environment_lets_in_one_of_two_plugins_of_the_same_name(
+def test_the_environment_selects_one_of_two_plugins_of_the_same_name(
     site: Path, environment: dict[str, str], problems: tuple[str, str]
 ) -> None:
     install(site, "acme", "[llmserve]\nhf = json\n")
     install(site, "Bad_Acme", "[llmserve]\nhf = no_such_module\n")
-    plugins = found(**environment)
-    for name, problem in zip(("acme:hf", "Bad_Acme:hf"), problems, strict=True):
-        told = plugins[name].problem or ""
-        assert told.startswith(problem), "a blocked plugin is not imported"
-        assert bool(told) == bool(problem)
+    plugins = installed(**environment)
+    for name, expected in zip(("acme:hf", "Bad_Acme:hf"), problems, strict=True):
+        problem = plugins[name].problem or ""
+        assert problem.startswith(expected), "a blocked plugin is not imported"
+        assert bool(problem) == bool(expected)
 
 
-def test_a_collision_is_told_with_what_blocks_one_of_them(
+def test_the_error_for_a_collision_names_the_setting_that_blocks_one_plugin(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("acme", "bolt"):
@@ -338,16 +338,16 @@ def test_a_collision_is_told_with_what_blocks_one_of_them(
     assert Registry.load().get(Tokenizer, "words").name == "words"
 
 
-def test_a_name_in_the_environment_that_nobody_has_is_told(site: Path) -> None:
+def test_an_unknown_name_in_the_environment_is_reported(site: Path) -> None:
     install(site, "acme", "[llmserve]\nhf = json\n")
     environment = {"LLMSERVE_BLOCK_PLUGINS": "acme:hff", "LLMSERVE_PLUGINS": "acme:hf, hg"}
     assert unmatched_names(Registry(find_plugins({})), environment) == [
-        "LLMSERVE_PLUGINS names 'hg', and no installed plugin is called that",
-        "LLMSERVE_BLOCK_PLUGINS names 'acme:hff', and no installed plugin is called that",
+        "LLMSERVE_PLUGINS names 'hg', but no installed plugin has that name",
+        "LLMSERVE_BLOCK_PLUGINS names 'acme:hff', but no installed plugin has that name",
     ]
 
 
-def test_damaged_metadata_hides_nobody_else_and_the_first_of_a_name_counts(
+def test_damaged_metadata_hides_no_other_package_and_the_first_of_a_name_counts(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(site, "a", "[llmserve]\na = json\n")
@@ -360,13 +360,13 @@ def test_damaged_metadata_hides_nobody_else_and_the_first_of_a_name_counts(
     (site / "e-1.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: e\n")
     install(site / "later", "C.LLMserve", "[llmserve]\nshadowed = ast\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(site / "later")])
-    plugins = found()
+    plugins = installed()
     assert {"a:a", "c-llmserve:c"} <= plugins.keys()
     assert "shadowed" not in {plugin.name for plugin in plugins.values()}
     assert plugins["e:e"].problem == "its metadata has no version: install it again"
 
 
-def test_the_list_says_where_each_plugin_comes_from(tmp_path: Path) -> None:
+def test_the_list_shows_where_each_plugin_comes_from(tmp_path: Path) -> None:
     entries = "[llmserve]\nwords = acme_module\n[llmserve.api99]\nnew = x\n"
     install(tmp_path, "acme", entries, acme_module=TOKENIZERS)
     env = {"PYTHONPATH": str(tmp_path), "LLMSERVE_BLOCK_PLUGINS": "wrods", "PATH": ""}

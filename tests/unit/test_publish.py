@@ -1,4 +1,4 @@
-"""A build is all or nothing, and never takes away what is not its own."""
+"""A build is all or nothing, and never removes what is not its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(
 def put(
     output: Path, name: str, text: str, *suffixes: str, force: bool = False, **packages: str
 ) -> None:
-    """Publish a model, and as its parts those with the suffixes."""
+    """Publish a model, and a part of it for each suffix."""
     parts = [f"{name}_{suffix}" for suffix in suffixes]
     with staging(output) as scratch:
         model(scratch / MODELS / name, text, parts=parts, **packages)
@@ -66,12 +66,12 @@ def text_of(output: Path, name: str = "m") -> str:
     return (output / name / "1" / "model.py").read_text()
 
 
-def test_a_model_appears_whole_and_its_own_are_replaced(repo: Path) -> None:
+def test_a_model_appears_whole_and_replaces_its_previous_build(repo: Path) -> None:
     assert text_of(repo) == "one"
     assert [*repo.parent.iterdir()] == [repo]
     put(repo, "n", "two")
     assert text_of(repo) == "one"
-    # A file of the weights that is missing is no edit.
+    # A missing file of a version folder does not count as an edit.
     (repo / "m" / "1" / "model.py").unlink()
     put(repo, "m", "two")
     assert text_of(repo) == "two"
@@ -95,12 +95,12 @@ def test_a_part_is_replaced_with_its_model_only(with_part: Path) -> None:
         with pytest.raises(OutputError, match="m_a is a part of m: give another --name"):
             put(repo, "m_a", "two", force=force)
     put(repo, "n_a", "one")
-    with pytest.raises(OutputError, match="n_a is a model of its own"):
+    with pytest.raises(OutputError, match="n_a is a separate model"):
         put(repo, "n", "one", "a")
     assert models_of(repo) == ["m", "m_a", "n_a"]
 
 
-def test_a_part_of_a_model_that_is_gone_can_be_replaced(with_part: Path) -> None:
+def test_a_part_of_a_removed_model_can_be_replaced(with_part: Path) -> None:
     shutil.rmtree(with_part / "m")
     put(with_part, "m_a", "two", force=True)
     put(with_part, "m", "two", "b")
@@ -108,24 +108,24 @@ def test_a_part_of_a_model_that_is_gone_can_be_replaced(with_part: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("file", "told"),
+    ("file", "message"),
     [
         ("m/config.pbtxt", r"config\.pbtxt was changed"),
         ("m/notes.txt", r"notes\.txt was added"),
         ("m_a/config.pbtxt", "m_a was edited"),
     ],
 )
-def test_what_was_edited_is_kept_unless_forced(with_part: Path, file: str, told: str) -> None:
+def test_an_edited_model_is_kept_unless_forced(with_part: Path, file: str, message: str) -> None:
     (with_part / file).write_text("mine")
     for suffixes in (["a"], []):
-        with pytest.raises(OutputError, match=told):
+        with pytest.raises(OutputError, match=message):
             put(with_part, "m", "two", *suffixes)
     assert text_of(with_part) == "one"
     put(with_part, "m", "two", "a", force=True)
     assert text_of(with_part) == text_of(with_part, "m_a") == "two"
 
 
-def test_somebody_elses_model_is_kept_unless_forced(repo: Path) -> None:
+def test_a_model_of_another_tool_is_kept_unless_forced(repo: Path) -> None:
     (repo / "m" / "llmserve.json").unlink()
     with pytest.raises(OutputError, match="not built by llmserve"):
         check_output(repo, ["m"], force=False)
@@ -133,11 +133,11 @@ def test_somebody_elses_model_is_kept_unless_forced(repo: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_holds_something_else_is_no_repository(tmp_path: Path, force: bool) -> None:
+def test_a_folder_with_other_content_is_no_repository(tmp_path: Path, force: bool) -> None:
     (tmp_path / "here" / "photos").mkdir(parents=True)
     (tmp_path / "file").touch()
-    for name, told in (("here", "photos/ is no Triton model"), ("file", "is a file")):
-        with pytest.raises(OutputError, match=told):
+    for name, message in (("here", "photos/ is not a Triton model"), ("file", "is a file")):
+        with pytest.raises(OutputError, match=message):
             check_output(tmp_path / name, ["m"], force=force)
 
 
@@ -147,17 +147,17 @@ def test_a_failure_in_the_middle_leaves_the_old_model(
     before = hashes(repo)
     rename = Path.rename
 
-    def fails_for_the_new(self: Path, target: Path) -> Path:
+    def fail_for_new_model(self: Path, target: Path) -> Path:
         if Path(target).parent.parent == tmp_path and self.parent.name != ASIDE:
             raise OSError(28, "disk full")
         return rename(self, target)
 
-    def fails(self: Path, target: Path) -> Path:
+    def fail(self: Path, target: Path) -> Path:
         raise OSError(28, "disk full")
 
-    for name, failing in (("rename", fails_for_the_new), ("replace", fails)):
+    for name, replacement in (("rename", fail_for_new_model), ("replace", fail)):
         with monkeypatch.context() as patched:
-            patched.setattr(Path, name, failing)
+            patched.setattr(Path, name, replacement)
             with pytest.raises(OutputError, match="disk full"):
                 put(repo, "m", "two", torch="1.0")
             with pytest.raises(OutputError, match="disk full"):
@@ -166,7 +166,7 @@ def test_a_failure_in_the_middle_leaves_the_old_model(
         assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
 
 
-def test_a_damaged_neighbour_is_told_before_anything_moves(repo: Path) -> None:
+def test_a_damaged_neighbour_is_reported_before_anything_moves(repo: Path) -> None:
     put(repo, "n", "one")
     (repo / "n" / "llmserve.json").write_text("{")
     before = hashes(repo)
@@ -194,7 +194,7 @@ def test_a_damaged_model_is_replaced_when_forced(repo: Path) -> None:
     assert text_of(repo) == "two"
 
 
-def test_no_manifest_names_a_folder_outside_of_the_repository_for_removal(
+def test_a_manifest_cannot_have_a_folder_outside_the_repository_removed(
     repo: Path, tmp_path: Path
 ) -> None:
     precious = model(tmp_path / "precious")
@@ -207,7 +207,7 @@ def test_no_manifest_names_a_folder_outside_of_the_repository_for_removal(
     assert text_of(repo) == "two"
 
 
-def test_a_dockerfile_of_the_users_own_stays_in_whatever_encoding(repo: Path) -> None:
+def test_a_dockerfile_of_the_user_is_kept_in_any_encoding(repo: Path) -> None:
     mine = "# für Müller\nFROM mine\n".encode("latin-1")
     (repo / DOCKERFILE).write_bytes(mine)
     put(repo, "m", "two")
@@ -247,7 +247,7 @@ with staging(repo) as scratch:
 
 
 @pytest.mark.parametrize("sweep", [recover, lambda repo: put(repo, "n", "one")])
-def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(
+def test_the_stage_of_a_killed_build_is_removed_and_no_other(
     with_part: Path, tmp_path: Path, sweep: Callable[[Path], None]
 ) -> None:
     repo = with_part
@@ -262,19 +262,19 @@ def test_the_stage_of_a_build_that_was_killed_is_swept_and_no_other(
         build.send_signal(signal.SIGKILL)
     sweep(repo)
     assert list(tmp_path.iterdir()) == [repo]
-    assert text_of(repo) == "one", "what the killed build had set aside is back"
-    assert models_of(repo) == ["m", "m_a", "n"], "and what it had brought is gone"
+    assert text_of(repo) == "one", "what the killed build set aside is restored"
+    assert models_of(repo) == ["m", "m_a", "n"], "and what it added is removed"
 
 
 def planted(repo: Path, journal: str) -> Path:
-    """A stage that no build has made: what it says was moved would be moved back."""
+    """Create a stage with a forged journal, which lists what a cleanup would move back."""
     stage = repo.parent / f".{repo.name}.llmserve-build-planted"
     (stage / "models").mkdir(parents=True)
     (stage / ".journal").write_text(journal)
     return stage
 
 
-def test_a_planted_stage_moves_nothing_from_outside_of_the_repository(
+def test_a_planted_stage_moves_nothing_from_outside_the_repository(
     repo: Path, tmp_path: Path
 ) -> None:
     precious = model(tmp_path / "precious")
@@ -283,8 +283,8 @@ def test_a_planted_stage_moves_nothing_from_outside_of_the_repository(
     assert precious.is_dir()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_stage_of_somebody_elses_is_left_alone(repo: Path) -> None:
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_a_stage_of_another_user_is_left_alone(repo: Path) -> None:
     stage = planted(repo, '["m"]')
     os.chown(stage, 12345, 12345)
     put(repo, "n", "one")

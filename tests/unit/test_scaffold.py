@@ -1,4 +1,4 @@
-"""What `llmserve plugin new` writes: whole packages, under any name, over nothing."""
+"""`llmserve plugin new` writes complete packages under any valid name and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -22,43 +22,40 @@ from tests.support import files_of, with_path
 
 
 @pytest.mark.parametrize("name", ["x", "acme-words", "a-name-of-thirty-two-letters-abc"])
-def test_packages_are_whole_and_in_order_as_their_own_linters_see_them(
-    tmp_path: Path, name: str
-) -> None:
+def test_packages_are_complete_and_pass_their_own_linters(tmp_path: Path, name: str) -> None:
     slug = name.replace("-", "_")
     package = f"llmserve_{slug}"
     for role in KINDS:
         folder = new_package(name, role, tmp_path / role)
-        found = files_of(folder)
-        assert {".gitignore", "README.md", f"{package}/__init__.py", f"{package}/py.typed"} <= set(
-            found
-        )
+        files = files_of(folder)
+        expected = {".gitignore", "README.md", f"{package}/__init__.py", f"{package}/py.typed"}
+        assert expected <= files.keys()
         conformance = f"tests/test_{slug}_conformance.py"
-        assert (conformance in found) == (role in ROLES)
-        assert not [path for path, text in found.items() if "scaffold" in (path + text).lower()]
-        project = found["pyproject.toml"]
+        assert (conformance in files) == (role in ROLES)
+        assert not [path for path, text in files.items() if "scaffold" in (path + text).lower()]
+        project = files["pyproject.toml"]
         assert f'[project.entry-points."llmserve.api{API}"]\n{name} = "{package}"' in project
-        # It asks for the llmserve that made it.
-        needed = [Requirement(text) for text in re.findall(r'(?m)^    "(.+)",$', project)]
-        (llmserve,) = [one.specifier for one in needed if one.name == "llmserve"]
+        # It requires the llmserve that generated it.
+        required = [Requirement(text) for text in re.findall(r'(?m)^    "(.+)",$', project)]
+        (llmserve,) = [needed.specifier for needed in required if needed.name == "llmserve"]
         assert __version__ in llmserve
         assert "99.0" not in llmserve
         assert list((tmp_path / role).iterdir()) == [folder]
     for command in (["check"], ["format", "--check"]):
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--no-cache", "."],
             cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout
+        assert result.returncode == 0, result.stdout
 
 
-NO_NAMES = ["", "Acme", "1acme", "acme_words", "acme--words", "-acme", "acme-", "a.b", "a/b", ".."]
+INVALID = ["", "Acme", "1acme", "acme_words", "acme--words", "-acme", "acme-", "a.b", "a/b", ".."]
 
 
 @pytest.mark.parametrize(
-    ("name", "role", "why"),
+    ("name", "role", "message"),
     [
-        *((name, "recipe", "as in acme-words") for name in NO_NAMES),
+        *((name, "recipe", "as in acme-words") for name in INVALID),
         *((name, "recipe", "as in acme-words") for name in ("a" * 33, "é", "acme words", "acme\n")),
         ("llmserve-acme", "recipe", "leave out llmserve"),
         ("hf", "tokenizer", "the name 'hf' is taken: .*it is plugin 'hf'"),
@@ -69,9 +66,9 @@ NO_NAMES = ["", "Acme", "1acme", "acme_words", "acme--words", "-acme", "acme-", 
     ],
 )
 def test_a_name_that_a_package_cannot_have_is_refused(
-    tmp_path: Path, name: str, role: str, why: str
+    tmp_path: Path, name: str, role: str, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=why):
+    with pytest.raises(UsageError, match=message):
         new_package(name, role, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -89,7 +86,7 @@ def test_nothing_is_overwritten(tmp_path: Path, kind: str) -> None:
         target.write_text("mine")
     else:
         target.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="already exists"):
         new_package("acme", "recipe", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["llmserve-acme"]
     (tmp_path / "file").touch()
@@ -104,27 +101,27 @@ def test_names_that_contain_a_role_are_not_doubled() -> None:
     assert Names("tokenizer").replaced(text, "tokenizer") == "TokenizerTokenizer"
 
 
-def test_every_role_of_a_model_can_be_asked_for() -> None:
+def test_every_role_of_a_model_has_a_scaffold() -> None:
     assert set(ROLES) == set(ALL_ROLES) - {"backend", "frontend", "tool_parser"}
 
 
 @pytest.mark.parametrize("role", KINDS)
-def test_the_command_prints_the_folder_and_says_what_next(tmp_path: Path, role: str) -> None:
+def test_the_command_prints_the_folder_and_the_next_step(tmp_path: Path, role: str) -> None:
     words = ["plugin", "new", "acme-count", "--role", role, "--output", str(tmp_path / "new")]
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
     folder = tmp_path / "new" / "llmserve-acme-count"
-    assert done.stdout == f"{folder}\n"
+    assert result.stdout == f"{folder}\n"
     if role != "command":
-        assert "llmserve build --plugin acme-count --model demo" in done.stderr
+        assert "llmserve build --plugin acme-count --model demo" in result.stderr
         return
-    # A command comes without a recipe, and its tests pass as they are.
+    # The package of a command has no recipe, and its tests pass unchanged.
     readme = (folder / "README.md").read_text(encoding="utf-8")
-    assert "llmserve acme-count --help" in done.stderr
+    assert "llmserve acme-count --help" in result.stderr
     assert "llmserve acme-count --help" in readme
     assert "build --plugin" not in readme
-    tested = subprocess.run(
+    tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
         cwd=folder, env=with_path(folder), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert "3 passed" in tested.stdout, tested.stdout
+    assert "3 passed" in tests.stdout, tests.stdout

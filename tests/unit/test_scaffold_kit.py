@@ -1,4 +1,4 @@
-"""The kit's suite: what it finds out of a recipe before it tests it."""
+"""The conformance suite: what it determines about a recipe before it tests it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from llmserve.testing import RecipeConformance
     ],
 )
 def test_the_end_of_a_context_is_tested_where_there_is_one(answer: Exception, skips: bool) -> None:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     class Client:
         def generate(self, name: str, prompt: str, **options: Any) -> None:
-            asked.append(options)
+            requests.append(options)
             raise answer
 
     class Suite(RecipeConformance):
@@ -35,5 +35,5 @@ def test_the_end_of_a_context_is_tested_where_there_is_one(answer: Exception, sk
     for _ in range(2):
         with pytest.raises(pytest.skip.Exception) if skips else nullcontext():
             Suite()._needs_context(live, "acme-0")
-    assert len(asked) == 1, "it takes seconds, so it is found out once"
-    assert asked[0]["timeout"] < 10
+    assert len(requests) == 1, "a request takes seconds, so the suite sends it once"
+    assert requests[0]["timeout"] < 10

@@ -1,4 +1,4 @@
-"""How a server is started: its command line, its ports, its runtime; and what its log tells."""
+"""Starting a server: its command line, its ports, its runtime; and reading its log."""
 
 from __future__ import annotations
 
@@ -41,25 +41,27 @@ def instance(tmp_path: Path) -> Instance:
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_what_changes_a_server_is_always_behind_the_key(instance: Instance, explicit: bool) -> None:
+def test_interfaces_that_change_a_server_always_need_the_key(
+    instance: Instance, explicit: bool
+) -> None:
     settings = ServerSettings(Path("m"), explicit=explicit, models=("a", "b"))
     arguments = triton_args(settings, instance)
-    guarded = [word for word in arguments if word.endswith(":llmserve-key=sesame")]
+    guarded = [arg for arg in arguments if arg.endswith(":llmserve-key=sesame")]
     assert len(guarded) == 2
     for argument in guarded:
         assert "shared-memory,trace,logging" in argument
-        # Clients may ask which models there are where none can be loaded.
+        # Clients may list the models of a server that cannot load others.
         assert ("model-repository" in argument) == explicit
     assert ("--model-control-mode=explicit" in arguments) == explicit
     assert ([a for a in arguments if "--load" in a] == ["--load-model=a", "--load-model=b"]) == (
         explicit
     )
-    # A key with a line break in it is one that nobody can send.
+    # No client can send a key that contains a line break.
     assert new_key(explicit=explicit).isprintable() == explicit
     assert new_key(explicit=explicit) != new_key(explicit=explicit)
 
 
-def test_a_container_is_told_where_and_never_the_token(
+def test_a_container_gets_ports_and_mounts_and_never_the_token(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -90,22 +92,22 @@ def test_a_container_is_told_where_and_never_the_token(
     ]
 
 
-def test_auto_takes_a_server_on_path_first_and_names_all_ways_where_there_is_none(
+def test_auto_prefers_a_server_on_path_and_names_all_runtimes_if_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
-    monkeypatch.setattr("llmserve.server.launch._USUAL", tmp_path / "nothing")
-    with pytest.raises(ServerError) as none:
+    monkeypatch.setattr("llmserve.server.launch._DEFAULT_BINARY", tmp_path / "nothing")
+    with pytest.raises(ServerError) as caught:
         first_available()
-    for words in ("binary: no tritonserver", "embedded: ", "docker: no docker command"):
-        assert words in none.value.problem
+    for reason in ("binary: no tritonserver", "embedded: ", "docker: no docker command"):
+        assert reason in caught.value.problem
     (tmp_path / "tritonserver").write_text("#!/bin/sh\n")
     (tmp_path / "tritonserver").chmod(0o755)
     assert first_available() == "binary"
 
 
-def test_what_the_embedded_server_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_server_names_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", {"numpy": "2.1.0"}.__getitem__)
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: None)
     monkeypatch.setattr(sys, "version_info", (3, 12, 0))
@@ -113,7 +115,7 @@ def test_what_the_embedded_server_needs_is_said(monkeypatch: pytest.MonkeyPatch)
         embedded.find_embedded()
 
 
-def test_a_model_of_several_processes_brings_how_it_is_started(
+def test_a_model_of_several_processes_has_its_own_launch_script(
     tmp_path: Path, instance: Instance
 ) -> None:
     def command(*models: str) -> tuple[str, ...]:
@@ -132,33 +134,33 @@ def test_a_model_of_several_processes_brings_how_it_is_started(
     assert command("other")[1] == "/m/other/launch.sh"
 
 
-def test_what_the_user_says_of_threads_and_memory_counts(
+def test_the_settings_of_the_user_for_threads_and_memory_take_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def environment(**asked: str) -> dict[str, str]:
-        with monkeypatch.context() as only:
+    def environment(**variables: str) -> dict[str, str]:
+        with monkeypatch.context() as patched:
             for name in [*os.environ]:
                 if name.startswith(("MALLOC_", "GOMP_", "OMP_WAIT")) or name == "GLIBC_TUNABLES":
-                    only.delenv(name)
-            for name, value in asked.items():
-                only.setenv(name, value)
+                    patched.delenv(name)
+            for name, value in variables.items():
+                patched.setenv(name, value)
             return dict(embedded.environment(tmp_path, tmp_path))
 
-    usual = environment()
-    assert usual["ORT_DISABLE_TELEMETRY"] == "1"
-    assert int(usual["GOMP_SPINCOUNT"]) > 0
-    assert int(usual["MALLOC_TRIM_THRESHOLD_"]) > int(usual["MALLOC_MMAP_THRESHOLD_"]) > 0
+    default = environment()
+    assert default["ORT_DISABLE_TELEMETRY"] == "1"
+    assert int(default["GOMP_SPINCOUNT"]) > 0
+    assert int(default["MALLOC_TRIM_THRESHOLD_"]) > int(default["MALLOC_MMAP_THRESHOLD_"]) > 0
     assert environment(GOMP_SPINCOUNT="7")["GOMP_SPINCOUNT"] == "7"
     assert "GOMP_SPINCOUNT" not in environment(OMP_WAIT_POLICY="passive")
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
-        asked = environment(**{name: "1"})
-        assert asked[name] == "1"
-        assert "MALLOC_MMAP_THRESHOLD_" not in asked
+        variables = environment(**{name: "1"})
+        assert variables[name] == "1"
+        assert "MALLOC_MMAP_THRESHOLD_" not in variables
 
 
 @pytest.mark.parametrize("log", ["/dev/full", "gone/triton.log", ".", "fifo"])
 def test_a_log_that_cannot_be_read_again_is_refused(tmp_path: Path, log: str) -> None:
-    """The log is what says why a server does not start."""
+    """The log contains the reason why a server does not start."""
     if log == "fifo":
         log = str(tmp_path.parent / f"{tmp_path.name}-fifo")
         os.mkfifo(log)
@@ -191,12 +193,12 @@ def test_a_model_whose_backend_is_missing_is_named(tmp_path: Path, config: str) 
 
 
 @pytest.mark.parametrize("grace", [float("nan"), float("inf"), -1.0])
-def test_a_grace_that_cannot_be_counted_is_refused(tmp_path: Path, grace: float) -> None:
+def test_an_invalid_grace_is_refused(tmp_path: Path, grace: float) -> None:
     (problem,) = find_problems(ServerSettings(tmp_path, grace=grace))
     assert "--grace" in str(problem)
 
 
-def test_a_repository_or_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_repository_or_model_is_named(tmp_path: Path) -> None:
     (problem,) = find_problems(ServerSettings(tmp_path / "gone"))
     assert problem.exit_code == 3
     (tmp_path / "demo").mkdir()
@@ -213,10 +215,10 @@ def ports(http: int, grpc: int, metrics: int, host: str = "127.0.0.1") -> Server
 
 def test_every_taken_port_is_named_at_once() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as two,
+        socket.create_server(("127.0.0.1", 0)) as first,
+        socket.create_server(("127.0.0.1", 0)) as second,
     ):
-        http, metrics = one.getsockname()[1], two.getsockname()[1]
+        http, metrics = first.getsockname()[1], second.getsockname()[1]
         with pytest.raises(PortInUseError) as taken:
             choose_ports(ports(http, 0, metrics))
         assert len(port_problems(ports(http, 0, metrics))) == 2
@@ -230,22 +232,22 @@ def test_every_taken_port_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "error", "message"),
+    ("settings", "error", "message"),
     [
         (ports(4711, 4711, 0), UsageError, "the same"),
-        (ports(70000, 0, 0), UsageError, "70000 is no port"),
+        (ports(70000, 0, 0), UsageError, "70000 is not a port"),
         (ports(0, 0, 0, host="192.0.2.1"), ServerError, r"192\.0\.2\.1"),
-        (ports(0, 0, 0, host="::1"), UsageError, "IPv4 alone, not on ::1: give an IPv4 address"),
+        (ports(0, 0, 0, host="::1"), UsageError, "IPv4, not on ::1: give an IPv4 address"),
     ],
 )
-def test_ports_that_cannot_be_meant(
-    wanted: ServerSettings, error: type[Exception], message: str
+def test_invalid_ports_are_refused(
+    settings: ServerSettings, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        choose_ports(wanted)
+        choose_ports(settings)
 
 
-# The lines are those that Triton 2.51 wrote.
+# Triton 2.51 wrote these lines.
 STAMP = "I1121 10:26:56.078072 3523 model_lifecycle.cc:472] "
 LOADING = f'{STAMP}"loading: gpt2:1"\n'
 LOADED = f"{STAMP}\"successfully loaded 'gpt2'\"\n"
@@ -258,7 +260,7 @@ TAKEN = (
     'E1121 10:33:01.593574 4898 main.cc:245] "failed to start GRPC service: Unavailable - '
     "Socket '127.0.0.1:18050' already in use \"\n"
 )
-UNREAD = (
+UNREADABLE = (
     'E1123 05:25:52.405163 6376 model_repository_manager.cc:1460] "Poll failed for model directory '
     "'newer': failed to read text proto from /tmp/x/models/newer/config.pbtxt\"\n"
 )
@@ -269,7 +271,7 @@ STUCK = (
 NONSENSE = "/opt/bin/tritonserver: unrecognized option '--nonsense'\nUsage: tritonserver\n"
 
 
-def test_what_a_log_tells(tmp_path: Path) -> None:
+def test_a_log_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(FAILED)
     log = ServerLog(path)
@@ -285,16 +287,16 @@ def test_what_a_log_tells(tmp_path: Path) -> None:
     assert read(LOADING).progress(1.0) == Progress(1.0, loading=("gpt2",), ready=())
     assert read(LOADED).progress(2.0) == Progress(2.0, loading=(), ready=("gpt2",))
     assert read(FAILED).failures == {"bad": "ValueError: two lines: 'x'"}
-    assert read(UNREAD).failures["newer"] == "this Triton cannot read its config.pbtxt"
+    assert read(UNREADABLE).failures["newer"] == "this Triton cannot read its config.pbtxt"
     assert read(TAKEN).port_lost == "grpc"
     assert read(STUCK).stuck == "Python model file not found in '/m/x/1/model.py'"
     assert read("llmserve: note: expect a tenth\n").notes == ["expect a tenth"]
     assert read(NONSENSE).why_it_ended() == "unrecognized option '--nonsense'"
 
 
-def test_progress_is_told_in_words_and_never_back_to_the_start() -> None:
-    told = [Progress(1.0, (), ()), Progress(2.0, ("a", "b"), ("c",)), Progress(3.0, (), ("a",))]
-    assert [*map(str, told)] == ["starting Triton", "loading a, b", "waiting until it is ready"]
+def test_progress_is_described_in_words_and_never_goes_back_to_the_start() -> None:
+    steps = [Progress(1.0, (), ()), Progress(2.0, ("a", "b"), ("c",)), Progress(3.0, (), ("a",))]
+    assert [*map(str, steps)] == ["starting Triton", "loading a, b", "waiting until it is ready"]
 
 
 @given(st.text())
@@ -311,7 +313,7 @@ nv_inference_count{model="plain",version="1"} 7
 """
 
 
-def test_every_part_that_is_stood_in_for_is_named() -> None:
+def test_every_part_with_a_stand_in_is_named() -> None:
     with metrics_page(PAGE) as url:
         assert stand_ins(f"{url}/metrics") == {
             "llama_tensorrt_llm": "TensorRT-LLM",

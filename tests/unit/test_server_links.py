@@ -1,4 +1,4 @@
-"""A model as Triton sees it: nothing changes until somebody says so, and then all of it."""
+"""The links through which Triton sees a model: they change only on request and completely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmserve.server.launch import link_model
 
 
 def newest(folder: Path) -> float:
-    """What Triton looks at: the newest time of all that is in a folder."""
+    """Return the newest modification time in a folder, which is what Triton compares."""
     return max([folder.stat().st_mtime, *(newest(p) if p.is_dir() else p.stat().st_mtime
                                           for p in folder.iterdir())])  # fmt: skip
 
@@ -28,9 +28,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_written_into_a_served_model_changes_nothing_for_triton(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_change_of_a_served_model_changes_nothing_for_triton(model: Path, tmp_path: Path) -> None:
     link_model(model, links := tmp_path / "links")
     assert (links / "1" / "weights" / "a.bin").read_text() == "a"
     before = newest(links / "1")
@@ -41,9 +39,7 @@ def test_what_is_written_into_a_served_model_changes_nothing_for_triton(
     assert (links / "config.pbtxt").read_text() == "one"
 
 
-def test_a_renewed_model_is_the_one_of_the_repository_and_triton_sees_it(
-    model: Path, tmp_path: Path
-) -> None:
+def test_renewed_links_match_the_repository_and_triton_notices(model: Path, tmp_path: Path) -> None:
     link_model(model, links := tmp_path / "links")
     for _ in range(3):
         before = newest(links / "1")
@@ -57,7 +53,7 @@ def test_a_renewed_model_is_the_one_of_the_repository_and_triton_sees_it(
     assert (links / "llmserve.json").is_symlink()
 
 
-def test_a_folder_of_sockets_that_others_can_look_into_is_refused(
+def test_a_folder_of_sockets_that_others_can_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -65,9 +61,9 @@ def test_a_folder_of_sockets_that_others_can_look_into_is_refused(
     control_folder().chmod(0o755)
     with pytest.raises(ServerError, match="chmod 700"):
         control_folder()
-    control_folder_of_somebody_else = tmp_path / "elsewhere"
-    control_folder_of_somebody_else.mkdir(mode=0o700)
+    folder_of_another_user = tmp_path / "elsewhere"
+    folder_of_another_user.mkdir(mode=0o700)
     (tmp_path / "llmserve").rmdir()
-    (tmp_path / "llmserve").symlink_to(control_folder_of_somebody_else)
+    (tmp_path / "llmserve").symlink_to(folder_of_another_user)
     with pytest.raises(ServerError):
         control_folder()

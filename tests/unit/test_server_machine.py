@@ -1,4 +1,4 @@
-"""What a machine is short of is said before anything starts; its files are the tests' own."""
+"""A machine's shortages are reported before anything starts; the tests fake its files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def root_with(folder: Path, **changes: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         ({}, None),
         ({"sys__fs__cgroup__pids_DOT_max": "50"}, r"43 more processes .* needs 132: ulimit -u"),
@@ -55,16 +55,16 @@ def root_with(folder: Path, **changes: str) -> Path:
          "there are 50 MB of memory in all, and the models need 160"),
     ],
 )  # fmt: skip
-def test_what_a_server_would_fail_for_want_of(
-    settings: ServerSettings, tmp_path: Path, files: dict[str, str], told: str | None
+def test_a_shortage_that_would_make_a_server_fail_is_an_error(
+    settings: ServerSettings, tmp_path: Path, files: dict[str, str], message: str | None
 ) -> None:
-    found = machine.shortages(settings, root_with(tmp_path, **files))
-    if told is None:
-        assert found == []
+    shortages = machine.shortages(settings, root_with(tmp_path, **files))
+    if message is None:
+        assert shortages == []
     else:
-        with pytest.raises(llmserve.errors.ServerError, match=told):
-            raise found[0]
-        assert len(found) == 1
+        with pytest.raises(llmserve.errors.ServerError, match=message):
+            raise shortages[0]
+        assert len(shortages) == 1
 
 
 def test_few_open_files(
@@ -72,39 +72,39 @@ def test_few_open_files(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     (problem, *_) = machine.shortages(settings, root_with(tmp_path))
-    assert "64 files may be open at a time, and a server of these models needs 128" in str(problem)
+    assert "64 files may be open at once, and a server of these models needs 128" in str(problem)
 
 
-def test_replicas_need_more_and_share_what_there_is(
+def test_replicas_need_more_and_share_the_machine(
     settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-    asked = replace(settings, replicas=3, log_file=tmp_path / "triton.log")
+    replicated = replace(settings, replicas=3, log_file=tmp_path / "triton.log")
     root = root_with(tmp_path, proc__meminfo="MemTotal: 409600 kB\nMemAvailable: 409600 kB")
-    (problem,) = machine.shortages(asked, root)
+    (problem,) = machine.shortages(replicated, root)
     assert "400 MB of memory in all, and the models need 480" in str(problem)
-    each = settings_of_each(asked)
-    assert [one.grpc_port for one in each] == [settings.grpc_port, 0, 0]
-    assert [one.log_file and one.log_file.stem for one in each] == [
+    replicas = settings_of_each(replicated)
+    assert [replica.grpc_port for replica in replicas] == [settings.grpc_port, 0, 0]
+    assert [replica.log_file and replica.log_file.stem for replica in replicas] == [
         "triton", "triton-2", "triton-3",
     ]  # fmt: skip
-    assert [one.env["OMP_NUM_THREADS"] for one in each] == ["2"] * 3
-    assert [one.env["CUDA_VISIBLE_DEVICES"] for one in each] == ["4", "GPU-7", "4"]
+    assert [replica.env["OMP_NUM_THREADS"] for replica in replicas] == ["2"] * 3
+    assert [replica.env["CUDA_VISIBLE_DEVICES"] for replica in replicas] == ["4", "GPU-7", "4"]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert "OMP_NUM_THREADS" not in settings_of_each(asked)[0].env
+    assert "OMP_NUM_THREADS" not in settings_of_each(replicated)[0].env
     assert settings_of_each(settings) == [settings]
 
 
-def test_memory_that_others_hold_is_worth_a_note(settings: ServerSettings, tmp_path: Path) -> None:
+def test_memory_that_others_use_is_worth_a_note(settings: ServerSettings, tmp_path: Path) -> None:
     root = root_with(tmp_path, proc__meminfo="MemTotal: 900000 kB\nMemAvailable: 102400 kB")
     assert machine.shortages(settings, root) == []
     assert machine.note_of_memory(settings, root) == (
         "the models need 160 MB of memory or more (one 80), and 100 are free: serve fewer "
         "with --model"
     )
-    # What was read from files can be had again.
+    # The file cache can be reclaimed.
     root = root_with(
         tmp_path,
         sys__fs__cgroup__memory_DOT_max=str(400 << 20),
@@ -119,27 +119,27 @@ def test_weights_count_as_they_are_loaded(tmp_path: Path) -> None:
     sizes = []
     for name, dtype in (("whole", "float32"), ("half", "bfloat16")):
         llmserve.build("hf", "demo", output=tmp_path, name=name, dtype=dtype)
-        (one,) = machine._memory_of_models(ServerSettings(tmp_path, models=(name,)))[name]
-        sizes.append(one - machine._MEMORY_OF_PROCESS - machine._MEMORY_OF_ENGINE)
+        (size,) = machine._memory_of_models(ServerSettings(tmp_path, models=(name,)))[name]
+        sizes.append(size - machine._MEMORY_OF_PROCESS - machine._MEMORY_OF_ENGINE)
     on_disk = sum(path.stat().st_size for path in (tmp_path / "whole" / "1" / "model").iterdir())
     assert sizes == [on_disk, on_disk // 2]
 
 
-def test_what_is_left_of_servers_that_were_killed_is_swept(
+def test_the_leftovers_of_killed_servers_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    dead, alive, new, none = (f"llmserve-{digit * 12}" for digit in "abcd")
+    dead, alive, new, lockless = (f"llmserve-{digit * 12}" for digit in "abcd")
     for name in (dead, alive, new):
         (tmp_path / f"{name}-x").mkdir()
         (tmp_path / f"{name}-x" / LOCK).touch()
         if name != new:
             os.utime(tmp_path / f"{name}-x" / LOCK, (1, 1))
-    (tmp_path / f"{none}-x").mkdir()
+    (tmp_path / f"{lockless}-x").mkdir()
     segment = Path("/dev/shm", f"{dead}-of-a-test")
     segment.touch()
-    with (tmp_path / f"{alive}-x" / LOCK).open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (tmp_path / f"{alive}-x" / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         sweep()
         assert {path.name[9] for path in tmp_path.iterdir()} == {"b", "c", "d"}
         assert not segment.exists()

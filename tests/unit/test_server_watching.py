@@ -1,4 +1,4 @@
-"""What the supervisor looks at: models' processes, connections, and who asks at its socket."""
+"""What the supervisor watches: processes of models, connections, and its control socket."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ Start = Callable[[str], "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start what looks like a model's process, in a group of its own."""
+    """Return a function that starts a process like a model's, in its own process group."""
     started = []
 
-    def one(instance: str) -> subprocess.Popen[bytes]:
+    def start_process(instance: str) -> subprocess.Popen[bytes]:
         words = ["/x/triton_python_backend_stub", "-c", "import time; time.sleep(60)", instance]
         started.append(subprocess.Popen(words, executable=sys.executable, start_new_session=True))
         return started[-1]
 
-    yield one
+    yield start_process
     for process in started:
         process.kill()
         process.wait()
 
 
-def test_a_process_that_died_and_that_nobody_collects_is_noticed_once(start: Start) -> None:
+def test_a_dead_process_that_is_not_reaped_is_noticed_once(start: Start) -> None:
     process = start("my_2_3_0_1")
     stubs = Stubs(process.pid)
-    eventually(lambda: not stubs.look() and stubs.of("my_2_3") == [process.pid])
+    eventually(lambda: not stubs.poll() and stubs.of("my_2_3") == [process.pid])
     assert stubs.seconds("my_2_3") >= 0
     os.kill(process.pid, signal.SIGKILL)
-    assert eventually(stubs.look) == {"my_2_3"}
-    assert stubs.look() == set()
+    assert eventually(stubs.poll) == {"my_2_3"}
+    assert stubs.poll() == set()
     assert stubs.of("my_2_3") == []
 
 
-def test_a_process_that_was_ended_in_order_has_not_died(start: Start) -> None:
+def test_a_process_that_its_parent_ended_has_not_died(start: Start) -> None:
     process = start("one_0_0")
     stubs = Stubs(process.pid)
-    eventually(lambda: not stubs.look() and stubs.of("one"))
+    eventually(lambda: not stubs.poll() and stubs.of("one"))
     process.kill()
     process.wait()
-    assert all(stubs.look() == set() for _ in range(3))
+    assert all(stubs.poll() == set() for _ in range(3))
 
 
-def test_connections_are_counted_while_both_ends_are_there() -> None:
+def test_connections_are_counted_while_both_ends_are_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert connections([port]) == 0
@@ -70,22 +70,22 @@ def test_connections_are_counted_while_both_ends_are_there() -> None:
         end.close()
 
 
-def test_who_asks_at_the_socket_is_answered_or_told_why_not(tmp_path: Path) -> None:
+def test_a_request_at_the_socket_gets_an_answer_or_an_error(tmp_path: Path) -> None:
     async def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request["do"] != "status":
             raise ServerError("no such model")
         return {"models": []}
 
-    async def meet() -> None:
+    async def exchange() -> None:
         async with listening(tmp_path / "sock", answer):
-            asked = await asyncio.to_thread(ask, tmp_path / "sock", {"do": "status"})
-            assert asked == {"models": []}
+            status = await asyncio.to_thread(ask, tmp_path / "sock", {"do": "status"})
+            assert status == {"models": []}
             with pytest.raises(ServerError, match="no such model"):
                 await asyncio.to_thread(ask, tmp_path / "sock", {"do": "reload"})
             with pytest.raises(ServerError, match="line of JSON"):
                 await asyncio.to_thread(ask, tmp_path / "sock", ["status"])  # type: ignore[arg-type]
 
-    asyncio.run(meet())
+    asyncio.run(exchange())
     assert not (tmp_path / "sock").exists()
     with pytest.raises(ServerError, match="no `llmserve serve` answers"):
         ask(tmp_path / "sock", {"do": "status"})

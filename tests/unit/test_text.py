@@ -1,4 +1,4 @@
-"""Pieces join to the whole text, and stop words never leak, wherever the borders fall."""
+"""Pieces join to the whole text and never contain stop words, wherever the boundaries are."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_pieces_of_any_bytes_join_to_what_decoding_all_gives(data: bytes, prompt
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(1, 9)))
-def test_tokens_taken_several_at_once_give_the_same(data: bytes, widths: list[int]) -> None:
-    alone, together, told, at = IncrementalDecoder(decode), IncrementalDecoder(decode), "", 0
+def test_tokens_pushed_several_at_once_give_the_same_text(data: bytes, widths: list[int]) -> None:
+    alone, together, text, start = IncrementalDecoder(decode), IncrementalDecoder(decode), "", 0
     for width in [*widths, len(data)]:
-        told += together.push(*data[at : at + width])
-        at += width
-    assert told + together.flush() == "".join(pieces(alone, data))
+        text += together.push(*data[start : start + width])
+        start += width
+    assert text + together.flush() == "".join(pieces(alone, data))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9)))
@@ -56,19 +56,14 @@ def test_the_space_between_prompt_and_answer_is_kept(prompt: list[int], ids: lis
 
 @given(st.text(min_size=1))
 def test_no_piece_holds_half_a_character(text: str) -> None:
-    told = pieces(IncrementalDecoder(decode), text.encode())
-    assert "\ufffd" not in "".join(told) or "\ufffd" in text
+    decoded = "".join(pieces(IncrementalDecoder(decode), text.encode()))
+    assert "\ufffd" not in decoded or "\ufffd" in text
 
 
-def test_garbage_without_end_does_not_wait_for_ever() -> None:
+def test_endless_garbage_is_not_held_back_forever() -> None:
     decoder = IncrementalDecoder(decode)
-    told = [decoder.push(0xFF) for _ in range(100)]
-    assert len("".join(told)) > 50
-
-
-def cut(text: str, word: str) -> str:
-    at = text.find(word)
-    return text if at < 0 else text[:at]
+    text = "".join(decoder.push(0xFF) for _ in range(100))
+    assert len(text) > 50
 
 
 @given(
@@ -76,12 +71,12 @@ def cut(text: str, word: str) -> str:
     st.text(alphabet="abc", min_size=1, max_size=4),
     st.lists(st.integers(1, 5)),
 )
-def test_a_stop_word_is_found_across_any_borders(text: str, word: str, widths: list[int]) -> None:
-    scanner, told, at = StopScanner([word]), "", 0
+def test_a_stop_word_is_detected_across_pieces(text: str, word: str, widths: list[int]) -> None:
+    scanner, output, start = StopScanner([word]), "", 0
     for width in [*widths, len(text)]:
-        told += scanner.push(text[at : at + width])
-        at += width
-    assert told + scanner.flush() == cut(text, word)
+        output += scanner.push(text[start : start + width])
+        start += width
+    assert output + scanner.flush() == text.partition(word)[0]
     assert scanner.hit == (word in text)
 
 

@@ -14,13 +14,13 @@ def llmserve_register_batchings() -> Sequence[Batching]:
     return [
         Batching(
             name="scaffold",
-            summary="What waits together runs shortest first, a few at a time",
+            summary="Runs waiting requests shortest first, a few at once",
             runtime="llmserve.scaffold.batching.driver:ScaffoldDriver",
             prepare=_prepare,
             options=(
-                Option("max_batch_size", 16, "Most prompts that Triton hands over.", minimum=1),
-                Option("width", 4, "Most requests that run together.", minimum=1),
-                Option("decoupled", False, "Send pieces as they are made."),
+                Option("max_batch_size", 16, "Maximum prompts per batch.", minimum=1),
+                Option("width", 4, "Maximum requests that run together.", minimum=1),
+                Option("decoupled", False, "Stream pieces as they are generated."),
             ),
         )
     ]
@@ -31,7 +31,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="scaffold",
-            summary="Hugging Face models batched by scaffold",
+            summary="Hugging Face models with the batching scaffold",
             generator="transformers",
             batching="scaffold",
         )
@@ -39,7 +39,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
-    """Say in Triton's configuration how requests come together, on the machine that builds."""
+    """Configure Triton's scheduler; this runs where the model is built."""
     context.config.dynamic_batching.max_queue_delay_microseconds = 0
     if context.options["decoupled"]:
         context.streams()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    """Add the command; it is imported here, as plugins are listed more often than it is run."""
+    """Add the command; it is imported only here, to keep listing plugins fast."""
     from llmserve.scaffold.command.command import main
 
     cli.add_command(main)

@@ -1,4 +1,4 @@
-"""``llmserve scaffold``."""
+"""The command ``llmserve scaffold``."""
 
 from __future__ import annotations
 

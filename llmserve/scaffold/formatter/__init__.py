@@ -13,7 +13,7 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
     return [
         Formatter(
             name="scaffold",
-            summary="Every answer as a JSON object too, in answer_json",
+            summary="Adds every answer as a JSON object, in answer_json",
             runtime="llmserve.scaffold.formatter.formatter:ScaffoldFormatter",
             extra_outputs=(Tensor("answer_json", "TYPE_STRING", optional=False),),
         )
@@ -25,7 +25,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="scaffold",
-            summary="Hugging Face models with answers by scaffold",
+            summary="Hugging Face models with the formatter scaffold",
             generator="transformers",
             formatter="scaffold",
         )

@@ -22,12 +22,12 @@ def llmserve_register_generators() -> Sequence[Generator]:
     return [
         Generator(
             name="scaffold",
-            summary="A decoding loop of its own over a transformers model",
+            summary="A simple decoding loop over a transformers model",
             runtime="llmserve.scaffold.generator.generator:ScaffoldGenerator",
             prepare=_prepare,
             inputs=(*SAMPLING, *LOGPROBS),
             outputs=LOGPROBS_OUTPUTS,
-            # It chooses every token by the Sampler, which asks a formatter what may come next.
+            # The Sampler chooses every token, and it applies the formatter's constraints.
             constrains=True,
             options=PLACEMENT_OPTIONS,
             requires=("accelerate", "torch", "transformers"),
@@ -47,5 +47,5 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
-    """Put the weights where the generator finds them, on the machine that builds."""
+    """Put the weights where the generator finds them; this runs where the model is built."""
     return place_causal_model(context)

@@ -13,7 +13,7 @@ from llmserve.runtime.causal import context_length, eos_ids, load
 
 
 class ScaffoldGenerator:
-    """Ids to more ids; a :class:`llmserve.runtime.protocols.Generator`."""
+    """Continues ids; a :class:`llmserve.runtime.protocols.Generator`."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._model = load(settings, folder)
@@ -21,7 +21,7 @@ class ScaffoldGenerator:
         self.eos_ids = eos_ids(self._model)
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
-        """Push a token into every generation in turn until all are done."""
+        """Push one token into each generation in turn until all are done."""
         rows = [Row(self._model, generation, tokenizer) for generation in generations]
         while rows:
             for row in rows:
@@ -30,18 +30,18 @@ class ScaffoldGenerator:
 
 
 class Row:
-    """One generation, and what the model remembers of it."""
+    """One generation and its key-value cache."""
 
     def __init__(self, model: Any, generation: Generation, tokenizer: Tokenizer) -> None:
         self.generation = generation
         self._model = model
-        # It does all that a request may ask for: temperature, penalties, seeds, bad words.
+        # It implements all sampling options: temperature, penalties, seeds, bad words.
         self._sampler = Sampler(generation, tokenizer)
         self._cache: Any = None
         self._new = generation.prompt_ids
 
     def step(self) -> None:
-        """Choose one token; the generation itself knows when it is done."""
+        """Generate one token; the generation itself decides when it is done."""
         with torch.inference_mode():
             out = self._model(
                 input_ids=torch.tensor([self._new], device=self._model.device),
@@ -52,5 +52,5 @@ class Row:
         logits = out.logits[0, -1].float().cpu().numpy()
         token = self._sampler.choose(logits)
         self._new = [token]
-        # The logits are there for who asks for log-probabilities.
+        # The logits are for requests with log-probabilities.
         self.generation.push(token, logits)

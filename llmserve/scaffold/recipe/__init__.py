@@ -1,4 +1,4 @@
-"""The plugin ``scaffold``: a recipe over what other plugins bring."""
+"""The plugin ``scaffold``: a recipe of other plugins' components."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llmserve.plugin import Recipe, hookimpl
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``llmserve build --plugin scaffold`` selects."""
+    """Register the recipe for ``llmserve build --plugin scaffold``."""
     return [
         Recipe(
             name="scaffold",
-            summary="Hugging Face models, streaming, sixteen at a time",
+            summary="Hugging Face models, streaming, in batches of sixteen",
             generator="transformers",
             defaults={"decoupled": True, "max_batch_size": 16},
         )

@@ -35,7 +35,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="scaffold",
-            summary="Hugging Face models behind the tokenizer scaffold",
+            summary="Hugging Face models with the tokenizer scaffold",
             tokenizer="scaffold",
             generator="transformers",
         )
@@ -43,9 +43,9 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
-    """Put what the tokenizer reads into the model's folder, on the machine that builds."""
+    """Put the tokenizer's files into the model's folder; this runs where the model is built."""
     if context.options["chat"]:
-        raise OptionError("this tokenizer knows no chat template", mend="leave out --chat")
+        raise OptionError("this tokenizer has no chat template", mend="leave out --chat")
     file = context.source.path / "tokenizer.json"
     if not file.is_file():
         raise ModelSourceError(f"{context.model} has no tokenizer.json")

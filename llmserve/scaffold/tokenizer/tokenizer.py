@@ -12,9 +12,9 @@ from llmserve.runtime import RequestError
 
 
 class ScaffoldTokenizer:
-    """Text to ids and back; a :class:`llmserve.runtime.protocols.Tokenizer`."""
+    """Converts text to ids and back; a :class:`llmserve.runtime.protocols.Tokenizer`."""
 
-    # The generator knows what ends an answer; name here what only the tokenizer knows.
+    # The generator knows the end-of-sequence ids; add those that only the tokenizer knows.
     eos_ids: frozenset[int] = frozenset()
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
@@ -25,9 +25,9 @@ class ScaffoldTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Refuse: a request's own fault is told to who sent it, and is no failure."""
+        """Refuse: a RequestError is the request's own fault, and is reported to the client."""
         del messages
-        raise RequestError("this tokenizer knows no chat template: send text_input")
+        raise RequestError("this tokenizer has no chat template: send text_input")
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

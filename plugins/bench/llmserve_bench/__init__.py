@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "bench": "Measure a served model.",
-    "compare": "Measure several models in turns.",
+    "compare": "Compare several models in interleaved rounds.",
     "sweep": "Find the fastest way to serve a model.",
-    "report": "Make the report of a measurement again.",
+    "report": "Recreate the report of a saved measurement.",
 }
 
 

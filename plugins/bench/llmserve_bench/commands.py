@@ -1,6 +1,6 @@
 """The commands ``bench``, ``compare``, ``sweep`` and ``report``, and their options.
 
-What measures is imported when a command runs, so that ``--help`` is there at once.
+The measuring code is imported only when a command runs, so that ``--help`` responds at once.
 """
 
 from __future__ import annotations
@@ -36,65 +36,65 @@ _NOT_PER_REQUEST = ("self", "model", "prompt", "messages", "stream", "timeout")
 _url_option = click.option("--url", envvar="LLMSERVE_URL", help="gRPC, by default 127.0.0.1:8001.")
 _repository_option = click.option(
     "--repository", type=click.Path(file_okay=False, path_type=Path), default="model_repository",
-    show_default=True, help="Where the model's tokenizer may be read.",
+    show_default=True, help="Where to find the model's tokenizer.",
 )  # fmt: skip
 _build_option = click.option(
-    "--build", multiple=True, metavar="KEY=VALUE", help="Build all variants with this."
+    "--build", multiple=True, metavar="KEY=VALUE", help="Build option for every variant."
 )
 _OPTIONS = (
-    click.option("--requests", type=click.IntRange(1), help="How many requests, by default 64."),
+    click.option("--requests", type=click.IntRange(1), help="Number of requests, by default 64."),
     click.option("--duration", type=float, help="Seconds to measure, instead of --requests."),
-    click.option("--rate", type=float, help="Send so many a second, whatever comes back."),
+    click.option("--rate", type=float, help="Requests per second, without waiting for answers."),
     click.option(
         "--arrivals", type=click.Choice(["poisson", "constant"]), default="poisson",
-        show_default=True, help="How requests of a --rate arrive.",
+        show_default=True, help="Arrival times of the requests of --rate.",
     ),
     click.option(
-        "--dataset", type=_FILE, help="Prompts: a JSON list, JSON lines, or a prompt a line."
+        "--dataset", type=_FILE, help="Prompts: a JSON list, JSON lines, or one prompt per line."
     ),
     click.option("--input-tokens", metavar="MEAN[,SD]", help="Length of synthetic prompts."),
-    click.option("--output-tokens", metavar="MEAN[,SD]", help="Length of answers."),
+    click.option("--output-tokens", metavar="MEAN[,SD]", help="Length of the answers."),
     click.option(
-        "--max-input-tokens", type=click.IntRange(1), help="Skip longer prompts of a --dataset."
+        "--max-input-tokens", type=click.IntRange(1), help="Skip longer prompts in --dataset."
     ),
-    click.option("--warmup", type=click.IntRange(0), help="Requests before, which do not count."),
-    click.option("--stream/--no-stream", default=None, help="Answers in pieces, or whole."),
+    click.option("--warmup", type=click.IntRange(0), help="Requests to send first, not counted."),
+    click.option("--stream/--no-stream", default=None, help="Stream the answers, or not."),
     click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same load."),
     click.option("--limit-latency", type=float, metavar="MS", help="Latency limit for goodput."),
-    click.option("--limit-ttft", type=float, metavar="MS", help="Limit on the first token."),
+    click.option("--limit-ttft", type=float, metavar="MS", help="Limit on time to first token."),
     click.option(
         "--timeout", type=float, default=300.0, show_default=True, help="Seconds per request."
     ),
     click.option(
         "--processes", type=click.IntRange(1, 64), default=1, show_default=True,
-        help="Processes that share the sending.",
+        help="Processes that send the requests.",
     ),
     click.option(
-        "--tokenizer", type=_FOLDER, help="Tokenizer folder, where the model's is out of reach."
+        "--tokenizer", type=_FOLDER, help="Tokenizer folder, if the model's own cannot be found."
     ),
     click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE",
         help="An option for every request, such as temperature=0.7.",
     ),
     click.option(
-        "--report", type=click.Path(path_type=Path), metavar="DIR", help="Write a report there."
+        "--report", type=click.Path(path_type=Path), metavar="DIR", help="Write a report to DIR."
     ),
-    click.option("--json", type=_OUT, metavar="FILE", help="Write all of it as JSON; - prints it."),
+    click.option("--json", type=_OUT, metavar="FILE", help="Save the result as JSON; - prints it."),
 )  # fmt: skip
 
 
 LoadAt = Callable[[int], Load]
-"""Gives the load with so many requests under way, unless it has a rate."""
+"""Returns the load for a concurrency, which a load with a rate ignores."""
 
 
 def _measuring(measure: Callable[[dict[str, Any], Plan, LoadAt], Result]) -> Callable[..., Any]:
-    """Make a command of a function that measures: it checks the options and prints the result."""
+    """Turn a measuring function into a command that checks the options and prints the result."""
 
     @wraps(measure)
     def command(**options: Any) -> int:
         from llmserve_bench import output
 
-        # Also SIGTERM ends it in order, so that servers and folders are cleaned up.
+        # SIGTERM also ends the command cleanly, so that servers and folders are removed.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         output.check_outputs(options["report"], options["json"], options.get("csv"))
         progress = output.Progress()
@@ -118,23 +118,23 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
     from llmserve_bench.measure import Plan
     from llmserve_bench.prompts import Lengths, Prompts
 
-    for one, other in (("requests", "duration"), ("concurrency", "rate")):
-        if options.get(one) and options[other]:
-            raise click.UsageError(f"give --{one} or --{other}, not both")
+    for first, second in (("requests", "duration"), ("concurrency", "rate")):
+        if options.get(first) and options[second]:
+            raise click.UsageError(f"give --{first} or --{second}, not both")
     for name in ("duration", "rate", "limit_latency", "limit_ttft", "timeout"):
-        # Neither "nan" nor "inf", which click takes for numbers.
+        # This also rejects "nan" and "inf", which click accepts as numbers.
         if options[name] is not None and not 0 < options[name] < inf:
             raise click.UsageError(f"--{name.replace('_', '-')} must be above 0, and finite")
     if options["dataset"] and options["input_tokens"]:
         raise click.UsageError("--dataset has its own prompts: leave out --input-tokens")
     if options["max_input_tokens"] and not options["dataset"]:
-        raise click.UsageError("--max-input-tokens is for a --dataset: leave it out")
-    given = [name for name in ("input_tokens", "output_tokens") if options[name]]
-    lengths = {name: Lengths.parse(options[name]) for name in given}
+        raise click.UsageError("--max-input-tokens works only with --dataset: leave it out")
+    length_options = [name for name in ("input_tokens", "output_tokens") if options[name]]
+    lengths = {name: Lengths.parse(options[name]) for name in length_options}
     prompts = Prompts(options["dataset"], max_input_tokens=options["max_input_tokens"], **lengths)
     request_options = _request_options(options["assignments"])
     limits = ("limit_latency", "limit_ttft")
-    as_given = ("rate", "arrivals", "duration", "seed", "processes", "timeout")
+    unchanged = ("rate", "arrivals", "duration", "seed", "processes", "timeout")
 
     def load_at(concurrency: int) -> Load:
         level = None if options["rate"] else concurrency
@@ -144,7 +144,7 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
             warmup=min(level or 4, 16) if options["warmup"] is None else options["warmup"],
             options=request_options,
             **{name: options[name] and options[name] / 1000 for name in limits},
-            **{name: options[name] for name in as_given},
+            **{name: options[name] for name in unchanged},
         )
 
     plan = Plan(prompts, options["stream"], on_step=progress.step, on_progress=progress.count)
@@ -152,21 +152,21 @@ def _set_up(options: dict[str, Any], progress: Progress) -> tuple[Plan, LoadAt]:
 
 
 def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Read ``--set``: numbers, true and false are taken for what they are."""
-    found: dict[str, Any] = {}
+    """Parse ``--set``; numbers, true and false become typed values."""
+    request_options: dict[str, Any] = {}
     for key, text in parse_assignments(assignments).items():
         if key in _NOT_PER_REQUEST:
-            raise OptionError(f"--set cannot give {key}", mend="see `llmserve bench --help`")
+            raise OptionError(f"--set does not accept {key}", mend="see `llmserve bench --help`")
         try:
             value = json.loads(text, parse_constant=str)
         except (ValueError, RecursionError):
             value = text
-        found[key] = value if isinstance(value, bool | int | float) else text
-    return found
+        request_options[key] = value if isinstance(value, bool | int | float) else text
+    return request_options
 
 
-def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
-    """Complete models, recipes, pairs, and what a sweep may vary."""
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete models, recipes, pairs, and the settings that a sweep may vary."""
     names: Iterable[str]
     if param.name == "plugin":
         names = (recipe.name for recipe in Registry.load().all(Recipe))
@@ -177,12 +177,13 @@ def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[st
     elif param.name == "vary":
         from llmserve_bench import measure, targets
 
-        known = targets.Variant("", ctx.params.get("plugin") or "").known(Registry.load()) or ()
-        names = (f"{name}=" for name in {*measure.LOADS, *known})
+        variant = targets.Variant("", ctx.params.get("plugin") or "")
+        option_names = variant.option_names(Registry.load()) or ()
+        names = (f"{name}=" for name in {*measure.LOADS, *option_names})
     else:
         folder = Path(ctx.params.get("repository") or "model_repository")
         names = (path.parent.name for path in folder.glob("*/config.pbtxt"))
-    return sorted(name for name in names if name.startswith(begun))
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 @click.command()
@@ -190,22 +191,22 @@ def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[st
 @_url_option
 @click.option("--openai", metavar="URL", help="An OpenAI endpoint to measure, instead of Triton.")
 @click.option("--chat", is_flag=True, help="Send chat completions, with --openai.")
-@click.option("--concurrency", type=click.IntRange(1), help="Requests under way, by default 1.")
+@click.option("--concurrency", type=click.IntRange(1), help="Requests in flight, by default 1.")
 @_repository_option
-@click.option("--http-url", help="Triton's HTTP, by default a port below that of gRPC.")
-@click.option("--metrics-url", help="Triton's /metrics, by default a port above that of gRPC.")
+@click.option("--http-url", help="Triton's HTTP URL, by default the port below gRPC's.")
+@click.option("--metrics-url", help="Triton's /metrics URL, by default the port above gRPC's.")
 @click.option(
     "--tool", "tools", multiple=True, type=click.Choice(["perf_analyzer", "aiperf"]),
-    help="Measure the same with this as well.",
+    help="Also measure the same load with this tool.",
 )  # fmt: skip
 @click.option("--csv", type=_OUT, metavar="FILE", help="Write every request as CSV; - prints it.")
 @_measuring
 def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     """Measure a served model.
 
-    Throughput, latency, time to first token and between tokens, and what Triton says of it. Keeps
-    --concurrency requests under way, or sends --rate requests a second; latency then counts from
-    when a request was due. Ctrl-C shows the figures until then.
+    Reports throughput, latency, time to first token and between tokens, and Triton's own figures.
+    Keeps --concurrency requests in flight, or sends --rate requests per second; latency then
+    counts from when a request was due. Ctrl-C shows the figures so far.
 
     \b
     llmserve bench demo --concurrency 8 --requests 98
@@ -214,42 +215,42 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     """
     from llmserve_bench import measure, senders, targets, tools, triton
 
-    places = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
+    settings = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
     if options["openai"]:
         if options["tools"] or options["metrics_url"] or options["http_url"]:
-            raise click.UsageError("--tool, --metrics-url and --http-url are for Triton")
+            raise click.UsageError("--tool, --metrics-url and --http-url do not work with --openai")
         senders.import_aiohttp()
         url = senders.base_url(options["openai"])
-        places["api"] = "chat" if options["chat"] else "completions"
+        settings["api"] = "chat" if options["chat"] else "completions"
     elif options["chat"]:
-        raise click.UsageError("--chat is for --openai: leave it out")
+        raise click.UsageError("--chat works only with --openai: leave it out")
     else:
         url = options["url"] or str(parse_url())
     for name in options["tools"]:
         tools.TOOLS[name].check()
     if (metrics := options["metrics_url"]) and triton.fetch(metrics) is None:
         raise UsageError(f"there are no metrics at {metrics}", mend="leave out --metrics-url")
-    target = targets.Target(options["model"], url, **places)
+    target = targets.Target(options["model"], url, **settings)
     load = load_at(options["concurrency"] or 1)
     return measure.bench(target, load, plan, options["tools"])
 
 
 @click.command()
 @click.argument("subjects", nargs=-1, shell_complete=_complete)
-@click.option("--pair", shell_complete=_complete, help="A ready-made pair; --pair list names them.")
-@click.option("--model", help="What to build variants of: a folder, an id on the hub, or 'demo'.")
+@click.option("--pair", shell_complete=_complete, help="A predefined pair; --pair list shows them.")
+@click.option("--model", help="Model to build variants of: a folder, a hub id, or 'demo'.")
 @_url_option
 @_build_option
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns.")
-@click.option("--concurrency", metavar="N[,N...]", help="Requests under way, by default 8.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds.")
+@click.option("--concurrency", metavar="N[,N...]", help="Requests in flight, by default 8.")
 @_repository_option
 @_measuring
 def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
-    """Measure several models in turns.
+    """Compare several models in interleaved rounds.
 
-    All get the same load, and the difference comes with its spread. A subject is MODEL or
-    MODEL@URL, which is served already, or PLUGIN:KEY=VALUE,..., a variant of --model that is built
-    and served for the purpose. LABEL= in front names it.
+    All get the same load, and differences are shown with their spread. A subject is MODEL or
+    MODEL@URL, which is already served, or PLUGIN:KEY=VALUE,..., a variant of --model that is built
+    and served for the comparison. A leading LABEL= names it.
 
     \b
     llmserve compare demo demo-iterative --concurrency 1,8,32
@@ -261,36 +262,37 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     registry, pair, model = Registry.load(), options["pair"], options["model"]
     pairs = targets.find_pairs(registry)
     if pair == "list":
-        for one in pairs.values():
-            given = "".join(f" --build {key}={value}" for key, value in one.common.items())
-            click.echo(f"{one.name}: {one.first} {one.second}{given}")
+        for offered in pairs.values():
+            build = "".join(f" --build {key}={value}" for key, value in offered.common.items())
+            click.echo(f"{offered.name}: {offered.first} {offered.second}{build}")
         raise SystemExit(0)
-    settings, texts, asked = parse_assignments(options["build"]), options["subjects"], set[str]()
+    texts, settings = options["subjects"], parse_assignments(options["build"])
+    overridden = set[str]()
     if pair is not None:
         if texts:
             raise click.UsageError("give a pair or subjects, not both")
         if pair not in pairs:
-            names = ", ".join(pairs) or "no recipe that is installed offers one"
+            names = ", ".join(pairs) or "no installed recipe offers one"
             raise click.UsageError(f"there is no pair {pair!r}: {names}")
-        texts, asked = (pairs[pair].first, pairs[pair].second), settings.keys() - {"batching"}
+        texts, overridden = (pairs[pair].first, pairs[pair].second), settings.keys() - {"batching"}
         settings = {**pairs[pair].defaults(settings), **settings}
-    subjects = [targets.parse_subject(text, asked) for text in texts]
+    subjects = [targets.parse_subject(text, overridden) for text in texts]
     if len(subjects) < 2:
         raise click.UsageError("give two subjects or more, or --pair")
     levels = _numbers(options["concurrency"] or str(_CONCURRENCY))
     loads = [load_at(level) for level in levels]
-    variants = [one for one in subjects if isinstance(one, targets.Variant)]
+    variants = [subject for subject in subjects if isinstance(subject, targets.Variant)]
     if variants and model is None:
-        raise click.UsageError(f"{variants[0].label} is to be built: name its --model")
+        raise click.UsageError(f"{variants[0].label} must be built: name its --model")
     variants = targets.with_settings(variants, settings, registry, plan.on_step)
     url, repository = options["url"] or str(parse_url()), options["repository"]
     with targets.serving(variants, model, registry, plan.on_step) as served:
         built = iter(served)
         compared = [
             next(built)
-            if isinstance(one, targets.Variant)
-            else replace(one, url=one.url or url, repository=repository)
-            for one in subjects
+            if isinstance(subject, targets.Variant)
+            else replace(subject, url=subject.url or url, repository=repository)
+            for subject in subjects
         ]
         compared = [replace(target, tokenizer=options["tokenizer"]) for target in compared]
         return measure.compare(compared, loads, plan, rounds=options["rounds"], title=pair or "")
@@ -305,16 +307,14 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     help="A build option, batching, concurrency or rate; repeat for several.",
 )  # fmt: skip
 @_build_option
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns.")
-@click.option(
-    "--concurrency", type=click.IntRange(1), help="Requests under way, where it is not varied."
-)
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
+@click.option("--concurrency", type=click.IntRange(1), help="Requests in flight, unless varied.")
 @_measuring
 def sweep(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     """Find the fastest way to serve a model.
 
-    Builds, serves and measures every variant in rounds, and ranks them by throughput among those
-    within --limit-latency and --limit-ttft. Ctrl-C shows the ranking until then.
+    Builds, serves and measures every variant in rounds, and ranks all by throughput, those within
+    --limit-latency and --limit-ttft first. Ctrl-C shows the ranking so far.
 
     \b
     llmserve sweep demo --plugin hf --vary max_batch_size=4,8,16 --vary queue_delay_us=0,2000
@@ -323,10 +323,10 @@ def sweep(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     from llmserve_bench import measure
 
     varied, common = measure.parse_varied(options["vary"]), parse_assignments(options["build"])
-    if twice := sorted(varied.keys() & common.keys()):
-        raise UsageError(f"{twice[0]} is varied and given", mend="leave it out of --build")
+    if repeated := sorted(varied.keys() & common.keys()):
+        raise UsageError(f"{repeated[0]} is in both --vary and --build", mend="leave out one")
     if (options["concurrency"] or options["rate"]) and varied.keys() & set(measure.LOADS):
-        raise click.UsageError("--concurrency and --rate are for sweeps that vary neither of them")
+        raise click.UsageError("--vary already sets the load: leave out --concurrency and --rate")
     load, model = load_at(options["concurrency"] or _CONCURRENCY), options["model"]
     cases, variants = measure.make_cases(options["plugin"], model, varied, common, load)
     registry, rounds = Registry.load(), options["rounds"]
@@ -337,12 +337,12 @@ def sweep(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
 @click.argument("result", type=click.Path(path_type=Path), metavar="RESULT.json")
 @click.option(
     "--output", type=click.Path(path_type=Path), default="report", show_default=True,
-    metavar="DIR", help="The folder to write to; it is made if need be.",
+    metavar="DIR", help="Folder to write to; created if it does not exist.",
 )  # fmt: skip
 def report(result: Path, output: Path) -> None:
-    """Make the report of a measurement again.
+    """Recreate the report of a saved measurement.
 
-    Reads what --json has saved and prints the page that it wrote, which needs no other file.
+    Reads a file that --json wrote, writes a self-contained page and prints its path.
 
     \b
     llmserve bench demo --concurrency 8 --json run.json

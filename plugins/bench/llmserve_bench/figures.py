@@ -1,6 +1,6 @@
-"""The figures of a run, by name, and what compares and ranks them.
+"""The figures of a run, by name, and their comparison and ranking.
 
-A failed request counts as a request and as an error, and in no time and no rate.
+A failed request counts as a request and as an error, but not in any time or rate.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from llmserve_bench.results import Case, Load, Result, Run
 
 _UNITS = {"time": ("ms", 1e3), "seconds": ("s", 1.0), "share": ("%", 1e2), "memory": ("GB", 1e-9)}
-"""How a unit is written, and the factor to that; other figures are plain numbers."""
+"""The symbol of each unit, and the factor to scale by; other figures are plain numbers."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure is called and measured in."""
+    """The name, the label and the unit of a figure."""
 
     name: str
     label: str
@@ -73,7 +73,7 @@ MACHINE_GAUGES = {
     "nv_cpu_utilization": ("CPU utilization", "share"),
     "nv_cpu_memory_used_bytes": ("CPU memory", "memory"),
 }
-"""What Triton publishes of the machine; its statistics tell the rest of its metrics better."""
+"""Triton's metrics of the machine; its statistics cover the other metrics better."""
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
@@ -83,7 +83,7 @@ _T = (
 
 
 def number(value: float) -> str:
-    """Write a number with three digits that count; whole ones keep all of theirs."""
+    """Format a number with three significant digits; whole numbers keep all their digits."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.{min(6, 2 - floor(log10(abs(value))))}f}"
@@ -94,7 +94,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def distribution(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Give the mean and percentiles of values as figures; none where there are no values."""
+    """Return the mean and percentiles of values as figures; none if there are no values."""
     if not values:
         return {}
     parts = {f"{name}_p{share}": percentile(values, share / 100) for share in (50, 90, 99)}
@@ -102,91 +102,91 @@ def distribution(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def figures_of(run: Run, load: Load) -> dict[str, float]:
-    """Work out the figures of a run by the names of :data:`FIGURES`; seconds where they are times.
+    """Return the figures of a run by the names of :data:`FIGURES`; times are in seconds.
 
-    Time to first token and between tokens are left out where answers came in one piece: they
-    would only repeat the latency. Token figures are left out where the model does not count.
+    Time to first token and between tokens are left out if answers came in one piece: they would
+    only repeat the latency. Token figures are left out if the model does not count its tokens.
     """
     good, seconds = run.good, run.seconds or 1e-9
-    read = [record.input_tokens for record in good if record.input_tokens is not None]
-    written = [record.output_tokens for record in good if record.output_tokens is not None]
-    found: dict[str, float] = {
+    inputs = [record.input_tokens for record in good if record.input_tokens is not None]
+    outputs = [record.output_tokens for record in good if record.output_tokens is not None]
+    figures: dict[str, float] = {
         "requests_per_second": len(good) / seconds,
         "seconds": run.seconds,
         "requests": len(run.records),
         "failed": len(run.records) - len(good),
         **distribution("latency", [record.latency for record in good]),
     }
-    if read:
-        found["input_tokens"] = fmean(read)
-    if written:
-        found["output_tokens"] = fmean(written)
-        found["output_tokens_per_second"] = sum(written) / seconds
+    if inputs:
+        figures["input_tokens"] = fmean(inputs)
+    if outputs:
+        figures["output_tokens"] = fmean(outputs)
+        figures["output_tokens_per_second"] = sum(outputs) / seconds
     if load.stream and any(len(record.pieces) > 1 for record in good):
-        between = [time for record in good if (time := record.token_time) is not None]
-        found |= distribution("ttft", [record.first_token for record in good])
-        found |= distribution("token_time", between)
-        found["gap_max"] = max(b - a for record in good for a, b in pairwise(record.pieces))
+        token_times = [time for record in good if (time := record.token_time) is not None]
+        figures |= distribution("ttft", [record.first_token for record in good])
+        figures |= distribution("token_time", token_times)
+        figures["gap_max"] = max(b - a for record in good for a, b in pairwise(record.pieces))
     if load.limit_latency is not None or load.limit_ttft is not None:
-        within = sum(load.holds(record.latency, record.first_token) for record in good)
-        found["goodput"] = within / seconds
-        found["within_limits"] = within / max(1, len(run.records))
-    return found
+        within = sum(load.within_limits(record.latency, record.first_token) for record in good)
+        figures["goodput"] = within / seconds
+        figures["within_limits"] = within / max(1, len(run.records))
+    return figures
 
 
 def server_figures(run: Run) -> list[tuple[Figure, float]]:
-    """Give Triton's own figures, per request where they are times, and the gauges it publishes.
+    """Return Triton's own figures, with times per request, and the gauges it publishes.
 
-    Triton knows of an ensemble only how long it took; its parts have the rest.
+    Of an ensemble itself Triton knows only how long it took; its parts have the rest.
     """
     if run.server is None:
         return []
-    # By our own count: an iterative model counts a request at each of its steps.
+    # Our own count: an iterative model counts a request at each of its steps.
     sent = max(1, len(run.records))
     whole, *parts = run.server.models
-    found: list[tuple[Figure, float]] = []
+    figures: list[tuple[Figure, float]] = []
     if parts:
-        found.append((Figure("server_success", "Server: whole", "time"), whole.success / sent))
+        figures.append((Figure("server_success", "Server: total", "time"), whole.success / sent))
     for model in parts or [whole]:
         part = model.model.removeprefix(f"{whole.model}_")
-        where = f"Server, {part}" if parts else "Server"
-        for what in ("queue", "compute_input", "compute_infer", "compute_output"):
-            figure = Figure(f"server_{what}", f"{where}: {what.replace('_', ' ')}", "time")
-            found.append((figure, getattr(model, what) / sent))
+        prefix = f"Server, {part}" if parts else "Server"
+        for phase in ("queue", "compute_input", "compute_infer", "compute_output"):
+            figure = Figure(f"server_{phase}", f"{prefix}: {phase.replace('_', ' ')}", "time")
+            figures.append((figure, getattr(model, phase) / sent))
         rows = model.inferences / max(1, model.executions)
-        found.append((Figure("server_batch", f"{where}: rows per batch"), rows))
-        executions = Figure("server_executions", f"{where}: executions")
-        found.append((executions, model.executions))
+        figures.append((Figure("server_batch", f"{prefix}: rows per batch"), rows))
+        executions = Figure("server_executions", f"{prefix}: executions")
+        figures.append((executions, model.executions))
     for name, gauge in run.server.gauges.items():
         label, unit = MACHINE_GAUGES.get(name, (name, "number"))
-        found.append((Figure(f"{name}_mean", f"{label}, mean", unit), gauge.mean))
-        found.append((Figure(f"{name}_peak", f"{label}, peak", unit), gauge.peak))
-    return found
+        figures.append((Figure(f"{name}_mean", f"{label}, mean", unit), gauge.mean))
+        figures.append((Figure(f"{name}_peak", f"{label}, peak", unit), gauge.peak))
+    return figures
 
 
 def throughput_figure(result: Result) -> Figure:
-    """Give the figure that stands for throughput: tokens where a model counts them."""
-    counted = any(one.output_tokens is not None for run in result.runs for one in run.good)
-    return FIGURES["output_tokens_per_second" if counted else "requests_per_second"]
+    """Return the figure for throughput: tokens if a model counts them, else requests."""
+    counts = any(record.output_tokens is not None for run in result.runs for record in run.good)
+    return FIGURES["output_tokens_per_second" if counts else "requests_per_second"]
 
 
 def rounds_of(case: Case) -> dict[Figure, list[float]]:
-    found: dict[Figure, list[float]] = {}
+    rounds: dict[Figure, list[float]] = {}
     for run in case.runs:
-        own = [(FIGURES[name], value) for name, value in figures_of(run, case.load).items()]
-        for figure, value in (*own, *server_figures(run)):
-            found.setdefault(figure, []).append(value)
-    if not any(found.get(FIGURES["failed"], ())):
-        found.pop(FIGURES["failed"], None)
-    return found
+        measured = [(FIGURES[name], value) for name, value in figures_of(run, case.load).items()]
+        for figure, value in (*measured, *server_figures(run)):
+            rounds.setdefault(figure, []).append(value)
+    if not any(rounds.get(FIGURES["failed"], ())):
+        rounds.pop(FIGURES["failed"], None)
+    return rounds
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of a case divided by that of the first one under the same load.
+    """A figure of a case divided by that of the first case under the same load.
 
-    ``low`` and ``high`` are a 95 % confidence interval over rounds; that of a single round
-    has no end.
+    ``low`` and ``high`` are a 95 % confidence interval over rounds; that of a single round is
+    unbounded.
     """
 
     figure: str
@@ -199,11 +199,11 @@ class Ratio:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Give the mean of ratios, one for each round, and where it lies with 95 % confidence.
+    """Return the mean of the ratios of all rounds, and its 95 % confidence interval.
 
-    Rounds are what is independent here: requests of one round share what the machine did then, so
-    hundreds of them say less than they seem to. Logarithms, because twice and half are as far from
-    the same. A single round says nothing of the spread, and its interval has no end.
+    Rounds are the independent samples: requests of one round share what the machine did then, so
+    hundreds of them tell less than they seem to. Logarithms, because twice and half are equally far
+    from no change. A single round says nothing about the spread: its interval is unbounded.
     """
     logs = [log(ratio) for ratio in ratios]
     middle = fmean(logs)
@@ -215,21 +215,21 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratios_of(result: Result) -> list[Ratio]:
-    found = []
+    ratios = []
     for load in result.loads:
         first, *others = [case for case in result.cases if case.load.label == load]
         for case in others:
             pairs = [
-                (figures_of(one, case.load), figures_of(two, first.load))
-                for one, two in zip(case.runs, first.runs, strict=False)
+                (figures_of(run, case.load), figures_of(first_run, first.load))
+                for run, first_run in zip(case.runs, first.runs, strict=False)
             ]
             for name in COMPARED:
                 quotients = [a[name] / b[name] for a, b in pairs if a.get(name) and b.get(name)]
                 if quotients and len(quotients) == len(pairs):
                     ratio, low, high = interval(quotients)
                     end = high if high < inf else None
-                    found.append(Ratio(name, load, case.name, first.name, ratio, low, end))
-    return found
+                    ratios.append(Ratio(name, load, case.name, first.name, ratio, low, end))
+    return ratios
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ class Ranked:
 
 
 def ranking(cases: Iterable[Case]) -> list[Ranked]:
-    """Rank what was measured to the end: within the limits by throughput, then the others."""
-    order = []
+    """Rank the cases that were completed, by throughput; those within the limits come first."""
+    ranked = []
     for case in cases:
         good = [record for run in case.runs for record in run.good]
         if case.state != "done" or not good:
@@ -253,11 +253,11 @@ def ranking(cases: Iterable[Case]) -> list[Ranked]:
         p99 = percentile([record.latency for record in good], 0.99)
         ttft = percentile([record.first_token for record in good], 0.99)
         figures = [figures_of(run, case.load) for run in case.runs]
-        # Requests where the model does not count its tokens.
+        # Requests if the model does not count its tokens.
         rates = [f.get("output_tokens_per_second", f["requests_per_second"]) for f in figures]
-        holds = case.load.holds(p99, ttft)
-        order.append(Ranked(case.name, fmean(rates), tuple(rates), p99, holds))
-    return sorted(order, key=lambda one: (not one.within_limits, -one.throughput))
+        within = case.load.within_limits(p99, ttft)
+        ranked.append(Ranked(case.name, fmean(rates), tuple(rates), p99, within))
+    return sorted(ranked, key=lambda case: (not case.within_limits, -case.throughput))
 
 
 def summary(result: Result) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The load generator: processes that do nothing but send requests and note the times.
+"""The load generator: processes that only send requests and record the times.
 
-Progress, statistics and everything else stay in the process that started them, so that they do
-not disturb the clock. A result says how much of a core they took, and ``--processes`` spreads it.
+Progress, statistics and everything else stay in the process that started them, so that they do not
+disturb the timing. A result reports how much of a core they used; ``--processes`` spreads the load.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from llmserve_bench.senders import Api, OpenAISender, Parts, Sender, TritonSende
 
 OnProgress = Callable[[int, float], None]
 _HEAD_START = 0.1
-"""Seconds from the order to start until the start, so that every process has read it."""
+"""Seconds between the start message and the start, so that every process has read it."""
 _TICK = 0.2
 _GIVE_UP = 10.0
-"""Seconds without any server after which a run ends; a restart may take some."""
+"""Seconds without a server after which a run ends; a restart may take some time."""
 _RETRY = 0.1
-"""Seconds before a closed loop tries again where there is no server."""
+"""Seconds before a closed loop tries again if there is no server."""
 _DRAIN = 60.0
-"""Seconds to wait, after a duration, for what is still under way."""
+"""Seconds to wait, after a duration, for requests still in flight."""
 _STOPPING = 15.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process's share of a load; ``total`` is how many requests all shares have together."""
+    """One process's share of a load; ``total`` is the number of requests of all shares."""
 
     url: str
     model: str
     api: Api
     cumulative: bool
-    """Whether the model counts the whole answer so far in each piece, as ours do."""
+    """Whether each piece counts the tokens of the answer so far, as our models do."""
     load: Load
     warmup: Sequence[Request]
     requests: Sequence[Request]
@@ -55,23 +55,23 @@ class Job:
     give_up: float = _GIVE_UP
 
     def split(self, processes: int) -> list[Job]:
-        """Deal it out, so that all shares together do what one process would."""
+        """Split it so that all shares together send what one process would."""
         level = self.load.concurrency
         processes = min(processes, level or processes, len(self.requests))
         return [
             replace(
                 self,
-                load=replace(self.load, concurrency=level and len(range(at, level, processes))),
-                warmup=self.warmup[at::processes],
-                requests=self.requests[at::processes],
+                load=replace(self.load, concurrency=level and len(range(share, level, processes))),
+                warmup=self.warmup[share::processes],
+                requests=self.requests[share::processes],
             )
-            for at in range(processes)
+            for share in range(processes)
         ]
 
 
 @dataclass
 class Report:
-    """What a process noted; ``lags`` are how late it came to what was due."""
+    """What one process recorded; ``lags`` are its delays behind the schedule, in seconds."""
 
     records: list[Record] = field(default_factory=list)
     seconds: float = 0.0
@@ -89,7 +89,7 @@ class LoadGenerator:
             self._workers[pipe] = subprocess.Popen(
                 [sys.executable, "-c", f"import {__name__} as g; g.main({far_end.fileno()})"],
                 pass_fds=[far_end.fileno()],
-                # Ctrl-C is for us to pass on: the workers still have to report.
+                # We handle Ctrl-C ourselves: the workers still have to report.
                 start_new_session=True,
             )
             far_end.close()
@@ -107,37 +107,37 @@ class LoadGenerator:
             worker.wait()
 
     def warm_up(self) -> None:
-        """Wait until all are warm; raise why, where not one request of a warm-up succeeded."""
+        """Wait until all are warm; raise an error if every request of a warm-up failed."""
         for pipe in self._workers:
             self._receive(pipe)
 
     def run(self, on_progress: OnProgress) -> tuple[float, list[Report]]:
-        """Start all at the same moment and gather their reports; Ctrl-C ends them early."""
+        """Start all at the same moment and collect their reports; Ctrl-C ends them early."""
         start = time.monotonic() + _HEAD_START
         self._send_all(start)
-        said: dict[Connection, Any] = dict.fromkeys(self._workers, 0)
-        """How many requests are done, or the report."""
+        latest: dict[Connection, Any] = dict.fromkeys(self._workers, 0)
+        """The last message of each worker: the number of requests done, or its report."""
         stopping = False
-        while waiting := [pipe for pipe, last in said.items() if not isinstance(last, Report)]:
+        while waiting := [pipe for pipe, last in latest.items() if not isinstance(last, Report)]:
             try:
                 ready = wait(waiting, _STOPPING if stopping else None)
                 if not ready:
-                    raise LLMServeError("the load generator does not end", mend="try again")
-                said |= {pipe: self._receive(pipe) for pipe in waiting if pipe in ready}
-                counts = (len(x.records) if isinstance(x, Report) else x for x in said.values())
+                    raise LLMServeError("the load generator does not stop", mend="try again")
+                latest |= {pipe: self._receive(pipe) for pipe in waiting if pipe in ready}
+                counts = (len(x.records) if isinstance(x, Report) else x for x in latest.values())
                 on_progress(sum(counts), time.monotonic() - start)
             except KeyboardInterrupt:
                 if stopping:
                     raise
                 stopping = True
                 self._send_all("stop")
-        for report in said.values():
+        for report in latest.values():
             report.interrupted = stopping
-        return start, list(said.values())
+        return start, list(latest.values())
 
     def _send_all(self, message: object) -> None:
         for pipe in self._workers:
-            with suppress(OSError):  # That a worker is gone shows when its report is read.
+            with suppress(OSError):  # A dead worker is noticed when its report is read.
                 pipe.send(message)
 
     def _receive(self, pipe: Connection) -> Any:
@@ -145,7 +145,7 @@ class LoadGenerator:
             message = pipe.recv()
         except (EOFError, OSError):
             code = self._workers[pipe].wait()
-            message = LLMServeError(f"a load generator ended by itself (exit code {code})")
+            message = LLMServeError(f"a load generator process died (exit code {code})")
         if isinstance(message, LLMServeError):
             raise message
         return message
@@ -159,7 +159,7 @@ def cost_of(reports: Sequence[Report]) -> GeneratorCost:
 
 def main(descriptor: int) -> None:
     pipe = Connection(descriptor)
-    # Whoever started us may be gone, and then there is nobody to report to.
+    # If the parent process is gone, there is nothing to report to.
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             asyncio.run(_Worker(pipe.recv(), pipe).run())
@@ -168,14 +168,14 @@ def main(descriptor: int) -> None:
 
 
 class _Worker:
-    """Sends the requests of a job: warm-up, the order to start, the load, the report."""
+    """Runs a job in a process: warm-up, wait for the start, the load, the report."""
 
     def __init__(self, job: Job, pipe: Connection) -> None:
         self._job = job
         self._pipe = pipe
         self._report = Report()
         self._start = 0.0
-        self._gone: float | None = None
+        self._unreachable_since: float | None = None
         self._error: Exception | None = None
 
     async def run(self) -> None:
@@ -185,7 +185,7 @@ class _Worker:
             await self._warm_up(sender)
             self._pipe.send("ready")
             self._start = await asyncio.to_thread(self._pipe.recv)
-            # What exists by now stays: the collector need not look through it again and again.
+            # What exists now is kept: the garbage collector need not scan it again and again.
             gc.collect()
             gc.freeze()
             await asyncio.sleep(self._start - time.monotonic())
@@ -211,17 +211,17 @@ class _Worker:
         load, report, loop = self._job.load, self._report, asyncio.get_running_loop()
         before = time.process_time()
         self._sending = sending = asyncio.ensure_future(self._send_all(sender))
-        ticking = asyncio.ensure_future(self._tick())
-        # Any word from whoever started us means to stop, and so does the end of the pipe.
+        ticker = asyncio.ensure_future(self._tick())
+        # Any message from the parent process means stop, and so does a closed pipe.
         loop.add_reader(self._pipe.fileno(), sending.cancel)
         limit = load.duration + _DRAIN if load.duration and load.concurrency else None
         await asyncio.wait([sending], timeout=limit)
         report.cpu = time.process_time() - before
         report.seconds = time.monotonic() - self._start
         loop.remove_reader(self._pipe.fileno())
-        for task in (ticking, sending):
+        for task in (ticker, sending):
             task.cancel()
-        await asyncio.wait([ticking, sending])
+        await asyncio.wait([ticker, sending])
         if self._error is not None:
             raise self._error
 
@@ -243,14 +243,14 @@ class _Worker:
                 task.cancel()
 
     async def _closed_loop(self, sender: Sender, requests: Iterator[Request]) -> None:
-        """Keep one request under way until there are no more."""
+        """Keep one request in flight until there are no more."""
         for request in requests:
             await self._send(sender, request, time.monotonic())
-            if self._gone is not None:
+            if self._unreachable_since is not None:
                 await asyncio.sleep(_RETRY)
 
     def _requests(self) -> Iterator[Request]:
-        """Give the requests; under a duration they repeat, with numbers of their own."""
+        """Yield the requests; with a duration they repeat, each with a new index."""
         job, duration = self._job, self._job.load.duration
         for turn in count() if duration else range(1):
             for request in job.requests:
@@ -269,7 +269,7 @@ class _Worker:
         except ClientError as error:
             failure = error
         except Exception as error:
-            # Not the request's fault: it would go wrong every time.
+            # Not the server's failure: this would fail every time.
             self._error = self._error or error
             self._sending.cancel()
             return
@@ -285,12 +285,12 @@ class _Worker:
         tokens = tokens_of([a.output_tokens for a in answers], cumulative=self._job.cumulative)
         moments = (*times, *(at for at, _ in parts))
         due, sent, done, *pieces = (round(moment - self._start, 6) for moment in moments)
-        read = (answer.input_tokens for answer in answers if answer.input_tokens is not None)
+        inputs = (answer.input_tokens for answer in answers if answer.input_tokens is not None)
         return Record(
             index, due, sent, done,
             pieces=tuple(pieces),
             tokens=tokens or (),
-            input_tokens=next(read, None),
+            input_tokens=next(inputs, None),
             output_tokens=None if tokens is None else sum(tokens),
             finish_reason=next((a.finish_reason for a in answers if a.finish_reason), None),
             error=kind_of(failure) if failure else None,
@@ -298,17 +298,17 @@ class _Worker:
         )  # fmt: skip
 
     def _watch_server(self, failure: ClientError | None, now: float) -> None:
-        """Note since when there is no server, and end the load when that lasts."""
+        """Record since when the server is unreachable, and end the load if that lasts."""
         if not isinstance(failure, UnreachableError):
-            self._gone = None
-        elif self._gone is None:
-            self._gone = now
-        elif now - self._gone > self._job.give_up and self._report.given_up is None:
+            self._unreachable_since = None
+        elif self._unreachable_since is None:
+            self._unreachable_since = now
+        elif now - self._unreachable_since > self._job.give_up and self._report.given_up is None:
             self._report.given_up = str(failure)
             self._sending.cancel()
 
     async def _tick(self) -> None:
-        """Report progress, and notice how late this process comes to what is due."""
+        """Report progress, and record how far this process is behind schedule."""
         due = self._start
         while True:
             due = max(due + _TICK, time.monotonic())
@@ -318,23 +318,25 @@ class _Worker:
 
 
 def tokens_of(counts: Sequence[int | None], *, cumulative: bool) -> tuple[int, ...] | None:
-    """Say how many tokens each piece brought; None where the model does not count.
+    """Return how many tokens each piece contained; None if the model does not count.
 
-    Our models count the whole answer so far, others each piece by itself. Where only the end has
-    a count, as with OpenAI's usage, the first piece is taken for one token.
+    Our models count the whole answer so far, others each piece separately. If only the last piece
+    has a count, as with OpenAI's usage, the first piece counts as one token.
 
     >>> tokens_of([1, 4, 8], cumulative=True), tokens_of([None, None, 8], cumulative=False)
     ((1, 3, 4), (1, 0, 7))
     """
-    known = [count for count in counts if count is not None]
-    if not known:
+    reported = [count for count in counts if count is not None]
+    if not reported:
         return None
-    if len(known) < len(counts):
+    if len(reported) < len(counts):
         last = counts[-1]
-        return None if last is None or len(known) > 1 else (1, *[0] * (len(counts) - 2), last - 1)
+        if last is None or len(reported) > 1:
+            return None
+        return (1, *[0] * (len(counts) - 2), last - 1)
     if cumulative:
-        return tuple(b - a for a, b in zip([0, *known], known, strict=False))
-    return tuple(known)
+        return tuple(b - a for a, b in zip([0, *reported], reported, strict=False))
+    return tuple(reported)
 
 
 def kind_of(error: ClientError) -> str:

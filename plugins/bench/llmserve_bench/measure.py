@@ -1,4 +1,4 @@
-"""Measuring: one run, several models in turns, and many variants of one model."""
+"""Measurements: one run, several models in interleaved rounds, and variants of one model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from llmserve_bench.tools import TOOLS
 from llmserve_bench.triton import Observer
 
 LOADS = {"concurrency": int, "rate": float}
-"""What a sweep may vary without another build."""
+"""Settings that a sweep can vary without another build."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same in all runs of a command; ``stream`` is None where the models decide."""
+    """What all runs of a command share; ``stream`` is None if the models decide."""
 
     prompts: Prompts
     stream: bool | None = None
@@ -39,10 +39,10 @@ class Plan:
     on_progress: OnProgress = lambda _done, _seconds: None
 
     def fit(self, load: Load, infos: Sequence[ModelInfo], counter: TokenCounter) -> Load:
-        """Fit a load to the models that get it: they stream where all of them can."""
+        """Adapt a load to the models that get it: they stream if all of them can."""
         whole = [info.name for info in infos if info.exchange == "unary"]
         if self.stream and whole:
-            problem = f"{', '.join(whole)} answers in one piece"
+            problem = f"{', '.join(whole)} cannot stream"
             raise UsageError(problem, mend="leave out --stream")
         stream = not whole if self.stream is None else self.stream
         return replace(load, stream=stream, prompts=self.prompts.describe(counter))
@@ -71,28 +71,28 @@ class Plan:
             server=server,
             generator=cost_of(reports),
             interrupted=any(report.interrupted for report in reports),
-            ended_early=next((one.given_up for one in reports if one.given_up is not None), None),
+            ended_early=next((r.given_up for r in reports if r.given_up is not None), None),
         )
 
 
 def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> Result:
-    """Measure a model, and with other tools the same; what goes wrong with one becomes a note."""
+    """Measure a model, also with other tools; a tool that fails only adds a note."""
     started, info, counter = now(), target.info(), target.counter()
     load = plan.fit(load, [info], counter)
     plan.on_step(f"measuring {target.model}, {load.label}")
     run = plan.run(target, info, load, counter)
-    measured, problems = [], []
+    tool_figures, problems = [], []
     if tools and run.good and not run.interrupted and not run.ended_early:
-        # They have no clock in common with us; as many requests as we had are the same.
+        # The tools cannot share our clock, so they get as many requests as we sent.
         same, ours = replace(load, requests=len(run.records), duration=None), info.made_by_llmserve
         _, requests = make_schedule(same, plan.prompts, counter, ignore_eos=ours is not None)
         for name in tools:
             plan.on_step(f"measuring {target.model} with {name}")
             try:
-                measured.append(TOOLS[name].measure(target, info, same, requests))
+                tool_figures.append(TOOLS[name].measure(target, info, same, requests))
             except LLMServeError as error:
                 problems.append(str(error))
-    case = Case(target.subject, load, (replace(run, tools=tuple(measured)),))
+    case = Case(target.subject, load, (replace(run, tools=tuple(tool_figures)),))
     ends = run.interrupted, run.ended_early, tuple(problems)
     return Result("bench", case.subject.name, started, 1, machine(), (case,), *ends)
 
@@ -100,15 +100,15 @@ def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> 
 def compare(
     targets: Sequence[Target], loads: Sequence[Load], plan: Plan, *, rounds: int, title: str
 ) -> Result:
-    """Measure every model under every load; a server that dies ends it with what there is."""
+    """Measure every model under every load; if the server dies, keep what was measured."""
     started, infos = now(), [target.info() for target in targets]
-    # One tokenizer for all, so that the prompts are the same whoever answers them.
+    # One tokenizer for all, so that every model gets the same prompts.
     counter = targets[0].counter()
     plan = replace(plan, counter=counter, stream=plan.fit(loads[0], infos, counter).stream)
     by_name = {target.subject.name: target for target in targets}
     cases = [Case(target.subject, load) for load in loads for target in targets]
     cases, interrupted = measure_rounds(cases, by_name, plan, rounds)
-    failure = next((f"{one.name}, {one.why}" for one in cases if one.state == "failed"), None)
+    failure = next((f"{c.name}, {c.why}" for c in cases if c.state == "failed"), None)
     if not any(case.runs for case in cases):
         raise LLMServeError(failure or "interrupted before a run was complete")
     title = title or " against ".join(by_name)
@@ -121,50 +121,49 @@ def sweep(
 ) -> Result:  # fmt: skip
     """Build, serve and measure one variant after the other.
 
-    A variant that cannot be built or served has failed, and the others go on.
+    A variant that cannot be built or served fails without affecting the others.
     """
-    started, found, interrupted = now(), [], False
+    started, measured, interrupted = now(), [], False
     for variant in variants.values():
         variant.check(model, registry)
     for label, variant in variants.items():
-        own = [case for case in cases if case.subject.name == label]
+        group = [case for case in cases if case.subject.name == label]
         try:
             if not interrupted:
                 with serving([variant], model, registry, plan.on_step) as (target,):
-                    own, interrupted = measure_rounds(own, {label: target}, plan, rounds)
+                    group, interrupted = measure_rounds(group, {label: target}, plan, rounds)
         except LLMServeError as error:
-            own = [replace(case, state="failed", why=str(error)) for case in own]
+            group = [replace(case, state="failed", why=str(error)) for case in group]
         except KeyboardInterrupt:
             interrupted = True
-        found += [one if one.runs or one.why else replace(one, state="not run") for one in own]
+        measured += [c if c.runs or c.why else replace(c, state="not run") for c in group]
     title = f"{next(iter(variants.values())).plugin} of {model}"
-    return Result("sweep", title, started, rounds, machine(), tuple(found), interrupted)
+    return Result("sweep", title, started, rounds, machine(), tuple(measured), interrupted)
 
 
 def measure_rounds(
     cases: Sequence[Case], targets: Mapping[str, Target], plan: Plan, rounds: int
 ) -> tuple[list[Case], bool]:
-    """Measure every case once in each round; say whether Ctrl-C ended it.
+    """Measure every case once in each round; also return whether Ctrl-C ended it.
 
-    In a round all get the same prompts, lengths and arrival times. Those of one load come one
-    after the other in an order that is drawn anew, so that what drifts on the machine meets all
-    alike.
+    In a round all get the same prompts, lengths and arrival times. The cases of one load run one
+    after the other in a new random order, so that drift of the machine affects all of them alike.
     """
-    found = list(cases)
+    measured = list(cases)
     loads = list(dict.fromkeys(case.load.label for case in cases))
     try:
         for turn in range(rounds):
-            draw = random.Random(f"order {found[0].load.seed} {turn}")  # noqa: S311
-            order = draw.sample(range(len(found)), len(found))
-            for at in sorted(order, key=lambda at: loads.index(found[at].load.label)):
-                case, target = found[at], targets[found[at].subject.name]
+            draw = random.Random(f"order {measured[0].load.seed} {turn}")  # noqa: S311
+            order = draw.sample(range(len(measured)), len(measured))
+            for at in sorted(order, key=lambda at: loads.index(measured[at].load.label)):
+                case, target = measured[at], targets[measured[at].subject.name]
                 if case.state == "done":
                     step = f"round {turn + 1} of {rounds}: {case.name}, {case.load.label}"
                     plan.on_step(step)
-                    found[at] = _measure_case(case, target, plan, turn, step)
+                    measured[at] = _measure_case(case, target, plan, turn, step)
     except KeyboardInterrupt:
-        return found, True
-    return found, False
+        return measured, True
+    return measured, False
 
 
 def _measure_case(case: Case, target: Target, plan: Plan, turn: int, step: str) -> Case:
@@ -176,7 +175,7 @@ def _measure_case(case: Case, target: Target, plan: Plan, turn: int, step: str) 
         return replace(case, state="failed", why=f"{step}: {error}")
     if run.interrupted:
         raise KeyboardInterrupt
-    # A run that was cut has fewer requests and another mix, so it is not like the others.
+    # A run that was cut short has fewer requests and a different mix: it is not comparable.
     if run.ended_early is not None:
         return replace(case, state="failed", why=f"{step}: {run.ended_early}")
     case = replace(case, subject=target.subject, load=load, runs=(*case.runs, run))
@@ -191,44 +190,44 @@ def make_cases(
 ) -> tuple[list[Case], dict[str, Variant]]:
     cases, variants = [], {}
     for values in product(*varied.values()):
-        own = dict(zip(varied, values, strict=True))
-        build = {key: value for key, value in own.items() if key not in LOADS}
+        settings = dict(zip(varied, values, strict=True))
+        build = {key: value for key, value in settings.items() if key not in LOADS}
         label = " ".join(f"{key}={value}" for key, value in build.items()) or plugin
         variants[label] = Variant(label, plugin, {**common, **build})
-        settings = {"plugin": plugin, "model": model, **common, **build}
-        subject = Subject(label, variants[label].name, "", settings)
-        for key in own.keys() & LOADS.keys():
-            load = replace(load, **{"concurrency": None, key: LOADS[key](own[key])})
-        cases.append(Case(subject, load, varied=own))
+        described = {"plugin": plugin, "model": model, **common, **build}
+        subject = Subject(label, variants[label].name, "", described)
+        for key in settings.keys() & LOADS.keys():
+            load = replace(load, **{"concurrency": None, key: LOADS[key](settings[key])})
+        cases.append(Case(subject, load, varied=settings))
     return cases, variants
 
 
 def parse_varied(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Read ``KEY=VALUE,VALUE`` as often as it was given."""
-    found: dict[str, list[str]] = {}
+    """Parse the ``KEY=VALUE,VALUE`` of every ``--vary``."""
+    varied: dict[str, list[str]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         parts = list(dict.fromkeys(part.strip() for part in values.split(",") if part.strip()))
         if not (key and equals and parts):
             raise UsageError(f"{text!r} varies nothing", mend="write KEY=VALUE,VALUE")
-        if key in found:
-            raise UsageError(f"{key} is varied twice", mend="give all its values at once")
-        found[key] = parts
-    varied = found.keys() & LOADS.keys()
-    if len(varied) > 1:
+        if key in varied:
+            raise UsageError(f"{key} is varied twice", mend="give all its values in one --vary")
+        varied[key] = parts
+    loads = varied.keys() & LOADS.keys()
+    if len(loads) > 1:
         raise UsageError("concurrency and rate cannot both be varied", mend="leave out one")
-    for name, value in ((key, value) for key in varied for value in found[key]):
+    for name, value in ((key, value) for key in loads for value in varied[key]):
         digits = value.replace(".", "", 1) if name == "rate" else value
         if not (digits.isdecimal() and int(digits) > 0):
-            raise UsageError(f"{name}={value} is not a load", mend="give numbers above 0")
-    return found
+            raise UsageError(f"{name} cannot be {value}", mend="give numbers above 0")
+    return varied
 
 
 def window(reports: Sequence[Report], load: Load) -> tuple[list[Record], float]:
-    """Give the requests that count, and the seconds of the run.
+    """Return the requests that count, and the seconds of the run.
 
-    A duration ends a closed loop to the moment; otherwise the last answer does. Where the server
-    was gone for good, that moment does: requests that were sent after it are no part of the load.
+    With a duration, a closed loop ends exactly then; otherwise the last answer ends the run. If the
+    server died, the last good answer ends it: requests sent after that are not part of the load.
     """
     records = sorted((r for report in reports for r in report.records), key=lambda r: r.index)
     until = max(report.seconds for report in reports)
@@ -245,22 +244,22 @@ def window(reports: Sequence[Report], load: Load) -> tuple[list[Record], float]:
 
 
 def machine() -> dict[str, str]:
-    """Describe this machine; what the system does not tell is left out."""
+    """Describe this machine; unknown properties are left out."""
     gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    found = {
+    properties = {
         "cores": str(os.cpu_count()),
-        "cpu": _named("model name", Path("/proc/cpuinfo")),
-        "gpu": " and ".join(_named("Model", path) for path in gpus),
+        "cpu": _field("model name", Path("/proc/cpuinfo")),
+        "gpu": " and ".join(_field("Model", path) for path in gpus),
         "python": platform.python_version(),
         "llmserve": __version__,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in properties.items() if value}
 
 
-def _named(key: str, path: Path) -> str:
+def _field(key: str, path: Path) -> str:
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    found = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
-    return " ".join(found[1].split()) if found else ""
+    match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
+    return " ".join(match[1].split()) if match else ""
 
 
 def now() -> str:

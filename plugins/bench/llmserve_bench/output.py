@@ -1,4 +1,4 @@
-"""What a command leaves: tables, a page, and the result as CSV and as JSON, which is read back."""
+"""The output of a command: tables, a page, CSV, and JSON that can be read back."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _PIPE_WIDTH = 200
 _BUSY = 0.8
 _LATE = 0.005
 _LATE_SHARE = 0.05
-"""How late the generator may be, in seconds and of the time to a first token, without a note."""
+"""Delays of the generator that need no note: in seconds, and as a share of time to first token."""
 
 
 class Progress(Status):
-    """A line that changes on a terminal, and elsewhere a line for each step."""
+    """A status line on a terminal; elsewhere, one line per step."""
 
     def __init__(self) -> None:
         on_terminal = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
@@ -69,24 +69,24 @@ class Progress(Status):
 
 
 def check_outputs(report: Path | None, *outputs: Path | None) -> None:
-    """Refuse what could not be written at the end."""
+    """Refuse outputs that could not be written at the end."""
     if outputs.count(STDOUT) > 1:
         raise click.UsageError("only one of --json and --csv can go to standard output")
     folders = [path.absolute().parent for path in outputs if path not in (None, STDOUT)]
     if report is not None:
-        # It is made, and so is what leads to it.
-        above = (report.absolute(), *report.absolute().parents)
-        folders.append(next(folder for folder in above if folder.exists()))
+        # It is created, with its parents.
+        ancestors = (report.absolute(), *report.absolute().parents)
+        folders.append(next(folder for folder in ancestors if folder.exists()))
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder", mend="name one, or a new one")
+            raise UsageError(f"{folder} is not a folder", mend="name another folder")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise UsageError(f"{folder} cannot be written to", mend="name another place")
+            raise UsageError(f"{folder} is not writable", mend="name another folder")
 
 
 def write(result: Result, report: Path | None, as_json: Path | None, as_csv: Path | None) -> None:
     try:
-        # Files first: who reads standard output may be gone before its end.
+        # Files first: the reader of standard output may exit before the end.
         if as_json and as_json != STDOUT:
             save(result, as_json)
         if as_csv and as_csv != STDOUT:
@@ -113,58 +113,58 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def is_text(self, column: int) -> bool:
-        """Whether a column holds words, which stand on the left, and not numbers."""
+        """Whether a column contains words, which are aligned left, and not numbers."""
         return column == 0 or any(row[column][:1].isalpha() for row in self.rows)
 
 
 def tables_of(result: Result) -> list[Table]:
-    found = [_figures(result, load) for load in result.loads]
+    tables = [_figures(result, load) for load in result.loads]
     if result.kind == "compare":
-        found = [*(_ratios(result, load) for load in result.loads), *found]
+        tables = [*(_ratios(result, load) for load in result.loads), *tables]
     elif result.kind == "sweep":
         rows = [(case.name, case.state, case.why) for case in result.cases if case.state != "done"]
-        unfinished = Table("Not measured to the end", ("Variant", "state", "why"), rows)
-        found = [_ranking(result), unfinished]
-    return [table for table in [*found, _failures(result)] if table.rows]
+        unfinished = Table("Not completed", ("Variant", "state", "reason"), rows)
+        tables = [_ranking(result), unfinished]
+    return [table for table in [*tables, _failures(result)] if table.rows]
 
 
 def notes_of(result: Result) -> list[str]:
-    found = ["interrupted: these are the figures until then"] if result.interrupted else []
+    notes = ["interrupted: these are the figures so far"] if result.interrupted else []
     if result.ended_early:
-        found.append(f"ended early: {result.ended_early}")
-    found += result.problems
+        notes.append(f"ended early: {result.ended_early}")
+    notes += result.problems
     for part in _distinct(part for case in result.cases for part in case.stand_ins):
         names = _distinct(case.subject.name for case in result.cases if part in case.stand_ins)
-        found.append(
-            f"{', '.join(names)}: a stand-in answered in place of {part}, whose speed is another"
+        notes.append(
+            f"{', '.join(names)}: a stand-in answered in place of {part}, which differs in speed"
         )
-    found += [
-        f"no request was done within {run.seconds:.3g} s: measure for longer"
+    notes += [
+        f"no request finished within {run.seconds:.3g} s: measure for longer"
         for run in result.runs
         if not run.records
     ]
     if any("estimated" in case.load.prompts for case in result.cases):
-        found.append(
-            "the model's tokenizer is not at hand, so prompts have only roughly the length "
-            "wanted: name it with --repository or --tokenizer"
+        notes.append(
+            "the model's tokenizer was not found, so the prompts' lengths are only approximate: "
+            "name it with --repository or --tokenizer"
         )
-    return found + _notes_on_generator(result.runs)
+    return notes + _notes_on_generator(result.runs)
 
 
 def _notes_on_generator(runs: Sequence[Run]) -> list[str]:
-    """Say whether the load generator is to blame for a part of the figures."""
+    """Return a note if the load generator may have distorted the figures."""
     if (busy := max((run.generator.busy for run in runs), default=0.0)) > _BUSY:
         return [
             f"the load generator used {busy:.0%} of a core and may have been the bottleneck: "
             "use more --processes"
         ]
-    # Against what is measured: 50 ms are little in an answer of 10 s and much in one of 60 ms.
+    # Relative to what is measured: 50 ms is little in an answer of 10 s but much in one of 60 ms.
     for run in sorted(runs, key=lambda run: -run.generator.late):
         first = median(record.first_token for record in run.good) if run.good else inf
         if (late := run.generator.late) > max(_LATE, _LATE_SHARE * first):
             return [
                 f"the load generator was up to {late * 1000:.0f} ms late: the machine was busy, "
-                "and times are uncertain by as much"
+                "and times may be off by that much"
             ]
     return []
 
@@ -177,8 +177,8 @@ def conditions_of(result: Result) -> dict[str, str]:
     cost = max((run.generator.busy for run in result.runs), default=0.0)
     hardware = (machine.get("cpu"), f"{machine.get('cores')} cores", machine.get("gpu"))
     builds = (f"{c.subject.name}: {_settings(c.subject.build)}" for c in cases if c.subject.build)
-    found = {
-        "Load": f"{', '.join(result.loads)}; {arrivals}{end}, {load.warmup} to warm up",
+    conditions = {
+        "Load": f"{', '.join(result.loads)}; {arrivals}{end}, {load.warmup} for warm-up",
         "Rounds": "" if result.kind == "bench" else str(result.rounds),
         "Prompts": "; ".join(_distinct(case.load.prompts for case in cases)),
         "Request options": _settings(load.options),
@@ -192,19 +192,19 @@ def conditions_of(result: Result) -> dict[str, str]:
         "Load generator": f"up to {number(cost * 100)} % of a core, {load.processes} process(es)",
         "Started": result.started.replace("T", " ").replace("+00:00", " UTC"),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in conditions.items() if value}
 
 
 def _figures(result: Result, load: str) -> Table:
     cases = [case for case in result.cases if case.load.label == load and case.runs]
-    each = [rounds_of(case) for case in cases]
+    by_case = [rounds_of(case) for case in cases]
     tools = [tool for case in cases for run in case.runs for tool in run.tools]
     rows = []
-    for figure in dict.fromkeys([*FIGURES.values(), *(one for found in each for one in found)]):
-        cells = [_mean(figure, found.get(figure, ())) for found in each]
+    for figure in dict.fromkeys([*FIGURES.values(), *(f for rounds in by_case for f in rounds)]):
+        cells = [_mean(figure, rounds.get(figure, ())) for rounds in by_case]
         if any(cells):
-            others = [tool.figures.get(figure.name) for tool in tools]
-            texts = ["" if value is None else figure.text(value) for value in others]
+            by_tool = [tool.figures.get(figure.name) for tool in tools]
+            texts = ["" if value is None else figure.text(value) for value in by_tool]
             rows.append([figure.title, *(cell or "-" for cell in cells), *texts])
     means = ": mean (lowest to highest)" if result.rounds > 1 else ""
     names = [*(case.name for case in cases), *(tool.tool for tool in tools)]
@@ -230,16 +230,16 @@ def _ratios(result: Result, load: str) -> Table:
         if ratio.load == load
     ]
     first = result.cases[0].name
-    columns = "Figure", "of", f"in multiples of {first}", "95 % interval"
+    columns = "Figure", "model", f"ratio to {first}", "95 % interval"
     return Table(f"Compared with {first}, {load}", columns, rows)
 
 
 def _ranking(result: Result) -> Table:
     rows, rate = [], throughput_figure(result)
     has_limits = any(case.load.limit_latency or case.load.limit_ttft for case in result.cases)
-    for at, one in enumerate(ranking(result.cases), 1):
-        row = [one.name, str(at), _mean(rate, one.rounds), number(one.latency_p99 * 1000)]
-        limits = "within" if one.within_limits else "over the limit"
+    for rank, case in enumerate(ranking(result.cases), 1):
+        row = [case.name, str(rank), _mean(rate, case.rounds), number(case.latency_p99 * 1000)]
+        limits = "within" if case.within_limits else "over the limit"
         rows.append([*row, limits] if has_limits else row)
     columns = ["Variant", "rank", f"{rate.label} (rounds)", "P99 latency (ms)"]
     return Table("Ranking", [*columns, "limits"] if has_limits else columns, rows)
@@ -252,7 +252,7 @@ def _failures(result: Result) -> Table:
         for kind, count in Counter(record.error or "" for record in records).items():
             messages = Counter(record.message or "" for record in records if record.error == kind)
             rows.append((case.name, kind, str(count), messages.most_common(1)[0][0]))
-    return Table("Failed requests", ("Of", "failure", "requests", "message"), rows)
+    return Table("Failed requests", ("Model", "failure", "requests", "message"), rows)
 
 
 def _settings(settings: Mapping[str, object]) -> str:
@@ -264,28 +264,28 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def print_tables(result: Result) -> None:
-    """Print what a result says, as wide as the terminal at most."""
+    """Print the tables of a result, at most as wide as the terminal."""
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     tables = tables_of(result)
     for table in tables:
-        made = RichTable(box=box.ASCII)
+        rich_table = RichTable(box=box.ASCII)
         for at, column in enumerate(table.columns):
-            made.add_column(
+            rich_table.add_column(
                 column, justify="left" if table.is_text(at) else "right", overflow="fold"
             )
         for row in table.rows:
-            made.add_row(*row)
-        # Not printed by rich, which ends the process where nobody reads it.
+            rich_table.add_row(*row)
+        # Printing with rich would end the process if standard output is closed.
         with console.capture() as text:
-            console.print(made)
+            console.print(rich_table)
         title = f"{table.title}\n" if len(tables) > 1 else ""
         click.echo(f"{title}{text.get()}", nl=False)
 
 
 def write_report(result: Result, folder: Path) -> Path:
-    """Write a page that needs no other file."""
-    # Here and not above: matplotlib takes as long as all the rest.
+    """Write a self-contained page."""
+    # Imported here because matplotlib takes as long to import as everything else together.
     from llmserve_bench.plots import plots_of
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -312,15 +312,15 @@ def to_json(result: Result) -> str:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write a result to a file, all of it or nothing; a pipe or a device is written to."""
-    whole = path.is_file() or not path.exists()
-    path = path.resolve() if whole else path  # What a link names is replaced, and not the link.
-    draft = path.with_name(f".{path.name}.{os.getpid()}") if whole else path
+    """Write a result to a file atomically; a pipe or a device is written to directly."""
+    atomic = path.is_file() or not path.exists()
+    path = path.resolve() if atomic else path  # Replaces the target of a link, not the link.
+    draft = path.with_name(f".{path.name}.{os.getpid()}") if atomic else path
     try:
         draft.write_text(to_json(result) + "\n", encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        if whole:
+        if atomic:
             draft.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
@@ -334,7 +334,7 @@ def load(path: Path) -> Result:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"{path} is not a result of llmserve's measurements") from None
+        raise ConfigError(f"{path} is not a result file of llmserve-bench") from None
     raise ConfigError(
         f"{path} has schema {schema}, this llmserve-bench reads {SCHEMA}",
         mend="measure again, or use the llmserve that wrote it",

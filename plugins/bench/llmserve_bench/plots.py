@@ -1,4 +1,4 @@
-"""The plots of a report, all made by :func:`draw`."""
+"""The plots of a report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from llmserve_bench.figures import FIGURES, Figure, figures_of, ranking, through
 from llmserve_bench.results import Case, Record, Result
 
 _STYLE = {
-    # The same picture for the same result.
+    # The same result gives the same picture.
     "svg.hashsalt": "llmserve",
-    # Names are written as they are, whatever dollars are in them.
+    # Names are shown literally, even if they contain dollar signs.
     "text.parse_math": False,
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -39,20 +39,20 @@ def plots_of(result: Result) -> list[Plot]:
     cases = [case for case in result.cases if any(run.good for run in case.runs)]
     if not cases:
         return []
-    found = []
+    plots = []
     if len(result.loads) > 1 and result.kind != "sweep":
         figures = (throughput_figure(result), FIGURES["latency_p50"], FIGURES["latency_p99"])
-        found = [_over_loads(cases, figure, result.loads) for figure in figures]
+        plots = [_over_loads(cases, figure, result.loads) for figure in figures]
     heaviest = [case for case in cases if case.load.label == cases[-1].load.label][:_MOST_CASES]
     if result.kind == "sweep":
-        best = [one.name for one in ranking(result.cases)][:2]
+        best = [ranked.name for ranked in ranking(result.cases)][:2]
         heaviest = [case for name in best for case in cases if case.name == name] or heaviest
     load = heaviest[0].load
-    found.append(_distribution(heaviest, "latency", lambda r: r.latency, load.limit_latency))
+    plots.append(_distribution(heaviest, "latency", lambda r: r.latency, load.limit_latency))
     if any(len(record.pieces) > 1 for case in heaviest for run in case.runs for record in run.good):
         label = "time to first token"
-        found.append(_distribution(heaviest, label, lambda r: r.first_token, load.limit_ttft))
-    return found
+        plots.append(_distribution(heaviest, label, lambda r: r.first_token, load.limit_ttft))
+    return plots
 
 
 def draw(title: str, caption: str, paint: Callable[[Any], None]) -> Plot:
@@ -60,7 +60,7 @@ def draw(title: str, caption: str, paint: Callable[[Any], None]) -> Plot:
         canvas = Canvas(figsize=(5.4, 3.4), layout="constrained")
         paint(canvas.subplots())
         text = io.StringIO()
-        # Tight, so that no label is cut off at the edge.
+        # Tight, so that no label is cut off.
         canvas.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
     return Plot(title, caption, text.getvalue())
 
@@ -69,14 +69,14 @@ def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot
     lines: dict[str, dict[int, list[float]]] = {}
     for case in cases:
         values = [figures_of(run, case.load).get(figure.name) for run in case.runs]
-        if known := [figure.scaled(value) for value in values if value is not None]:
-            lines.setdefault(case.name, {})[loads.index(case.load.label)] = known
+        if rounds := [figure.scaled(value) for value in values if value is not None]:
+            lines.setdefault(case.name, {})[loads.index(case.load.label)] = rounds
 
     def paint(axes: Any) -> None:
         for name, line in lines.items():
-            low, mean, high = ([of(each) for each in line.values()] for of in (min, fmean, max))
-            (drawn,) = axes.plot(list(line), mean, marker="o", label=fill(name, _LONGEST_LINE))
-            axes.fill_between(list(line), low, high, color=drawn.get_color(), alpha=0.18)
+            low, mean, high = ([f(values) for values in line.values()] for f in (min, fmean, max))
+            (curve,) = axes.plot(list(line), mean, marker="o", label=fill(name, _LONGEST_LINE))
+            axes.fill_between(list(line), low, high, color=curve.get_color(), alpha=0.18)
         if figure.unit == "time":
             _draw_limit(axes.axhline, cases[0].load.limit_latency, axes.get_ylim())
         axes.set_xticks(range(len(loads)), [label.split()[-1] for label in loads])
@@ -85,30 +85,30 @@ def _over_loads(cases: Sequence[Case], figure: Figure, loads: list[str]) -> Plot
         axes.set_ylim(bottom=0)
         axes.legend()
 
-    caption = "The line is the mean of the rounds, the band their range."
+    caption = "The line is the mean of the rounds; the band is their range."
     return draw(f"{figure.label.replace('/s', ' per second')} by load", caption, paint)
 
 
 def _distribution(
-    cases: Sequence[Case], label: str, of: Callable[[Record], float], limit: float | None
+    cases: Sequence[Case], label: str, time_of: Callable[[Record], float], limit: float | None
 ) -> Plot:
-    times = {case.name: [of(one) * 1e3 for run in case.runs for one in run.good] for case in cases}
+    times = {case.name: [time_of(r) * 1e3 for run in case.runs for r in run.good] for case in cases}
 
     def paint(axes: Any) -> None:
-        for name, own in times.items():
-            axes.ecdf(own, label=fill(name, _LONGEST_LINE))
+        for name, case_times in times.items():
+            axes.ecdf(case_times, label=fill(name, _LONGEST_LINE))
         _draw_limit(axes.axvline, limit, axes.get_xlim())
         axes.set_xlim(left=0)
         axes.set_xlabel(f"{label} (ms)")
-        axes.set_ylabel("share of requests done within")
+        axes.set_ylabel("share of requests finished")
         axes.legend(loc="lower right")
 
     loads = dict.fromkeys(case.load.label for case in cases)
-    caption = f"Of all rounds at {' and '.join(loads)}, counted from when each request was due."
+    caption = f"All rounds at {' and '.join(loads)}, counted from when each request was due."
     return draw(f"Distribution of {label}", caption, paint)
 
 
 def _draw_limit(line: Callable[..., Any], limit: float | None, ends: Sequence[float]) -> None:
-    # One that is far beyond what was measured would leave no room for it.
+    # A limit far beyond the measured values would leave no space for them.
     if limit is not None and limit * 1e3 < 2 * ends[1]:
         line(limit * 1e3, color="black", linestyle=":", label="limit")

@@ -1,9 +1,9 @@
-"""What is sent, and when, decided before a run starts: the same seed gives the same requests.
+"""The requests to send and their schedule, fixed before a run: one seed, the same requests.
 
-Prompts are made up, or come from a file: a JSON list of objects, JSON lines, or plain text with a
-prompt a line. An object has its prompt under ``input`` (which an ``instruction`` may follow, as in
-the data sets of TensorRT-LLM's tools), ``prompt``, ``text_input`` or ``text``. How long the answer
-is to be may follow from a text under ``output``, ``completion`` or ``response``, or from a number
+Prompts are synthetic, or come from a file: a JSON list of objects, JSON lines, or plain text with
+one prompt per line. An object has its prompt under ``input`` (which an ``instruction`` may follow,
+as in the data sets of TensorRT-LLM's tools), ``prompt``, ``text_input`` or ``text``. The length of
+the answer may be set by a text under ``output``, ``completion`` or ``response``, or by a number
 under ``output_tokens`` or ``max_tokens``.
 """
 
@@ -30,7 +30,7 @@ _OBJECT = re.compile(r"\s*\{\s*[\"}]")
 _LONGEST = 1_000_000
 _MOST_SYNTHETIC = 1024
 _DISTINCT = 256
-"""Synthetic prompts made for a duration; after that many they repeat."""
+"""Number of synthetic prompts for a duration, after which they repeat."""
 _MOST_REQUESTS = 10_000_000
 _TEXT = (
     "the a of to and in is that it was for on are with as they be at one have this from or had by "
@@ -43,21 +43,21 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True)
 class TokenCounter:
-    """Counts the tokens of a text, by the tokenizer that ``source`` names."""
+    """Counts the tokens of a text with the tokenizer that ``source`` describes."""
 
     count: Callable[[str], int]
     source: str
 
 
 ESTIMATE = TokenCounter(
-    lambda text: max(1, round(len(text) / 4)), "estimated, 4 characters to a token"
+    lambda text: max(1, round(len(text) / 4)), "estimated, 4 characters per token"
 )
 
 
 def find_counter(repository: Path | None, model: str, tokenizer: Path | None) -> TokenCounter:
-    """Take the tokenizer that was named, else the model's own from a local repository.
+    """Return a counter for the named tokenizer, or else for the model's own in a local repository.
 
-    That repository need not be the server's: a model of the same name counts as the same.
+    That repository need not be the server's: a model with the same name counts as the same.
     """
     if tokenizer is not None:
         settings = {"path": str(tokenizer.absolute())}
@@ -67,7 +67,7 @@ def find_counter(repository: Path | None, model: str, tokenizer: Path | None) ->
         for name in (model, *parts_of(repository, model)):
             manifest = Manifest.read(repository / name)
             part = manifest.components.get("tokenizer") if manifest else None
-            # An ensemble's own manifest says what was chosen; the files are with its parts.
+            # An ensemble's own manifest only names the choice; the files are in its parts.
             if manifest and part and not manifest.parts:
                 folder, source = repository / name / "1", "the model's own tokenizer"
                 return _load_counter(part["runtime"], part["settings"], folder, source)
@@ -107,7 +107,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """Read what ``--input-tokens`` takes: ``128`` or ``128,16``."""
+        """Parse the value of ``--input-tokens``: ``128`` or ``128,16``."""
         mean, _, deviation = text.partition(",")
         try:
             lengths = cls(float(mean), float(deviation or 0))
@@ -123,7 +123,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Where prompts come from, and how long they and the answers are to be."""
+    """The source of the prompts, and the lengths of prompts and answers."""
 
     dataset: Path | None = None
     input_tokens: Lengths = Lengths(32)
@@ -143,16 +143,16 @@ class Prompts:
             return [Sample(prompt=make_prompt(counter, length, draw)) for length in lengths]
         most = self.max_input_tokens
         samples = read_dataset(self.dataset)
-        fitting = [one for one in samples if most is None or counter.count(one.text) <= most]
+        fitting = [s for s in samples if most is None or counter.count(s.text) <= most]
         if not fitting:
-            problem = f"{self.dataset} holds no prompt of at most {most} tokens"
+            problem = f"{self.dataset} contains no prompt of at most {most} tokens"
             raise UsageError(problem, mend="raise --max-input-tokens")
         return fitting
 
     def output_length(
         self, sample: Sample, counter: TokenCounter, draw: random.Random
     ) -> int | None:
-        """Say how long the answer to a prompt is to be; None where that is the model's to say."""
+        """Return the length of the answer to a prompt; None if the model decides."""
         if self.output_tokens is not None:
             return self.output_tokens.draw(draw)
         if sample.output_tokens is None and sample.answer is not None:
@@ -161,8 +161,8 @@ class Prompts:
 
 
 def make_prompt(counter: TokenCounter, tokens: int, draw: random.Random) -> str:
-    """Make a prompt of so many tokens by the model's own count, or as near as it allows."""
-    # Every word is at least one token, so these are enough; a search finds how many of them fit.
+    """Make a prompt of this many tokens by the counter, or as close as possible."""
+    # Every word is at least one token, so these are enough; a search finds how many fit.
     words = [draw.choice(_WORDS).capitalize(), *draw.choices(_WORDS, k=max(0, tokens - 1))]
     fit = bisect_right(
         range(2, len(words) + 1), tokens, key=lambda n: counter.count(" ".join(words[:n]))
@@ -185,11 +185,11 @@ def read_dataset(path: Path) -> list[Sample]:
     except UnicodeDecodeError as error:
         problem = f"{path} is not UTF-8 text (byte {error.start})"
         raise UsageError(problem, mend="save it as UTF-8") from None
-    # Not splitlines, which also splits at characters that editors do not count as line ends.
+    # Not splitlines, which also splits at characters that editors do not treat as line ends.
     numbered = enumerate(text.split("\n"), 1)
     lines = [(f"{path}, line {at}", line.rstrip("\r")) for at, line in numbered if line.strip()]
     if not lines:
-        raise UsageError(f"{path} holds no prompts")
+        raise UsageError(f"{path} contains no prompts")
     # A plain prompt may begin with a bracket as well: "[1] is a footnote".
     if _LIST.match(text):
         entries = enumerate(_json(text, f"{path}"), 1)
@@ -203,7 +203,7 @@ def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        forms = "give a JSON list of objects, an object a line, or a prompt a line"
+        forms = "give a JSON list of objects, one object per line, or one prompt per line"
         raise UsageError(f"{place} is not JSON ({error})", mend=forms) from None
 
 
@@ -219,7 +219,7 @@ def _sample(entry: Any, place: str) -> Sample:
 
 @dataclass(frozen=True)
 class Request:
-    """A request to send; ``due`` is when, in seconds from the start, under a rate."""
+    """A request to send; with a rate, ``due`` is when, in seconds from the start."""
 
     index: int
     prompt: str
@@ -228,17 +228,17 @@ class Request:
 
 
 def arrival_times(load: Load) -> list[float]:
-    """Give arrival times in seconds, for as many requests or as long as the load says."""
+    """Return arrival times in seconds, up to the number of requests or the duration of a load."""
     rate, count, duration = load.rate or 1.0, load.requests, load.duration
     if count is None and rate * (duration or 0.0) > _MOST_REQUESTS:
-        problem = f"{rate:g} a second for {duration:g} s are more than {_MOST_REQUESTS:,} requests"
+        problem = f"{rate:g}/s for {duration:g} s is more than {_MOST_REQUESTS:,} requests"
         raise UsageError(problem, mend="lower the rate or the duration")
     draw = random.Random(f"arrivals {load.seed}")  # noqa: S311
     times: list[float] = []
     at = 0.0
     while (count is None or len(times) < count) and (duration is None or at < duration):
         times.append(at)
-        # From the count and not from the last time, so that rounding errors do not add up.
+        # From the count, not from the last time, so that rounding errors do not add up.
         at = len(times) / rate if load.arrivals == "constant" else at + draw.expovariate(rate)
     return times
 
@@ -246,9 +246,9 @@ def arrival_times(load: Load) -> list[float]:
 def make_schedule(
     load: Load, prompts: Prompts, counter: TokenCounter, *, ignore_eos: bool
 ) -> tuple[list[Request], list[Request]]:
-    """Give the requests of the warm-up and those of the run.
+    """Return the requests of the warm-up and those of the run.
 
-    With ``ignore_eos`` answers of a given length go on past the model's own end of text, so that
+    With ``ignore_eos``, answers of a set length continue past the model's own end of text, so that
     they really have that length.
     """
     times = arrival_times(load) if load.rate is not None else None
@@ -267,6 +267,6 @@ def make_schedule(
     total = len(samples) if count is None else count
     requests = [request(at, times[at] if times else None) for at in range(total)]
     if prompts.dataset is None:
-        # Other words than in the run: a server may keep what it has read of a prompt.
+        # Different words than in the run: a server may cache prompts.
         samples = prompts.samples(counter, load.warmup, draw)
     return [request(at) for at in range(load.warmup)], requests

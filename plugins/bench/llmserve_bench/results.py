@@ -1,4 +1,4 @@
-"""What every measurement gives: a :class:`Result`, kept as one JSON file.
+"""The result of a measurement, :class:`Result`, which is saved as one JSON file.
 
 All times are in seconds; those of a record count from the start of its run.
 """
@@ -15,10 +15,10 @@ from typing import Any, Literal
 class Record:
     """One request.
 
-    ``scheduled`` is when it was due: its arrival time under a rate, otherwise the moment its
-    place became free. Latency counts from there, so that a server which stalls cannot hide it.
-    ``pieces`` are the times at which parts of the answer came, and ``tokens`` how many output
-    tokens each of them brought, where that is known.
+    ``scheduled`` is when it was due: its arrival time under a rate, otherwise the moment its slot
+    became free. Latency counts from there, so that a server cannot hide a stall. ``pieces`` are
+    the times at which parts of the answer arrived, and ``tokens`` how many output tokens each of
+    them contained, if known.
     """
 
     index: int
@@ -39,12 +39,12 @@ class Record:
 
     @property
     def first_token(self) -> float:
-        """Seconds to the first piece; an answer without text counts to its end."""
+        """Seconds to the first piece, or to the end if the answer has no text."""
         return (self.pieces[0] if self.pieces else self.done) - self.scheduled
 
     @property
     def token_time(self) -> float | None:
-        """Mean seconds between tokens; None where the answer came in one piece."""
+        """Mean seconds between tokens; None if the answer came in one piece."""
         later = sum(self.tokens[1:])
         return (self.pieces[-1] - self.pieces[0]) / later if later > 0 else None
 
@@ -62,9 +62,9 @@ class Subject:
 class Load:
     """How requests are sent.
 
-    Either ``concurrency`` requests are always under way, or ``rate`` of them are sent every second
-    whatever comes back. ``requests`` or ``duration`` ends it. ``prompts`` describes the prompts,
-    and ``limit_latency`` and ``limit_ttft`` are the limits that goodput counts under.
+    Either ``concurrency`` requests are always in flight, or ``rate`` of them are sent per second
+    without waiting for answers. ``requests`` or ``duration`` ends the load. ``prompts`` describes
+    the prompts, and ``limit_latency`` and ``limit_ttft`` are the limits for goodput.
     """
 
     concurrency: int | None = None
@@ -82,7 +82,7 @@ class Load:
     processes: int = 1
     timeout: float | None = None
 
-    def holds(self, latency: float, first_token: float) -> bool:
+    def within_limits(self, latency: float, first_token: float) -> bool:
         return latency <= (self.limit_latency or inf) and first_token <= (self.limit_ttft or inf)
 
     @property
@@ -116,9 +116,9 @@ class Gauge:
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """What the server says of the run; the model that got the requests comes first.
+    """The server's own figures of a run; the model that got the requests comes first.
 
-    ``stand_ins`` names the models that a stand-in answered, and what it stood in for.
+    ``stand_ins`` maps each model that a stand-in served to what it stood in for.
     """
 
     models: tuple[ModelFigures, ...]
@@ -128,10 +128,10 @@ class ServerFigures:
 
 @dataclass(frozen=True)
 class GeneratorCost:
-    """What the load generator took for itself.
+    """What the load generator itself cost.
 
-    ``cpu`` is processor time of all its processes, ``busy`` the share of a core that the busiest
-    one used, and ``late`` the 99th percentile of how late it did what was due.
+    ``cpu`` is the processor time of all its processes, ``busy`` the share of a core that the
+    busiest one used, and ``late`` the 99th percentile of its delays.
     """
 
     processes: int
@@ -142,7 +142,7 @@ class GeneratorCost:
 
 @dataclass(frozen=True)
 class ToolFigures:
-    """What another tool measured, by the names of :data:`llmserve_bench.figures.FIGURES`."""
+    """The figures of another tool, by the names of :data:`llmserve_bench.figures.FIGURES`."""
 
     tool: str
     version: str
@@ -152,7 +152,7 @@ class ToolFigures:
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement; ``ended_early`` is why it ended before its time, as of a dead server."""
+    """One measurement; ``ended_early`` is why it ended early, such as a dead server."""
 
     seconds: float
     records: tuple[Record, ...]
@@ -171,8 +171,8 @@ class Run:
 class Case:
     """One model under one load, with a run for each round.
 
-    ``varied`` are the settings that tell it from the other variants of a sweep. ``state`` is
-    ``done``, ``failed`` or ``not run``; ``why`` says why.
+    ``varied`` are the settings that distinguish it from the other variants of a sweep. ``state``
+    is ``done``, ``failed`` or ``not run``; ``why`` is the reason.
     """
 
     subject: Subject
@@ -184,8 +184,8 @@ class Case:
 
     @property
     def stand_ins(self) -> list[str]:
-        found = {name for run in self.runs if run.server for name in run.server.stand_ins.values()}
-        return sorted(found)
+        servers = [run.server for run in self.runs if run.server]
+        return sorted({name for server in servers for name in server.stand_ins.values()})
 
     @property
     def name(self) -> str:
@@ -195,9 +195,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command found. The first case is what a comparison measures the others against.
+    """The result of a command. A comparison measures the other cases against the first.
 
-    ``problems`` are what went wrong beside the measurement, as with another tool.
+    ``problems`` are failures outside the measurement itself, such as those of another tool.
     """
 
     kind: Literal["bench", "compare", "sweep"]

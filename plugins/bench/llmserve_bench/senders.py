@@ -1,4 +1,4 @@
-"""How one request is sent: to Triton through llmserve's client, or to an OpenAI endpoint."""
+"""Senders of single requests: to Triton with llmserve's client, or to an OpenAI endpoint."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from llmserve_bench.results import Load
 
 Api = Literal["triton", "completions", "chat"]
 Parts = list[tuple[float, "Piece | Completion"]]
-"""The parts of an answer, each with the moment at which it came."""
+"""The parts of an answer, each with its arrival time."""
 _LONGEST_LINE = 1 << 20
 _TEXTS = ("content", "reasoning_content", "reasoning")
-"""Where a part of a chat's answer has text; servers name what a model thinks in either way."""
+"""Text fields in a part of a chat answer; servers use either name for reasoning."""
 
 
 class TritonSender:
@@ -46,7 +46,7 @@ class TritonSender:
         await self._client.close()
 
     async def send(self, request: Request, parts: Parts) -> None:
-        """Send a request and add every part of its answer when it comes."""
+        """Send a request and append each part of its answer when it arrives."""
         model, prompt, options = self._model, request.prompt, request.options
         if not self._stream:
             answer = await self._client.generate(model, prompt, **options)
@@ -58,7 +58,7 @@ class TritonSender:
 
 
 class OpenAISender:
-    """Sends completions or chat completions, with the key in ``OPENAI_API_KEY`` if there is one."""
+    """Sends completions or chat completions, with the key from ``OPENAI_API_KEY`` if it is set."""
 
     def __init__(self, api: Api, url: str, model: str, load: Load) -> None:
         self._address = f"{base_url(url)}/{'chat/' if api == 'chat' else ''}completions"
@@ -91,11 +91,11 @@ class OpenAISender:
             await self._post(body, parts)
         except asyncio.TimeoutError:
             problem = f"no answer within {self._load.timeout:g} s"
-            raise RequestTimeoutError(problem, mend="give more --timeout") from None
+            raise RequestTimeoutError(problem, mend="raise --timeout") from None
         except import_aiohttp().ClientError as error:
             raise UnreachableError(f"{self._address} does not answer: {error}") from None
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise RequestRejectedError("the answer is not of OpenAI's form") from None
+            raise RequestRejectedError("the response is not in OpenAI's format") from None
 
     async def _post(self, body: dict[str, Any], parts: Parts) -> None:
         async with self._session.post(self._address, json=body) as response:
@@ -115,7 +115,7 @@ Sender = TritonSender | OpenAISender
 
 
 def read_event(data: bytes, parts: Parts) -> bool:
-    """Add what an event of a stream brings; say whether it was the last one."""
+    """Add the content of a stream's event; return whether it was the last one."""
     if data == b"[DONE]":
         return True
     content = json.loads(data)
@@ -126,26 +126,26 @@ def read_event(data: bytes, parts: Parts) -> bool:
 
 
 def read_answer(content: Any, choices: Any, parts: Parts) -> None:
-    """Add an answer, or a piece of it: its text, why it ended, and the counts."""
+    """Add an answer, or a piece of it: its text, its finish reason, and the counts."""
     now = time.monotonic()
     for choice in choices:
         message = choice.get("message") or choice.get("delta")
         if message is None:
             text = choice["text"]
         else:
-            # What a model thinks is written, and counted in usage, as its answer is.
+            # Reasoning is generated, and counted in usage, like the rest of the answer.
             text = next(filter(None, map(message.get, _TEXTS)), None)
         if text:
             parts.append((now, Piece(text)))
         if reason := choice.get("finish_reason"):
             _amend(parts, now, finish_reason=reason)
     if usage := content.get("usage"):
-        read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        _amend(parts, now, input_tokens=read, output_tokens=written)
+        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        _amend(parts, now, input_tokens=prompt, output_tokens=completion)
 
 
 def _amend(parts: Parts, now: float, **changes: Any) -> None:
-    """Add what comes after the text, as the counts do, to the last part."""
+    """Add what follows the text, such as the counts, to the last part."""
     at, last = parts.pop() if parts else (now, Piece(""))
     parts.append((at, replace(last, **changes)))
 
@@ -164,7 +164,7 @@ def base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         mend = "write it with http://, as in http://127.0.0.1:8080/v1"
-        raise UsageError(f"{url!r} is no address of an OpenAI endpoint", mend=mend)
+        raise UsageError(f"{url!r} is not the address of an OpenAI endpoint", mend=mend)
     return url.rstrip("/") if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1"
 
 

@@ -1,4 +1,4 @@
-"""What is measured: models that are served already, and variants built for the purpose."""
+"""The targets of a measurement: models already served, and variants built for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Target:
 
     def info(self) -> ModelInfo:
         if self.api != "triton":
-            # An OpenAI endpoint streams, and does not say what else it takes.
+            # An OpenAI endpoint streams, and does not report what else it accepts.
             return ModelInfo(self.model, "stream", False, None, {}, {})
         with connect(self.url) as client:
             return client.model(self.model)
@@ -59,7 +59,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Variant:
-    """A build of a model: a recipe, and its settings that differ from the defaults."""
+    """A build of a model: a recipe, and the settings that differ from its defaults."""
 
     label: str
     plugin: str
@@ -81,26 +81,26 @@ class Variant:
         )
 
     def check(self, model: str, registry: Registry) -> None:
-        """Refuse what cannot be built, before anything is."""
+        """Raise an error if it cannot be built, before anything is built."""
         make_plan(self.spec(model, Path()), registry)
 
-    def known(self, registry: Registry) -> set[str] | None:
-        """Name what it can be built with; None where the build will be refused anyway."""
+    def option_names(self, registry: Registry) -> set[str] | None:
+        """Return the options of the build; None if the build will be refused anyway."""
         try:
             recipe = registry.recipe(self.plugin)
             if self.components:
-                # With a part of it replaced, a default may be one of an option that is gone.
+                # The recipe's defaults may name options of a component that was replaced.
                 recipe = replace(recipe, **self.components, defaults={})
             return {*COMPONENTS, *(option.name for option in known_options(recipe, registry))}
         except LLMServeError:
             return None
 
 
-def parse_subject(text: str, given: Collection[str] = ()) -> Variant | Target:
-    """Read a subject of ``compare``.
+def parse_subject(text: str, overridden: Collection[str] = ()) -> Variant | Target:
+    """Parse a subject of ``compare``.
 
-    ``PLUGIN:KEY=VALUE,...`` (or ``PLUGIN:``) is to be built; ``MODEL`` or ``MODEL@URL`` is served
-    already. ``LABEL=`` in front names either. Settings that are ``given`` to all are left out.
+    ``PLUGIN:KEY=VALUE,...`` (or ``PLUGIN:``) must be built; ``MODEL`` or ``MODEL@URL`` is already
+    served. A leading ``LABEL=`` names either. Settings that are ``overridden`` are left out.
 
     >>> parse_subject("static=iterative:batching=static")
     Variant(label='static', plugin='iterative', settings={'batching': 'static'})
@@ -115,8 +115,8 @@ def parse_subject(text: str, given: Collection[str] = ()) -> Variant | Target:
     plugin, colon, settings = rest.partition(":")
     if url or not colon:
         return Target(model, url, label or rest)
-    assignments = [one for one in settings.split(",") if one and one.split("=")[0] not in given]
-    return Variant(label or rest.rstrip(":"), plugin, parse_assignments(assignments))
+    own = [s for s in settings.split(",") if s and s.split("=")[0] not in overridden]
+    return Variant(label or rest.rstrip(":"), plugin, parse_assignments(own))
 
 
 def find_pairs(registry: Registry) -> dict[str, Pair]:
@@ -126,33 +126,33 @@ def find_pairs(registry: Registry) -> dict[str, Pair]:
 def with_settings(
     variants: Sequence[Variant], common: Mapping[str, str], registry: Registry, on_step: OnStep
 ) -> list[Variant]:
-    """Give each variant the common settings that its recipe knows; its own come first.
+    """Add to each variant the common settings that its recipe has; its own take precedence.
 
-    What only some know is reported. What none knows is left for the build to refuse.
+    A setting that only some have is reported. One that none has is left for the build to refuse.
     """
-    known = {variant.label: variant.known(registry) for variant in variants}
-    given: dict[str, dict[str, str]] = {label: {} for label in known}
+    options = {variant.label: variant.option_names(registry) for variant in variants}
+    added: dict[str, dict[str, str]] = {label: {} for label in options}
     for name, value in common.items():
-        having = [label for label, names in known.items() if names is None or name in names]
-        if 0 < len(having) < len(known):
-            on_step(f"{name}={value} is for {' and '.join(having)}")
-        for label in having or known:
-            given[label][name] = value
-    return [replace(one, settings={**given[one.label], **one.settings}) for one in variants]
+        matching = [label for label, names in options.items() if names is None or name in names]
+        if 0 < len(matching) < len(options):
+            on_step(f"{name}={value} applies only to {' and '.join(matching)}")
+        for label in matching or options:
+            added[label][name] = value
+    return [replace(v, settings={**added[v.label], **v.settings}) for v in variants]
 
 
 @contextmanager
 def serving(
     variants: Sequence[Variant], model: str, registry: Registry, on_step: OnStep
 ) -> Iterator[list[Target]]:
-    """Build variants, and serve them from one server; who gets no requests costs only memory."""
+    """Build variants and serve all from one server; an idle model costs only memory."""
     if not variants:
         yield []
         return
     names = [variant.name for variant in variants]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         mend = "give them labels, as in LABEL=PLUGIN:..."
-        raise UsageError(f"two variants are called {twice[0]}", mend=mend)
+        raise UsageError(f"two variants are named {duplicates[0]}", mend=mend)
     for variant in variants:
         variant.check(model, registry)
     with tempfile.TemporaryDirectory(prefix="llmserve-bench-") as folder:

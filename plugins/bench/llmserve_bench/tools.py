@@ -31,23 +31,23 @@ class Tool:
     read: Callable[[Path], dict[str, float]]
 
     def check(self) -> tuple[Path, str]:
-        """Find it and read its version, before anything is measured."""
+        """Find the tool and read its version, before anything is measured."""
         variable = f"LLMSERVE_{self.name.upper()}"
-        given, scripts = os.environ.get(variable), sysconfig.get_path("scripts")
-        found = given or shutil.which(self.name) or shutil.which(self.name, path=scripts)
-        if not found or not Path(found).is_file():
-            where = f"{variable}={given}" if given else "PATH"
-            mend = f"{self.mend} and name it with {variable}"
-            raise LLMServeError(f"there is no {self.name} at {where}", mend=mend)
-        version = self.run([found, "--version"], Path.cwd(), timeout=60).strip()
-        return Path(found), version.removeprefix("Perf Analyzer Version ").split(" ")[0]
+        configured, scripts = os.environ.get(variable), sysconfig.get_path("scripts")
+        program = configured or shutil.which(self.name) or shutil.which(self.name, path=scripts)
+        if not program or not Path(program).is_file():
+            place = f"{variable}={configured}" if configured else "PATH"
+            mend = f"{self.mend} and set {variable} to its path"
+            raise LLMServeError(f"there is no {self.name} at {place}", mend=mend)
+        version = self.run([program, "--version"], Path.cwd(), timeout=60).strip()
+        return Path(program), version.removeprefix("Perf Analyzer Version ").split(" ")[0]
 
     def measure(
         self, target: Target, info: ModelInfo, load: Load, requests: Sequence[Request]
     ) -> ToolFigures:
-        """Measure the same as a run did, or say in one line why the tool cannot."""
+        """Measure the same load as a run, or raise a one-line error if the tool cannot."""
         if info.exchange == "sequence":
-            problem = f"{self.name} cannot go through the sequences of {info.name!r}"
+            problem = f"{self.name} does not support the sequences of {info.name!r}"
             raise UsageError(problem, mend=f"leave out --tool {self.name}")
         program, version = self.check()
         with tempfile.TemporaryDirectory(prefix="llmserve-tool-") as folder:
@@ -62,7 +62,7 @@ class Tool:
 
     def run(self, command: Sequence[str], folder: Path, timeout: float = 1800.0) -> str:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
                 errors="replace", timeout=timeout, check=False,
@@ -71,18 +71,18 @@ class Tool:
             problem = f"{self.name} cannot be run: {error.strerror}"
             raise LLMServeError(problem, mend=self.mend) from None
         except subprocess.TimeoutExpired:
-            problem = f"{self.name} was not done after {timeout:.0f} s"
+            problem = f"{self.name} did not finish within {timeout:.0f} s"
             raise LLMServeError(problem, mend="give fewer --requests") from None
-        if done.returncode == 0:
-            return done.stdout
-        last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-3:]
-        problem = f"{self.name} failed (exit code {done.returncode}): {' / '.join(last)}"
-        missing = "shared libraries" in done.stdout
+        if process.returncode == 0:
+            return process.stdout
+        last = [line.strip() for line in process.stdout.splitlines() if line.strip()][-3:]
+        problem = f"{self.name} failed (exit code {process.returncode}): {' / '.join(last)}"
+        missing = "shared libraries" in process.stdout
         raise LLMServeError(problem, mend=self.mend if missing else "")
 
 
 def _environment() -> dict[str, str]:
-    """Give a tool this environment, with the CUDA runtime where a wheel of it is installed."""
+    """Return the environment for a tool, with the CUDA runtime if its wheel is installed."""
     libraries = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_runtime" / "lib"
     paths = [os.environ.get("LD_LIBRARY_PATH", ""), str(libraries) if libraries.is_dir() else ""]
     # With HF_HUB_OFFLINE, AIPerf does not even read a tokenizer from a folder.
@@ -100,7 +100,7 @@ def _perf_analyzer_arguments(
         if unknown := sorted(options.keys() - info.inputs.keys()):
             raise UsageError(
                 f"perf_analyzer sends options as inputs, and {info.name!r} has no {unknown[0]}",
-                mend="leave out --set of it, or --tool perf_analyzer",
+                mend="leave out its --set, or --tool perf_analyzer",
             )
         rows.append({name: [v] for name, v in {"text_input": request.prompt, **options}.items()})
     (folder / "inputs.json").write_text(json.dumps({"data": rows}), encoding="utf-8")
@@ -112,7 +112,7 @@ def _perf_analyzer_arguments(
     if load.rate is None:
         arguments += ["--concurrency-range", str(load.concurrency)]
     else:
-        # Arrivals are given to it one by one, so that they are the same.
+        # The intervals are listed one by one, so that arrivals are the same as ours.
         times = [request.due or 0.0 for request in requests]
         gaps = [b - a for a, b in pairwise(times)] or [1 / load.rate]
         lines = "".join(f"{max(1, round(gap * 1e6))}\n" for gap in gaps)
@@ -122,20 +122,20 @@ def _perf_analyzer_arguments(
 
 
 def _read_perf_analyzer(folder: Path) -> dict[str, float]:
-    # With a number of requests it looks only once a second whether they are done, and its rate
-    # counts the time until it has looked. Its time stamps tell all that it knows.
+    # With a request count it checks only once a second whether they are done, and its rate includes
+    # the time until that check. Its timestamps contain all that is needed.
     content = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
-    requests = [one for one in content["experiments"][0]["requests"] if one["response_timestamps"]]
+    requests = [r for r in content["experiments"][0]["requests"] if r["response_timestamps"]]
     began = min(request["timestamp"] for request in requests)
     ended = max(request["response_timestamps"][-1] for request in requests)
     times = [[(at - r["timestamp"]) / 1e9 for at in r["response_timestamps"]] for r in requests]
     figures = {
         "requests": float(len(requests)),
         "requests_per_second": len(requests) / ((ended - began) / 1e9),
-        **distribution("latency", [each[-1] for each in times]),
+        **distribution("latency", [answer[-1] for answer in times]),
     }
-    if any(len(each) > 1 for each in times):
-        figures |= distribution("ttft", [each[0] for each in times])
+    if any(len(answer) > 1 for answer in times):
+        figures |= distribution("ttft", [answer[0] for answer in times])
     return figures
 
 
@@ -144,13 +144,13 @@ def _aiperf_arguments(
 ) -> list[str]:
     streams = load.stream and info.exchange == "stream"
     sessions = []
-    for one in requests:
+    for request in requests:
         extra = {"stream": True} if streams else {}
-        payload = {"text_input": one.prompt, **one.options, **extra}
-        sessions.append({"session_id": str(one.index), "payloads": [payload]})
+        payload = {"text_input": request.prompt, **request.options, **extra}
+        sessions.append({"session_id": str(request.index), "payloads": [payload]})
     (folder / "inputs.json").write_text(json.dumps({"data": sessions}), encoding="utf-8")
     address = parse_url(target.url)
-    # Triton's own ports follow one another: HTTP, gRPC, metrics.
+    # Triton's default ports are consecutive: HTTP, gRPC, metrics.
     url = target.http_url or f"http://{address.host}:{address.port - 1}"
     tokenizer = target.tokenizer
     if tokenizer is None and target.repository is not None:
@@ -198,7 +198,7 @@ def _read_aiperf(folder: Path) -> dict[str, float]:
 TOOLS = {
     "perf_analyzer": Tool(
         "perf_analyzer",
-        "the package of that name on PyPI is empty: take bin/perf_analyzer out of the wheel of "
+        "the package of that name on PyPI is empty: take bin/perf_analyzer from the wheel of "
         "tritonclient 2.51.0, install libb64 (Debian: libb64-0d) and the CUDA runtime "
         "(pip install nvidia-cuda-runtime-cu12) for it",
         _perf_analyzer_arguments,
@@ -206,7 +206,7 @@ TOOLS = {
     ),
     "aiperf": Tool(
         "aiperf",
-        "pip install aiperf (it is large, so into an environment of its own)",
+        "pip install aiperf (it is large: use a separate environment)",
         _aiperf_arguments,
         _read_aiperf,
     ),

@@ -1,4 +1,4 @@
-"""What the server says of a run: Triton's statistics, and the gauges it publishes."""
+"""The server's own figures of a run: Triton's statistics, and the gauges it publishes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _TIMES = ("success", "queue", "compute_input", "compute_infer", "compute_output"
 _SHARES = ("nv_gpu_utilization", "nv_cpu_utilization")
 _SAMPLE_EVERY = 0.5
 _MACHINE_AGE = 2.0
-"""Triton reads the machine every two seconds: until then its gauges are from before the run."""
-# A proxy that is set for the web cannot reach this machine's own loopback.
+"""Triton reads the machine every two seconds: until then its gauges predate the run."""
+# A web proxy cannot reach the loopback address of this machine.
 _open = build_opener(ProxyHandler({})).open
 
 Statistics = Mapping[str, Any]
@@ -42,8 +42,8 @@ Statistics = Mapping[str, Any]
 
 def fetch(url: str) -> str | None:
     try:
-        with _open(url, timeout=_CALL_SECONDS) as answer:
-            return str(answer.read().decode(errors="replace"))
+        with _open(url, timeout=_CALL_SECONDS) as response:
+            return str(response.read().decode(errors="replace"))
     except (OSError, HTTPException, ValueError):
         return None
 
@@ -51,23 +51,23 @@ def fetch(url: str) -> str | None:
 def read_gauges(text: str, models: Iterable[str]) -> dict[str, float]:
     """Read the gauges of these models and of the machine.
 
-    Values of one name are added up, except for shares of a device, which are averaged.
+    Values with the same name are added up, except for shares of a device, which are averaged.
     """
     values: dict[str, list[float]] = {}
     try:
-        families = [one for one in text_string_to_metric_families(text) if one.type == "gauge"]
+        families = [f for f in text_string_to_metric_families(text) if f.type == "gauge"]
     except ValueError:
         return {}
     for name, labels, value, *_ in (sample for family in families for sample in family.samples):
-        wanted = name != STAND_IN_METRIC and labels.get("model") in (None, *models)
-        known = not name.startswith("nv_") or name in MACHINE_GAUGES
-        if wanted and known and isfinite(value):
+        relevant = name != STAND_IN_METRIC and labels.get("model") in (None, *models)
+        reported = not name.startswith("nv_") or name in MACHINE_GAUGES
+        if relevant and reported and isfinite(value):
             values.setdefault(name, []).append(value)
     return {name: fmean(v) if name in _SHARES else sum(v) for name, v in values.items()}
 
 
 class Observer:
-    """Reads the figures of a model and of the models that it is made of; Triton alone has any."""
+    """Reads the figures of a model and of its parts; only Triton has any."""
 
     def __init__(self, target: Target) -> None:
         self._configs: dict[str, Any] = {}
@@ -75,9 +75,9 @@ class Observer:
         if target.api != "triton":
             return
         address = parse_url(target.url)
-        # Triton's own ports follow one another: HTTP, gRPC, metrics.
-        usual = f"http://{address.host}:{address.port + 1}/metrics"
-        self.metrics_url = target.metrics_url or usual
+        # Triton's default ports are consecutive: HTTP, gRPC, metrics.
+        default = f"http://{address.host}:{address.port + 1}/metrics"
+        self.metrics_url = target.metrics_url or default
         options = [("grpc.enable_http_proxy", 0)]
         self._client = InferenceServerClient(str(address), ssl=address.tls, channel_args=options)
         self._configs = self._read_configs(target.model)
@@ -87,7 +87,7 @@ class Observer:
             self._client.close()
 
     def statistics(self) -> Statistics:
-        """Read all counters; there are none where the server does not tell them."""
+        """Read all counters; empty if the server does not report them."""
         try:
             return {
                 name: self._client.get_inference_statistics(
@@ -99,10 +99,10 @@ class Observer:
             return {}
 
     def settled(self, before: Statistics, answered: int) -> Statistics:
-        """Read all counters once they hold so many more answers.
+        """Read all counters once they include this many more answers.
 
         Triton counts a batch when all of it is over, which can be well after its last answer was
-        sent. Where a count stays below, as of requests that were never taken, it is given up soon.
+        sent. If a count stays below that, because requests were never accepted, the wait is short.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (now := self.statistics()) and before and time.monotonic() < deadline:
@@ -126,8 +126,8 @@ class Observer:
             return None
         whole, *parts = [_difference(name, before[name], after[name]) for name in after]
         used = [part for part in parts if part.requests or part.executions]
-        found = self._stand_ins(stand_ins(self.metrics_url))
-        return ServerFigures((whole, *used), self._gauges(began, ended), found)
+        replaced = self._stand_ins(stand_ins(self.metrics_url))
+        return ServerFigures((whole, *used), self._gauges(began, ended), replaced)
 
     def _gauges(self, began: float, ended: float) -> dict[str, Gauge]:
         values: dict[str, list[float]] = {}
@@ -135,28 +135,26 @@ class Observer:
             for name, value in gauges.items():
                 if began + (_MACHINE_AGE if name in MACHINE_GAUGES else 0.0) <= at <= ended:
                     values.setdefault(name, []).append(value)
-        return {
-            name: Gauge(fmean(seen), max(seen)) for name, seen in values.items() if max(seen) > 0
-        }
+        return {name: Gauge(fmean(v), max(v)) for name, v in values.items() if max(v) > 0}
 
-    def _stand_ins(self, told: Mapping[str, str]) -> dict[str, str]:
-        """Name the models that a stand-in answers, and what it stands in for.
+    def _stand_ins(self, published: Mapping[str, str]) -> dict[str, str]:
+        """Map each model that a stand-in serves to what it stands in for.
 
-        A stand-in says so on ``/metrics``. Where that cannot be reached, Triton's configuration
-        still says that Python runs a backend which a plugin here registers a stand-in for. What a
-        library runs is nobody's stand-in, even if a page of another server says so.
+        A stand-in publishes this on ``/metrics``. If that cannot be reached, Triton's configuration
+        still shows that Python runs a backend for which a plugin here registers a stand-in. A model
+        run by a library is never a stand-in, even if another server's metrics list its name.
         """
         registered = {b.name: b.stand_in_for for b in Registry.load().all(Backend)}
-        found = {}
+        replaced = {}
         for name, config in self._configs.items():
             python = registered.get(config.backend) if config.runtime == _PYTHON else None
-            instead_of = told.get(name) or python
+            instead_of = published.get(name) or python
             if instead_of and config.runtime in ("", _PYTHON):
-                found[name] = instead_of
-        return found
+                replaced[name] = instead_of
+        return replaced
 
     def _read_configs(self, model: str) -> dict[str, Any]:
-        """Read the configuration of a model, of an ensemble's steps and of the parts it calls."""
+        """Read the configuration of a model, and of the ensemble steps and parts that it calls."""
         try:
             whole = self._client.get_model_config(model, client_timeout=_CALL_SECONDS).config
         except InferenceServerException as error:
@@ -166,8 +164,8 @@ class Observer:
         parts += whole.parameters[_PARTS].string_value.split() if _PARTS in whole.parameters else []
         for part in parts:
             with suppress(InferenceServerException):
-                answer = self._client.get_model_config(part, client_timeout=_CALL_SECONDS)
-                configs[part] = answer.config
+                response = self._client.get_model_config(part, client_timeout=_CALL_SECONDS)
+                configs[part] = response.config
         return configs
 
 

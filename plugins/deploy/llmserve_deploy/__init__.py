@@ -1,4 +1,4 @@
-"""The plugin ``deploy``: files that take a repository to more machines."""
+"""The plugin ``deploy``: files that deploy a model repository to other machines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    path, summary = (
-        "llmserve_deploy.commands:deploy",
-        "Write what takes a repository to more machines.",
-    )
+    path = "llmserve_deploy.commands:deploy"
+    summary = "Write the files that deploy a repository to other machines."
     cli.add_command(lazy_command("deploy", path, summary, under="Serve"))

@@ -1,4 +1,4 @@
-"""What is wrong with written files, found offline, by others' schemas where there are any."""
+"""Offline checks of the written files, against the official schemas where there are any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPOSE_FILE = "compose.yaml"
 
 
 def check(out: Path, names: list[str]) -> None:
-    """Raise an error that names the first thing that is wrong."""
+    """Raise an error for the first invalid file."""
     validate = _validators()
     for name in names:
         path = out / name
@@ -36,15 +36,15 @@ def check(out: Path, names: list[str]) -> None:
             what = " ".join(str(error).split())
             raise ConfigError(
                 f"{path} is not valid: {where}{': ' if where else ''}{what}",
-                mend="mend it by hand, and report it: what is written ought to be valid",
+                mend="fix it by hand, and report it: llmserve should only write valid files",
             ) from None
 
 
 def _validators() -> Callable[[Data, Schema | None], None]:
-    """Return what validates data against a schema, or against Kubernetes' own for its kind."""
-    for needed in ("jsonschema", "kubernetes_validate", "check_jsonschema"):
-        if find_spec(needed) is None:
-            raise UsageError(f"--check needs {needed}", mend="pip install 'llmserve-deploy[check]'")
+    """Return a function that validates data against a schema, or Kubernetes' own for its kind."""
+    for name in ("jsonschema", "kubernetes_validate", "check_jsonschema"):
+        if find_spec(name) is None:
+            raise UsageError(f"--check needs {name}", mend="pip install 'llmserve-deploy[check]'")
     import jsonschema
     import kubernetes_validate
 
@@ -57,21 +57,23 @@ def _validators() -> Callable[[Data, Schema | None], None]:
                     data, kubernetes_validate.latest_version(), strict=True
                 )
         except (jsonschema.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
-            found = ValueError(error.message)
-            found.path = getattr(error, "absolute_path", ())  # type: ignore[attr-defined]
-            raise found from None
+            invalid = ValueError(error.message)
+            invalid.path = getattr(error, "absolute_path", ())  # type: ignore[attr-defined]
+            raise invalid from None
 
     return validate
 
 
 def _check_compose(path: Path) -> None:
-    """Ask the Compose specification's schema, which comes with check-jsonschema's command."""
+    """Check against the schema of the Compose specification, which check-jsonschema includes."""
     command = [sys.executable, "-m", "check_jsonschema", "--output-format", "json"]
     command += ["--builtin-schema", "vendor.compose-spec", str(path)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    if done.returncode:
-        found = json.loads(done.stdout)["errors"][0] if done.stdout else {"message": done.stderr}
-        raise ValueError(f"{found.get('path', '')} {found['message']}")
+    process = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    if process.returncode:
+        error = {"message": process.stderr}
+        if process.stdout:
+            error = json.loads(process.stdout)["errors"][0]
+        raise ValueError(f"{error.get('path', '')} {error['message']}")
 
 
 def _read(path: Path) -> Any:
@@ -82,7 +84,7 @@ def _read(path: Path) -> Any:
 
 
 def _parts(path: Path, content: Any) -> Iterator[tuple[Data, Schema | None]]:
-    """Give what is in a file, each with its schema; None stands for Kubernetes' own."""
+    """Yield the objects in a file, each with its schema; None means Kubernetes' own."""
     if not isinstance(content, dict):
         raise ValueError("it is empty")
     kind = content.get("kind", "")
@@ -105,25 +107,25 @@ def _parts(path: Path, content: Any) -> Iterator[tuple[Data, Schema | None]]:
             spec = group["template"]["spec"]
             yield _pod(spec, *spec), None
     elif kind == "Kustomization":
-        named = [*content["resources"], *(one["path"] for one in content.get("patches", ()))]
-        for name in named:
+        patches = content.get("patches", ())
+        for name in [*content["resources"], *(patch["path"] for patch in patches)]:
             if not (path.parent / name).exists():
                 raise ValueError(f"there is no {name}")
 
 
 def _pod(spec: Data, *fields: str) -> Data:
-    """Return a Pod of these fields, so that Kubernetes' schema reads them."""
+    """Return a Pod with these fields, so that Kubernetes' schema checks them."""
     kept = {name: spec[name] for name in fields if name in spec}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "checked"}, "spec": kept}
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """Return what kustomize makes of both, as far as our patches need it: lists go by names."""
+    """Apply a patch as kustomize does, as far as ours need it: list items match by name."""
     if isinstance(base, dict) and isinstance(patch, dict):
         new = {name: merged(base[name], patch[name]) if name in base else patch[name]
                for name in patch}  # fmt: skip
         return base | new
-    if isinstance(base, list) and all(isinstance(one, dict) and "name" in one for one in patch):
-        patches = {one["name"]: one for one in patch}
-        return [merged(one, patches.get(one["name"], {})) for one in base]
+    if isinstance(base, list) and all(isinstance(item, dict) and "name" in item for item in patch):
+        patches = {item["name"]: item for item in patch}
+        return [merged(item, patches.get(item["name"], {})) for item in base]
     return patch

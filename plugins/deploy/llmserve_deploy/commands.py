@@ -1,4 +1,4 @@
-"""``llmserve deploy``: files for more machines. It touches no cluster."""
+"""The command ``llmserve deploy``, which writes files and does not touch a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNT = click.IntRange(1)
 
 @click.group()
 def deploy() -> None:
-    """Write what takes a repository to more machines.
+    """Write the files that deploy a repository to other machines.
 
     \b
     llmserve deploy kubernetes model_repository --out k8s --gpus 1 --check
@@ -25,44 +25,44 @@ def _command(
     target: str, about: str, *,
     replicated: bool = True, dashboard: bool = True, gateway_image: str = "llmserve-gateway",
 ) -> click.Command:  # fmt: skip
-    """Make a subcommand; ``replicated`` ones put the models onto many machines."""
-    found: list[click.Parameter] = [
+    """Return a subcommand; ``replicated`` ones run the models on several machines."""
+    parameters: list[click.Parameter] = [
         click.Argument(["repository"], type=_FOLDER, default=Path("model_repository")),
         click.Option(["--out"], type=_FOLDER, required=True, help="Folder to write to."),
-        click.Option(["--name"], default="llmserve", show_default=True, help="Its name there."),
+        click.Option(["--name"], default="llmserve", show_default=True, help="Deployment name."),
         click.Option(
-            ["--model", "models"], multiple=True, help="Deploy only this; repeat for several."
+            ["--model", "models"], multiple=True, help="Deploy only this model; repeat for several."
         ),
-        click.Option(["--image"], default="", help="What Triton's image is called."),
+        click.Option(["--image"], default="", help="Name of Triton's image."),
         click.Option(["--gateway-image"], default=gateway_image, show_default=True,
-                     help="What the gateway's image is called."),
+                     help="Name of the gateway's image."),
         click.Option(["--gpus"], type=click.IntRange(0), default=0, show_default=True,
-                     help="GPUs of one Triton."),
+                     help="GPUs per Triton."),
         click.Option(["--concurrency"], type=_COUNT, default=32, show_default=True,
-                     help="Requests that one Triton answers at a time; the others wait."),
+                     help="Concurrent requests per Triton; the others wait."),
         click.Option(["--grace"], type=_COUNT, default=30, show_default=True,
-                     help="Seconds for what is under way at the end."),
-        click.Option(["--no-auth"], is_flag=True, help="Ask for no keys: something in front does."),
+                     help="Seconds for requests in flight at shutdown."),
+        click.Option(["--no-auth"], is_flag=True, help="Require no keys: a proxy in front does."),
         click.Option(["--check", "wants_check"], is_flag=True, help="Check the files, offline."),
-        click.Option(["--force"], is_flag=True, help="Write over what is there."),
+        click.Option(["--force"], is_flag=True, help="Overwrite existing files."),
     ]  # fmt: skip
     if dashboard:
-        wanted = "Grafana's dashboard and alerts as well."
-        found.append(click.Option(["--dashboard"], is_flag=True, help=wanted))
+        summary = "Also write a dashboard for Grafana and alerts."
+        parameters.append(click.Option(["--dashboard"], is_flag=True, help=summary))
     if replicated:
-        found[7:7] = [
+        parameters[7:7] = [
             click.Option(["--replicas"], type=_COUNT, default=2, show_default=True,
-                         help="Pods at least, each a gateway and a Triton."),
+                         help="Minimum number of pods, each a gateway and a Triton."),
             click.Option(["--max-replicas"], type=click.IntRange(0), default=0,
-                         help="Pods at most; by default twice as many."),
+                         help="Maximum number of pods, by default twice --replicas."),
             click.Option(["--cpus"], default="2", show_default=True,
-                         help="What a Triton asks for."),
-            click.Option(["--memory"], default="8Gi", show_default=True, help="Its memory."),
-            click.Option(["--open-metrics"], is_flag=True, help="Tell metrics without a key."),
+                         help="CPU request per Triton."),
+            click.Option(["--memory"], default="8Gi", show_default=True, help="Memory per Triton."),
+            click.Option(["--open-metrics"], is_flag=True, help="Serve /metrics without a key."),
             click.Option(["--volume"], default="",
-                         help="PersistentVolumeClaim that holds the repository."),
+                         help="PersistentVolumeClaim that contains the repository."),
         ]  # fmt: skip
-    return click.Command(target, params=found, help=about, callback=partial(_deploy, target))
+    return click.Command(target, params=parameters, help=about, callback=partial(_deploy, target))
 
 
 def _deploy(
@@ -82,7 +82,7 @@ def _deploy(
 
     if repository.resolve() in out.resolve().parents:
         raise UsageError(
-            f"{out} lies in the repository, where Triton takes every folder for a model",
+            f"{out} is in the repository, where Triton treats every folder as a model",
             mend="name another folder with --out",
         )
     deployment = describe(repository, baked=target != "compose", **settings)
@@ -97,7 +97,7 @@ def _deploy(
     click.echo("\n" + "\n".join(next_steps(target, deployment, out, dashboard)), err=True)
 
 
-for _made in (
+for _subcommand in (
     _command("compose", "Docker Compose, on one machine.", replicated=False),
     _command("kubernetes", "Kubernetes, with kustomize."),
     _command("kserve", "KServe, and a pool for the Gateway API inference extension."),
@@ -106,4 +106,4 @@ for _made in (
         dashboard=False, gateway_image="llmserve-ray",
     ),
 ):  # fmt: skip
-    deploy.add_command(_made)
+    deploy.add_command(_subcommand)

@@ -1,4 +1,4 @@
-"""A project of Docker Compose: the gateway and Triton on one machine."""
+"""A Docker Compose project: the gateway and Triton on one machine."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def compose_files(d: Deployment, out: Path) -> dict[str, Any]:
 
 
 def _service(image: str, command: list[str], port: int, path: str, stop: int) -> Data:
-    asks = (
+    probe = (
         f"from urllib.request import urlopen; urlopen('http://127.0.0.1:{port}{path}', timeout=5)"
     )
     return {
         "image": image,
         "command": command,
-        # Whoever starts it, so that what is mounted can be read.
+        # The user who starts the project, so that mounted files can be read.
         "user": f"${{LLMSERVE_USER:-{USER}}}",
         "read_only": True,
-        # Kernels that are compiled there are loaded from there, which Docker would forbid.
+        # Compiled kernels are loaded from there, which Docker forbids by default.
         "tmpfs": ["/tmp:exec"],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "restart": "unless-stopped",
         "stop_grace_period": f"{stop}s",
         "healthcheck": {
-            "test": ["CMD", "python3", "-c", asks],
+            "test": ["CMD", "python3", "-c", probe],
             "interval": "10s",
             "timeout": "10s",
             "retries": 3,
@@ -66,7 +66,7 @@ def _gateway(d: Deployment) -> Data:
                        d.grace + 5)  # fmt: skip
     service |= {
         "ports": [f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"],
-        # It says itself when Triton is ready; with this it also goes before Triton.
+        # The gateway itself reports when Triton is ready; this makes it stop before Triton.
         "depends_on": {"triton": {"condition": "service_started"}},
     }
     if not d.no_auth:
@@ -77,13 +77,13 @@ def _gateway(d: Deployment) -> Data:
 def _triton(d: Deployment, out: Path) -> Data:
     service = _service(d.image, d.triton_command(), HTTP_PORT, "/v2/health/ready", d.grace + 5)
     repository = os.path.relpath(d.repository.resolve(), out.resolve())
-    # Compose reads a dollar as the beginning of a variable.
-    found = [(repository, MODELS), *((path, path) for path in d.references)]
-    mounts = [(a.replace("$", "$$"), b.replace("$", "$$"), True) for a, b in found]
+    # Compose reads a dollar sign as the start of a variable.
+    folders = [(repository, MODELS), *((path, path) for path in d.references)]
+    mounts = [(a.replace("$", "$$"), b.replace("$", "$$"), True) for a, b in folders]
     mounts += [("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE, False)]
     service |= {
         "shm_size": "1gb",
-        # Without a value: it is that of who starts the project, and stands in no file.
+        # No value: the token is that of the user who starts the project, and is in no file.
         "environment": {"HF_HOME": HUB_CACHE, "HOME": "/tmp", "HF_TOKEN": None},
         "volumes": [
             {"type": "bind", "source": source, "target": target, "read_only": read_only}

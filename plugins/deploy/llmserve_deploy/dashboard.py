@@ -1,4 +1,4 @@
-"""A dashboard for Grafana and alerts for Prometheus, from two tables of the gateway's series."""
+"""A dashboard for Grafana and alerts for Prometheus, from two tables of queries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from llmserve_deploy.description import Deployment
-from llmserve_deploy.kubernetes import named
+from llmserve_deploy.kubernetes import manifest
 from llmserve_deploy.pods import Data
 
 
@@ -31,23 +31,23 @@ def _seconds(title: str, series: str) -> tuple[str, str, dict[str, str]]:
 _MODEL = "{{model_name}}"
 # Title, unit, and queries by their legend.
 PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("Requests under way", "short", {
+    ("Requests in flight", "short", {
         _MODEL: "sum by (model_name) (vllm:num_requests_running)",
         "waiting": "sum(vllm:num_requests_waiting)",
     }),
-    ("Requests ended", "reqps", {
+    ("Requests finished", "reqps", {
         "{{model_name}} {{outcome}}": _rate("llmserve_requests_total", "model_name, outcome"),
     }),
     ("Requests refused, by status", "reqps", {
         "{{status}}": _rate("llmserve_refused_total", "status"),
     }),
-    ("Tokens a second", "short", {
-        "{{model_name}} read": _rate("vllm:prompt_tokens_total", "model_name"),
-        "{{model_name}} written": _rate("vllm:generation_tokens_total", "model_name"),
+    ("Tokens per second", "short", {
+        "{{model_name}} prompt": _rate("vllm:prompt_tokens_total", "model_name"),
+        "{{model_name}} generated": _rate("vllm:generation_tokens_total", "model_name"),
     }),
     _seconds("Time to the first token", "vllm:time_to_first_token_seconds"),
     _seconds("Time between tokens", "vllm:request_time_per_output_token_seconds"),
-    _seconds("Time of a request", "vllm:e2e_request_latency_seconds"),
+    _seconds("Request latency", "vllm:e2e_request_latency_seconds"),
     _seconds("Time in the gateway's queue", "vllm:request_queue_time_seconds"),
     ("Triton: queue to compute", "short", {
         "{{model}}": f'{_rate("nv_inference_queue_duration_us", "model")} / clamp_min('
@@ -58,19 +58,19 @@ PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     }),
 )  # fmt: skip
 
-_ENDED = _rate("llmserve_requests_total", "model_name", "5m")
+_FINISHED = _rate("llmserve_requests_total", "model_name", "5m")
 _FAILED = _rate('llmserve_requests_total{outcome="failed"}', "model_name", "5m")
 _FULL = 'llmserve_refused_total{status="429"}'
-# Name, query, for how long, severity, and what it means.
+# Name, query, duration, severity, and meaning.
 ALERTS = (
     ("LLMServeGone", "absent(vllm:num_requests_waiting)", "2m", "critical",
-          "No gateway tells its metrics"),
-    ("LLMServeFailing", f"{_FAILED} / {_ENDED} > 0.05", "5m", "critical",
+          "No gateway reports its metrics"),
+    ("LLMServeFailing", f"{_FAILED} / {_FINISHED} > 0.05", "5m", "critical",
           "More than one request in twenty fails"),
     ("LLMServeFull", f"sum(rate({_FULL}[5m])) > 0", "5m", "warning",
-          "Requests are refused, for queues or budgets of keys are full"),
+          "Requests are refused because a queue is full or a key is over its budget"),
     ("LLMServeWaiting", "min_over_time(sum(vllm:num_requests_waiting)[10m:30s]) > 0", "0m",
-          "warning", "For ten minutes there has always been a request that waits"),
+          "warning", "For ten minutes, at least one request has always been waiting"),
     ("LLMServeSlowFirstToken",
           f'{_quantile(0.95, "vllm:time_to_first_token_seconds", "5m")} > 5', "10m", "warning",
           "One stream in twenty waits more than 5 s for its first token"),
@@ -81,35 +81,35 @@ _SERIES = re.compile(r"\b((?:vllm:|llmserve_|nv_)\w+)({?)")
 
 
 def dashboard_files(d: Deployment, *, operator: bool) -> dict[str, Any]:
-    """Return both; with Prometheus' ``operator`` the alerts are an object of Kubernetes.
+    """Return both; with Prometheus' ``operator``, the alerts are a Kubernetes object.
 
-    There they look at this deployment's pods alone, by the job that the PodMonitor gives them.
+    With it, both select only this deployment's pods, by the job that the PodMonitor sets.
     """
-    of = f'job="{d.name}"' if operator else ""
-    rules = [_rule(name, _only(of, query), *more) for name, query, *more in ALERTS]
+    label = f'job="{d.name}"' if operator else ""
+    rules = [_rule(name, _only(label, query), *more) for name, query, *more in ALERTS]
     groups = {"groups": [{"name": d.name, "rules": rules}]}
     return {
-        "dashboard.json": _dashboard(d, of),
-        "alerts.yaml": named("monitoring.coreos.com/v1", "PrometheusRule", d, groups)
+        "dashboard.json": _dashboard(d, label),
+        "alerts.yaml": manifest("monitoring.coreos.com/v1", "PrometheusRule", d, groups)
         if operator
         else groups,
     }
 
 
-def _only(of: str, query: str) -> str:
-    """Narrow every series of a query to what has a label."""
+def _only(label: str, query: str) -> str:
+    """Restrict every series of a query to those with a label."""
 
     def narrow(series: re.Match[str]) -> str:
-        return f"{series[1]}{{{of}{',' if series[2] else '}'}"
+        return f"{series[1]}{{{label}{',' if series[2] else '}'}"
 
-    return _SERIES.sub(narrow, query) if of else query
+    return _SERIES.sub(narrow, query) if label else query
 
 
-def _rule(name: str, query: str, lasting: str, severity: str, summary: str) -> Data:
+def _rule(name: str, query: str, duration: str, severity: str, summary: str) -> Data:
     return {
         "alert": name,
         "expr": query,
-        "for": lasting,
+        "for": duration,
         "labels": {"severity": severity},
         "annotations": {"summary": summary},
     }
@@ -118,7 +118,7 @@ def _rule(name: str, query: str, lasting: str, severity: str, summary: str) -> D
 _WIDTH, _HEIGHT = 12, 8
 
 
-def _dashboard(d: Deployment, of: str) -> Data:
+def _dashboard(d: Deployment, label: str) -> Data:
     source = {"type": "prometheus", "uid": "${source}"}
     panels = []
     for at, (title, unit, queries) in enumerate(PANELS):
@@ -132,8 +132,8 @@ def _dashboard(d: Deployment, of: str) -> Data:
             "gridPos": place,
             "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
             "targets": [
-                {"refId": chr(ord("A") + number), "expr": _only(of, query), "legendFormat": legend,
-                 "datasource": source}
+                {"refId": chr(ord("A") + number), "expr": _only(label, query),
+                 "legendFormat": legend, "datasource": source}
                 for number, (legend, query) in enumerate(queries.items())
             ],
         })  # fmt: skip

@@ -1,4 +1,4 @@
-"""The one description of a deployment; every file is rendered from it."""
+"""The description of a deployment, from which every file is rendered."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ HUB_CACHE = "/hf"
 SHARED_MEMORY = "1Gi"
 """Triton's Python backend moves tensors through shared memory."""
 USER = 1000
-"""Who the processes are: ``triton-server`` in NVIDIA's images, ``llmserve`` in the gateway's."""
+"""User id of the processes: ``triton-server`` in NVIDIA's images, ``llmserve`` in the gateway's."""
 LOAD_SECONDS = 1800
-"""How long models may take to load, a download from the hub included."""
+"""How long models may take to load, including a download from the hub."""
 LEAVE_SECONDS = 15
-"""Between the end of a pod's life being decided and nobody sending to it any more."""
+"""Time until no client sends requests to a terminating pod any more."""
 SPARE_SECONDS = 15
-"""For Triton to end, once the gateway has."""
+"""Time for Triton to stop after the gateway has stopped."""
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
@@ -51,23 +51,23 @@ _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")
 
 @dataclass(frozen=True)
 class Deployment:
-    """A gateway and a Triton beside it, as many times as there are replicas."""
+    """A gateway with its Triton, once per replica."""
 
     repository: Path
     image: str
-    """Triton's, with the models in it unless they come from a volume."""
+    """Triton's image, which contains the models unless they are on a volume."""
     built_image: str
-    """The one that the repository's Dockerfile makes, with packages and without models."""
+    """The image that the repository's Dockerfile builds, with packages but without models."""
     build: str
-    """The command that makes it."""
-    chosen: tuple[str, ...]
-    """The models to offer; all where none is named."""
+    """The command that builds ``built_image``."""
+    models: tuple[str, ...]
+    """The models to offer; empty for all."""
     folders: tuple[str, ...]
-    """The models with their parts, in the order in which Triton loads them."""
+    """The models and their parts, in the order in which Triton loads them."""
     script: str
-    """The model whose own script starts Triton, where one process is not enough."""
+    """The model whose own script starts Triton, if it needs several processes."""
     references: tuple[str, ...]
-    """Folders outside of the repository that models need."""
+    """Folders outside the repository that models need."""
     name: str = "llmserve"
     gateway_image: str = "llmserve-gateway"
     replicas: int = 2
@@ -78,27 +78,27 @@ class Deployment:
     concurrency: int = 32
     grace: int = 30
     volume: str = ""
-    """The claim to a volume that holds the repository; without it the image does."""
+    """The claim for a volume with the repository; without it the image contains the models."""
     no_auth: bool = False
     open_metrics: bool = False
-    """Whether the gateway tells its metrics without a key."""
+    """Whether the gateway serves its metrics without a key."""
 
     def __post_init__(self) -> None:
-        """Refuse what Kubernetes or Docker would refuse later, or take for something else."""
+        """Refuse values that Kubernetes or Docker would refuse later, or misinterpret."""
         for option, value, pattern, mend in (
-            ("--name", self.name, _NAME, "at most 40 of a-z, 0-9 and -, a letter first"),
-            ("--image", self.image, _IMAGE, "such as registry.example/llm/models:1"),
-            ("--gateway-image", self.gateway_image, _IMAGE, "such as registry.example/gateway:1"),
-            ("--cpus", self.cpus, _CPUS, "such as 2 or 500m"),
-            ("--memory", self.memory, _MEMORY, "such as 8Gi"),
-            ("--volume", self.volume or "none", _CLAIM, "the name of a PersistentVolumeClaim"),
+            ("--name", self.name, _NAME, "use up to 40 of a-z, 0-9 and -, a letter first"),
+            ("--image", self.image, _IMAGE, "use e.g. registry.example/llm/models:1"),
+            ("--gateway-image", self.gateway_image, _IMAGE, "use e.g. registry.example/gateway:1"),
+            ("--cpus", self.cpus, _CPUS, "use e.g. 2 or 500m"),
+            ("--memory", self.memory, _MEMORY, "use e.g. 8Gi"),
+            ("--volume", self.volume or "none", _CLAIM, "use the name of a PersistentVolumeClaim"),
         ):
             if not pattern.fullmatch(value):
                 raise UsageError(f"{option} cannot be {value!r}", mend=mend)
         if 0 < self.max_replicas < self.replicas:
             raise UsageError(
                 f"--max-replicas {self.max_replicas} is less than --replicas {self.replicas}",
-                mend="give more, or leave it out for twice as many",
+                mend="raise it, or leave it out for twice --replicas",
             )
 
     @property
@@ -115,7 +115,7 @@ class Deployment:
 
     @property
     def metrics_secret(self) -> str:
-        """The key with which Prometheus asks."""
+        """The secret with the key that Prometheus uses."""
         return f"{self.name}-metrics"
 
     @property
@@ -127,29 +127,29 @@ class Deployment:
         return LEAVE_SECONDS + self.grace + SPARE_SECONDS
 
     def triton_command(self, models: str = MODELS, host: str = "") -> list[str]:
-        """Return the words that start Triton on the models in a folder, on one address or all."""
+        """Return the command that starts Triton on a folder of models, on one address or all."""
         words = (
             ["sh", f"{models}/{self.script}/{LAUNCH_SCRIPT}", models]
             if self.script
             else ["tritonserver", f"--model-repository={models}"]
         )
-        if self.chosen:
+        if self.models:
             words += ["--model-control-mode=explicit"]
             words += [f"--load-model={name}" for name in self.folders]
         ports = (("http", HTTP_PORT), ("grpc", GRPC_PORT), ("metrics", METRICS_PORT))
-        for what, port in ports:
-            words += [f"--{what}-address={host}"] if host else []
-            words += [f"--{what}-port={port}"]
+        for protocol, port in ports:
+            words += [f"--{protocol}-address={host}"] if host else []
+            words += [f"--{protocol}-port={port}"]
         words += [f"--exit-timeout-secs={self.grace}"]
-        return [*words, *closed(explicit=bool(self.chosen))]
+        return [*words, *closed(explicit=bool(self.models))]
 
     def gateway_command(self, triton: str) -> list[str]:
-        """Return the words that start the gateway before a Triton at this address."""
+        """Return the command that starts the gateway for a Triton at this address."""
         words = ["llmserve", "gateway", "--url", f"grpc://{triton}:{GRPC_PORT}"]
         words += ["--triton-metrics", f"http://{triton}:{METRICS_PORT}/metrics"]
         words += ["--host", "0.0.0.0", "--port", str(GATEWAY_PORT)]  # noqa: S104
         words += ["--grace", str(self.grace), "--max-requests", str(self.concurrency)]
-        words += [word for name in self.chosen for word in ("--model", name)]
+        words += [word for name in self.models for word in ("--model", name)]
         return [
             *words,
             *(["--open-metrics"] if self.open_metrics else []),
@@ -160,10 +160,9 @@ class Deployment:
 def describe(
     repository: Path, *, baked: bool, models: Sequence[str] = (), image: str = "", **settings: Any
 ) -> Deployment:
-    """Read a repository and complete the settings, or say in one line what cannot be meant.
+    """Read a repository and complete the settings, or raise a one-line error.
 
-    ``baked`` says that there is no machine whose folders could be mounted: an image has the
-    models, or a volume.
+    ``baked`` means that no local folder can be mounted: an image or a volume contains the models.
     """
     folders = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
     if not folders:
@@ -176,14 +175,14 @@ def describe(
     if others and not models:
         other = min(others)
         raise UsageError(
-            f"{other} needs another image than the other models",
-            mend=f"deploy those of one image: --model {other}",
+            f"{other} needs a different image than the other models",
+            mend=f"deploy the models of one image: --model {other}",
         )
     built_image, _ = served_by(repository, models)
     own = next((name for name in models if image_of(name) == built_image), "")
-    base = [others[own]] if own in others else [each for each in served.values() if each]
-    wanted = [part for name in models for part in (*parts_of(repository, name), name)]
-    loaded = tuple(dict.fromkeys(wanted)) or tuple(folders)
+    base = [others[own]] if own in others else [m for m in served.values() if m]
+    names = [part for name in models for part in (*parts_of(repository, name), name)]
+    loaded = tuple(dict.fromkeys(names)) or tuple(folders)
     scripts = [name for name in loaded if (repository / name / LAUNCH_SCRIPT).is_file()]
     if len(scripts) > 1:
         raise UsageError(
@@ -195,12 +194,12 @@ def describe(
         if (needed := _gpus(repository / name)) > gpus:
             raise UsageError(
                 f"{name} was built for a GPU, and --gpus is {gpus}",
-                mend=f"say --gpus {needed}, or build it with --device cpu",
+                mend=f"use --gpus {needed}, or build it with --device cpu",
             )
     outside = _references(repository, loaded)
     if baked and outside:
         raise ConfigError(
-            f"a model's weights are in {outside[0]}, which no other machine has",
+            f"a model's weights are in {outside[0]}, which other machines do not have",
             mend="build it again with --set weights=copy",
         )
     in_image = baked and not settings.get("volume")
@@ -209,7 +208,7 @@ def describe(
         image=image or (f"{IMAGE}-models" if in_image else built_image),
         built_image=built_image,
         build=docker_build(repository, own, base[0].image if base else PLAIN),
-        chosen=tuple(models),
+        models=tuple(models),
         folders=loaded,
         script=scripts[0] if scripts else "",
         references=outside,
@@ -218,14 +217,14 @@ def describe(
 
 
 def _gpus(folder: Path) -> int:
-    """Return how many GPUs there have to be for Triton to load a model."""
+    """Return how many GPUs Triton needs to load a model."""
     groups = config.read(folder).instance_group
     return max((max(g.gpus, default=0) + 1 for g in groups if g.kind == g.KIND_GPU), default=0)
 
 
 def _references(repository: Path, models: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders outside of the repository that these models need."""
+    """Return the folders outside the repository that these models need."""
     manifests = [Manifest.read(repository / name) for name in models]
-    parts = [part for one in manifests if one for part in one.components.values()]
+    parts = [part for manifest in manifests if manifest for part in manifest.components.values()]
     paths = {part["settings"].get("path", "") for part in parts}
     return tuple(path for path in sorted(paths) if path.startswith("/"))

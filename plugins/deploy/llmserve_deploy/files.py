@@ -1,4 +1,4 @@
-"""Files as they are written: the same bytes for the same content, and nothing of anybody else's."""
+"""Rendering and writing of files: deterministic, and without touching other files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llmserve.errors import OutputError
 from llmserve_deploy.description import KEYS_FILE
 
 _TOOLS = re.compile(r"(^|/)(\.|__pycache__/)")
-"""What git, Python and file managers leave beside what one runs or keeps."""
+"""Files that git, Python and file managers leave in a folder."""
 
 
 def rendered(files: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return files by their path: text as it is, data as YAML or JSON, as the name says."""
+    """Return files by their path: text unchanged, data as YAML or JSON, depending on the name."""
     return {path: _render(path, content).encode() for path, content in sorted(files.items())}
 
 
@@ -31,7 +31,7 @@ def _render(path: str, content: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes a text of several lines as such."""
+    """Writes a text of several lines as a block."""
 
 
 _Dumper.add_representer(
@@ -43,13 +43,13 @@ _Dumper.add_representer(
 
 
 def as_yaml(content: Any) -> str:
-    # By way of JSON, so that what is used twice is written twice and not as a reference.
+    # Through JSON, so that shared objects are written out and not as references.
     content = json.loads(json.dumps(content))
     return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=100))
 
 
 def write(files: Mapping[str, bytes], out: Path, *, force: bool) -> None:
-    """Write into a folder that is empty or holds the same files; nothing is ever deleted."""
+    """Write into a folder that is empty or contains the same files; never delete anything."""
     try:
         if not force:
             _refuse_others(files, out)
@@ -65,12 +65,12 @@ def write(files: Mapping[str, bytes], out: Path, *, force: bool) -> None:
 
 
 def _refuse_others(files: Mapping[str, bytes], out: Path) -> None:
-    mend = "name an empty folder with --out, or say --force to write beside and over it"
+    mend = "name an empty folder with --out, or use --force to write to it anyway"
     for path in out.rglob("*"):
         name = path.relative_to(out).as_posix()
         if path.is_dir() or name == KEYS_FILE or _TOOLS.search(name):
             continue
         if name not in files:
-            raise OutputError(f"{out} holds {name}, which is not of this deployment", mend=mend)
+            raise OutputError(f"{out} has {name}, which is not part of this deployment", mend=mend)
         if path.read_bytes() != files[name]:
             raise OutputError(f"{path} was changed, or written with other options", mend=mend)

@@ -35,7 +35,7 @@ USER {user}
 
 
 def image_files(d: Deployment) -> dict[str, Any]:
-    """Return the Dockerfiles: that of the models unless they come from a volume."""
+    """Return the Dockerfiles; that of the models is left out if they are on a volume."""
     packages = " ".join(pinned(name) for name in ("llmserve", "llmserve-gateway"))
     files = {
         GATEWAY_DOCKERFILE: _GATEWAY.format(
@@ -51,7 +51,7 @@ def image_files(d: Deployment) -> dict[str, Any]:
 
 
 def pinned(name: str) -> str:
-    """Return a package with the version that is installed here, if it is."""
+    """Return a requirement for a package, with the installed version if there is one."""
     try:
         return f"{name}=={version(name)}"
     except PackageNotFoundError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from llmserve.repository.dockerfile import MODELS
 from llmserve_deploy.description import GATEWAY_PORT, Deployment
-from llmserve_deploy.kubernetes import around, beside, kustomization, named
+from llmserve_deploy.kubernetes import extra_files, kustomization, manifest, shared_manifests
 from llmserve_deploy.pods import (
     Data,
     gateway_container,
@@ -18,8 +18,8 @@ from llmserve_deploy.pods import (
 )
 
 _FORMAT = "llmserve"
-# KServe's own names: it puts models from a volume beside the one, and its service leads to the
-# other, wherever a pod has both.
+# KServe's own names: it mounts models from a volume into the first, and its service points to the
+# second if a pod has both.
 _TRITON, _GATEWAY = "kserve-container", "transformer-container"
 _MOUNTED = "/mnt/models"
 _PICKER_PORT = 9002
@@ -31,20 +31,20 @@ def kserve_files(d: Deployment) -> dict[str, Any]:
     applied = {
         "servingruntime.yaml": _runtime(d),
         "inferenceservice.yaml": _inference_service(d, labels),
-        **around(d, labels, deployment),
+        **shared_manifests(d, labels, deployment),
     }
     return {
         **applied,
         "kustomization.yaml": kustomization(applied),
         "inferencepool.yaml": _pool(d, labels),
-        **beside(d, deployment),
+        **extra_files(d, deployment),
     }
 
 
 def _runtime(d: Deployment) -> Data:
     triton = triton_container(d, _TRITON, _MOUNTED if d.volume else MODELS)
     triton["resources"] = resources(d, d.gpus)
-    return named("serving.kserve.io/v1alpha1", "ServingRuntime", d, {
+    return manifest("serving.kserve.io/v1alpha1", "ServingRuntime", d, {
         "supportedModelFormats": [{"name": _FORMAT, "version": "1", "autoSelect": True}],
         "containers": [triton, gateway_container(d, _GATEWAY)],
         "volumes": volumes(d, models=False),
@@ -56,7 +56,7 @@ def _inference_service(d: Deployment, labels: Data) -> Data:
     model: Data = {"modelFormat": {"name": _FORMAT, "version": "1"}, "runtime": d.name}
     if d.volume:
         model["storageUri"] = f"pvc://{d.volume}"
-    service = named("serving.kserve.io/v1beta1", "InferenceService", d, {
+    service = manifest("serving.kserve.io/v1beta1", "InferenceService", d, {
         "predictor": {
             "minReplicas": d.replicas,
             "maxReplicas": d.most_replicas,
@@ -65,16 +65,16 @@ def _inference_service(d: Deployment, labels: Data) -> Data:
         },
     })  # fmt: skip
     service["metadata"]["annotations"] = {
-        # KServe's older name for what it now calls Standard; new versions know both.
+        # KServe's older name for what is now called Standard; new versions accept both.
         "serving.kserve.io/deploymentMode": "RawDeployment",
-        # The autoscaler beside this one asks the gateway, which KServe's cannot.
+        # Our own autoscaler uses the gateway's metrics; KServe's cannot.
         "serving.kserve.io/autoscalerClass": "external",
     }
     return service
 
 
 def _pool(d: Deployment, labels: Data) -> Data:
-    return named("inference.networking.k8s.io/v1", "InferencePool", d, {
+    return manifest("inference.networking.k8s.io/v1", "InferencePool", d, {
         "selector": {"matchLabels": labels},
         "targetPorts": [{"number": GATEWAY_PORT}],
         "endpointPickerRef": {"name": f"{d.name}-epp", "port": {"number": _PICKER_PORT}},

@@ -1,4 +1,4 @@
-"""Kubernetes' manifests, with kustomize overlays for processors and for GPUs."""
+"""Kubernetes manifests, with kustomize overlays for CPUs and for GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAITING, _RUNNING, _RATIO = (
     "llmserve_requests_waiting", "llmserve_requests_running", "llmserve_queue_to_compute"
 )  # fmt: skip
 BUSY = 0.75
-"""Replicas are added when so much of one's concurrency is taken, for a new one takes minutes."""
+"""Share of the concurrency at which replicas are added, because a new one takes minutes."""
 
 
 def kubernetes_files(d: Deployment) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def kubernetes_files(d: Deployment) -> dict[str, Any]:
     base = {
         "deployment.yaml": _deployment(d, labels),
         "service.yaml": _service(d, labels),
-        **around(d, labels, d.name),
+        **shared_manifests(d, labels, d.name),
     }
     files: dict[str, Any] = {f"base/{name}": content for name, content in base.items()}
     files["base/kustomization.yaml"] = kustomization(base)
@@ -39,13 +39,13 @@ def kubernetes_files(d: Deployment) -> dict[str, Any]:
             "patches": [{"path": patched}],
         }
         files[f"overlays/{kind}/{patched}"] = _resources_patch(d, gpus)
-    return files | beside(d, d.name)
+    return files | extra_files(d, d.name)
 
 
-def around(d: Deployment, labels: Data, deployment: str) -> dict[str, Any]:
-    """Return what stands around a deployment's pods, whoever makes these."""
+def shared_manifests(d: Deployment, labels: Data, deployment: str) -> dict[str, Any]:
+    """Return the manifests next to a deployment, whether Kubernetes or KServe creates its pods."""
     return {
-        "poddisruptionbudget.yaml": named("policy/v1", "PodDisruptionBudget", d, {
+        "poddisruptionbudget.yaml": manifest("policy/v1", "PodDisruptionBudget", d, {
             "maxUnavailable": 1,
             "selector": {"matchLabels": labels},
         }),
@@ -53,8 +53,8 @@ def around(d: Deployment, labels: Data, deployment: str) -> dict[str, Any]:
             _RUNNING: str(max(1, int(d.concurrency * BUSY))),
             _WAITING: "1",
         }),
-        # Triton's ports are on loopback; this holds even if somebody changes that.
-        "networkpolicy.yaml": named("networking.k8s.io/v1", "NetworkPolicy", d, {
+        # Triton's ports are on loopback; this protects them even if that is changed.
+        "networkpolicy.yaml": manifest("networking.k8s.io/v1", "NetworkPolicy", d, {
             "podSelector": {"matchLabels": labels},
             "policyTypes": ["Ingress"],
             "ingress": [{"ports": [{"port": GATEWAY_PORT, "protocol": "TCP"}]}],
@@ -63,11 +63,11 @@ def around(d: Deployment, labels: Data, deployment: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def beside(d: Deployment, deployment: str) -> dict[str, Any]:
-    """Return what is not applied with the rest."""
+def extra_files(d: Deployment, deployment: str) -> dict[str, Any]:
+    """Return the files that are not applied with the manifests."""
     return {
         "prometheus-adapter.yaml": _adapter_rules(),
-        # NVIDIA's rule. Its queue is near empty wherever requests join a batch in flight.
+        # NVIDIA's rule. Triton's queue is nearly empty if requests join a batch in flight.
         "queue-to-compute.yaml": _autoscaler(d, deployment, {_RATIO: "1"}),
         **image_files(d),
     }
@@ -81,7 +81,7 @@ def kustomization(resources: Any) -> Data:
     }
 
 
-def named(version: str, kind: str, d: Deployment, spec: Data) -> Data:
+def manifest(version: str, kind: str, d: Deployment, spec: Data) -> Data:
     labels = {"app.kubernetes.io/name": d.name, "app.kubernetes.io/managed-by": "llmserve"}
     return {
         "apiVersion": version,
@@ -92,17 +92,17 @@ def named(version: str, kind: str, d: Deployment, spec: Data) -> Data:
 
 
 def _deployment(d: Deployment, labels: Data) -> Data:
-    """Return the pods, without a number: that is the autoscaler's, from its least on."""
+    """Return the deployment, without a replica count, which the autoscaler sets."""
     pod = {
         "metadata": {"labels": labels},
         "spec": {
             **pod_settings(d, labels),
-            # Kustomize puts what an overlay patches first.
+            # Kustomize puts the container that an overlay patches first.
             "containers": [triton_container(d), gateway_container(d)],
             "volumes": volumes(d),
         },
     }
-    return named("apps/v1", "Deployment", d, {
+    return manifest("apps/v1", "Deployment", d, {
         "selector": {"matchLabels": labels},
         "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": pod,
@@ -111,11 +111,11 @@ def _deployment(d: Deployment, labels: Data) -> Data:
 
 def _service(d: Deployment, labels: Data) -> Data:
     port = {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}
-    return named("v1", "Service", d, {"selector": labels, "ports": [port]})
+    return manifest("v1", "Service", d, {"selector": labels, "ports": [port]})
 
 
 def _autoscaler(d: Deployment, deployment: str, targets: dict[str, str]) -> Data:
-    return named("autoscaling/v2", "HorizontalPodAutoscaler", d, {
+    return manifest("autoscaling/v2", "HorizontalPodAutoscaler", d, {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
         "minReplicas": d.replicas,
         "maxReplicas": d.most_replicas,
@@ -134,11 +134,11 @@ def _autoscaler(d: Deployment, deployment: str, targets: dict[str, str]) -> Data
 
 
 def _pod_monitor(d: Deployment, labels: Data) -> Data:
-    """Return how Prometheus' operator finds the pods; Triton's metrics come by the gateway."""
+    """Return the PodMonitor for Prometheus' operator; the gateway also serves Triton's metrics."""
     credentials = {"name": d.metrics_secret, "key": "key"}
     authorization = {"authorization": {"credentials": credentials}} if d.scrapes_by_key else {}
-    return named("monitoring.coreos.com/v1", "PodMonitor", d, {
-        # The pods' label that names the deployment: so dashboards and alerts tell several apart.
+    return manifest("monitoring.coreos.com/v1", "PodMonitor", d, {
+        # The pods' label with the deployment's name, by which dashboards and alerts select it.
         "jobLabel": next(iter(labels)),
         "selector": {"matchLabels": labels},
         "podMetricsEndpoints": [
@@ -149,7 +149,7 @@ def _pod_monitor(d: Deployment, labels: Data) -> Data:
 
 
 def _adapter_rules() -> Data:
-    """Return values for the chart of Prometheus' adapter, which makes metrics of its series."""
+    """Return values for the prometheus-adapter chart, which turns series into metrics."""
 
     def rule(series: str, name: str, query: str) -> Data:
         return {

@@ -1,6 +1,6 @@
-"""A Ray Serve application: in each replica a Triton, and the gateway before it.
+"""A Ray Serve application: each replica runs a Triton with the gateway in front of it.
 
-``llmserve deploy ray`` puts this file beside the settings that it is started with. It is yours.
+``llmserve deploy ray`` writes this file next to its settings. You may edit it.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Gateway, Settings
 
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 _CANARY_EVERY = 5.0
-_PATIENCE = 60.0
-"""Seconds for which a request waits for a Triton that is started anew."""
-_MOST_DEATHS, _OF_LATE = 3, 60.0
+_RESTART_SECONDS = 60.0
+"""How long a request waits for a Triton that is restarting."""
+_MAX_DEATHS, _DEATH_WINDOW = 3, 60.0
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """Return the application; relative paths in ``args`` begin at this file's folder."""
+    """Return the application; relative paths in ``args`` start at this file's folder."""
     return serve.deployment(serve.ingress()(Triton)).bind(args)
 
 
-class Waiting:
-    """Lets requests for an answer wait while there is no Triton: none of them has failed yet."""
+class WaitForTriton:
+    """Middleware that holds POST requests while Triton restarts, so that they do not fail."""
 
-    def __init__(self, app: ASGIApp, there: asyncio.Event) -> None:
+    def __init__(self, app: ASGIApp, ready: asyncio.Event) -> None:
         self._app = app
-        self._there = there
+        self._ready = ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._there.wait(), _PATIENCE)
+                await asyncio.wait_for(self._ready.wait(), _RESTART_SECONDS)
         await self._app(scope, receive, send)
 
 
 class Triton:
-    """One replica. Triton ends with it, however it ends: a guard sees to that."""
+    """One replica. A guard process stops Triton when the replica ends, however it ends."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         here = Path(__file__).parent
@@ -65,17 +65,17 @@ class Triton:
             grace=args["grace"],
         )
         self._failed = ""
-        self._there = asyncio.Event()
+        self._ready = asyncio.Event()
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         self._server: Server = await asyncio.to_thread(start, self._settings)
-        self._there.set()
-        self._watch = asyncio.ensure_future(self._keep_up())
+        self._ready.set()
+        self._watcher = asyncio.ensure_future(self._restart_when_dead())
         args = self._args
         app = make_app(
             Settings(
                 url=self._server.grpc_url,
-                # It refuses before Ray would, for it says why as the API has it.
+                # The gateway refuses requests before Ray would, with the API's own error.
                 limits=Limits(args["concurrency"], args["queue"]),
                 keys=self._keys,
                 models=tuple(args["models"]),
@@ -85,46 +85,46 @@ class Triton:
             )
         )
         self._gateway: Gateway = app.state.gateway
-        app.add_middleware(Waiting, there=self._there)
+        app.add_middleware(WaitForTriton, ready=self._ready)
         return app
 
     async def check_health(self) -> None:
-        """Have Ray replace this replica where a model does not answer: canaries ask each."""
+        """Raise an error, so that Ray replaces this replica, if canaries find a model silent."""
         why = self._failed
-        if self._there.is_set():
+        if self._ready.is_set():
             state = await self._gateway.catalog.state()
             silent = [f"{n}: {m['why']}" for n, m in state["models"].items() if not m["ready"]]
             why = "; ".join(silent) or state.get("why", "")
         if why:
             raise RuntimeError(why)
 
-    async def _keep_up(self) -> None:
-        """Start Triton anew where it was, which is quicker than a new replica would be."""
+    async def _restart_when_dead(self) -> None:
+        """Restart a dead Triton at the same ports, which is faster than a new replica."""
         ports = self._server.ports
-        again = replace(
+        settings = replace(
             self._settings, http_port=ports.http, grpc_port=ports.grpc, metrics_port=ports.metrics
         )
         deaths: list[float] = []
         while True:
             while self._server.wait(0) is None:
-                await asyncio.sleep(_LOOK)
-            self._there.clear()
-            deaths = [then for then in deaths if time.monotonic() - then < _OF_LATE]
+                await asyncio.sleep(_POLL_SECONDS)
+            self._ready.clear()
+            deaths = [at for at in deaths if time.monotonic() - at < _DEATH_WINDOW]
             deaths.append(time.monotonic())
             try:
-                if len(deaths) > _MOST_DEATHS:
+                if len(deaths) > _MAX_DEATHS:
                     raise LLMServeError(
                         f"Triton died {len(deaths)} times, see {self._server.log_file}"
                     )
-                self._server = await asyncio.to_thread(start, again)
+                self._server = await asyncio.to_thread(start, settings)
             except LLMServeError as error:
                 self._failed = str(error)
                 return
             await self._gateway.disconnect()
-            self._there.set()
+            self._ready.set()
 
     async def __del__(self) -> None:
-        # Ray calls it when nothing is under way any more.
-        if self._there.is_set():
-            self._watch.cancel()
+        # Ray calls this when no request is in flight any more.
+        if self._ready.is_set():
+            self._watcher.cancel()
             await asyncio.to_thread(self._server.stop)

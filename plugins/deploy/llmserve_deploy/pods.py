@@ -1,4 +1,4 @@
-"""A pod of the gateway and Triton, as plain data: what Kubernetes and KServe both run."""
+"""The pod of the gateway and Triton, as plain data, for both Kubernetes and KServe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Data = dict[str, Any]
 
 _PORT = "http"
 _LOOPBACK = "127.0.0.1"
-# Triton stays until the gateway, which ends what is under way, listens no more.
+# Triton keeps running until the gateway has finished its requests and closed its port.
 _AFTER_THE_GATEWAY = (
     f"sleep {LEAVE_SECONDS}; "
     f"while (: < /dev/tcp/{_LOOPBACK}/{GATEWAY_PORT}) 2> /dev/null; do sleep 1; done"
@@ -34,8 +34,8 @@ LOCKED = {
 
 
 def _probe(path: str, *, every: int, misses: int) -> Data:
-    asked = {"path": path, "port": GATEWAY_PORT}
-    return {"httpGet": asked, "periodSeconds": every, "failureThreshold": misses,
+    request = {"path": path, "port": GATEWAY_PORT}
+    return {"httpGet": request, "periodSeconds": every, "failureThreshold": misses,
             "timeoutSeconds": 5}  # fmt: skip
 
 
@@ -61,10 +61,10 @@ def gateway_container(d: Deployment, name: str = "gateway") -> Data:
 
 
 def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) -> Data:
-    """Return Triton on loopback.
+    """Return Triton's container, which listens on loopback.
 
-    Its probes ask the gateway, which asks every model for a token: Triton's own readiness says
-    yes after a model's process has died, and nobody in the container loads it anew.
+    Its probes query the gateway, which requests a token from every model: Triton reports itself
+    ready even after a model's process has died, and nothing in the container reloads the model.
     """
     token = {"secretKeyRef": {"name": d.hub_secret, "key": "token", "optional": True}}
     mounts: list[Data] = [
@@ -78,7 +78,7 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
         "name": name,
         "image": d.image,
         "imagePullPolicy": "IfNotPresent",
-        # After the image's own entry point, which looks after drivers.
+        # Passed to the image's own entry point, which checks the drivers.
         "args": d.triton_command(models, _LOOPBACK),
         "env": [
             {"name": "HF_HOME", "value": HUB_CACHE},
@@ -95,39 +95,39 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
 
 
 def resources(d: Deployment, gpus: int) -> Data:
-    """Return what Triton asks for; no limit of processors, which would only slow it down."""
-    of_gpu = {"nvidia.com/gpu": gpus} if gpus else {}
+    """Return Triton's resources; without a CPU limit, which would only slow it down."""
+    gpu_limit = {"nvidia.com/gpu": gpus} if gpus else {}
     return {
         "requests": {"cpu": d.cpus, "memory": d.memory},
-        "limits": {"memory": d.memory} | of_gpu,
+        "limits": {"memory": d.memory} | gpu_limit,
     }
 
 
 def tolerations(gpus: int) -> Data:
-    """Return what lets a pod onto nodes that are kept for who asks for a GPU."""
-    kept = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    return {"tolerations": [kept]} if gpus else {}
+    """Return the toleration for nodes that are reserved for pods with GPUs."""
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    return {"tolerations": [toleration]} if gpus else {}
 
 
 def volumes(d: Deployment, *, models: bool = True) -> list[Data]:
-    found: list[Data] = [
+    entries: list[Data] = [
         {"name": "gateway-tmp", "emptyDir": {}},
         {"name": "triton-tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
         {"name": "hub", "emptyDir": {}},
     ]
     if not d.no_auth:
-        # Readable to the group alone, which is the gateway's.
+        # Readable only by the group, which is the gateway's.
         secret = {"secretName": d.keys_secret, "defaultMode": 0o440}
-        found.append({"name": "keys", "secret": secret})
+        entries.append({"name": "keys", "secret": secret})
     if d.volume and models:
         claim = {"claimName": d.volume, "readOnly": True}
-        found.append({"name": "models", "persistentVolumeClaim": claim})
-    return found
+        entries.append({"name": "models", "persistentVolumeClaim": claim})
+    return entries
 
 
 def pod_settings(d: Deployment, labels: Data) -> Data:
-    """Return what a pod has beside its containers and volumes."""
+    """Return the settings of a pod other than its containers and volumes."""
     return {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": d.termination_seconds,

@@ -1,4 +1,4 @@
-"""Ray: a Serve application, one Triton per replica, and KubeRay's RayService around it."""
+"""Files for Ray: a Serve application with one Triton per replica, and KubeRay's RayService."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmserve_deploy.description import (
 )
 from llmserve_deploy.files import as_yaml
 from llmserve_deploy.images import GATEWAY_DOCKERFILE, image_files, pinned
-from llmserve_deploy.kubernetes import BUSY, named
+from llmserve_deploy.kubernetes import BUSY, manifest
 from llmserve_deploy.pods import (
     LOCKED,
     Data,
@@ -39,13 +39,13 @@ RAY_SERVICE = "rayservice.yaml"
 
 _HOME = "/opt/llmserve"
 _SMALL_REQUESTS = 16
-"""Places beside those for answers, so that probes and scrapes do not wait behind them."""
+"""Extra slots, so that probes and scrapes do not wait behind answers."""
 _FLOOD = 1000
-"""Requests that a proxy holds: Ray counts those as well for which it is about to find a place."""
+"""Requests that a proxy queues; Ray also counts those that it is about to assign to a replica."""
 _ENVIRONMENT = {
-    # A proxy in C in front of the replicas, which pass nothing through Ray's own in Python.
+    # Puts a proxy in C in front of the replicas, instead of Ray's own proxy in Python.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    # The application runs on the replica's own loop, and logs are written in bulk.
+    # Runs the application on the replica's own event loop, and writes logs in batches.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -72,10 +72,10 @@ USER {user}
 
 def ray_files(d: Deployment, out: Path) -> dict[str, Any]:
     packages = [f"'ray[serve]=={RAY_VERSION}'", *map(pinned, ("llmserve", "llmserve-gateway"))]
-    here = os.path.relpath(d.repository.resolve(), out.resolve())
+    repository = os.path.relpath(d.repository.resolve(), out.resolve())
     files = {
         APPLICATION: Path(__file__).with_name(APPLICATION).read_text(encoding="utf-8"),
-        SERVE_FILE: _serve_config(d, here, "127.0.0.1", KEYS_FILE),
+        SERVE_FILE: _serve_config(d, repository, "127.0.0.1", KEYS_FILE),
         RAY_SERVICE: _ray_service(d),
         RAY_DOCKERFILE: _DOCKERFILE.format(
             file=RAY_DOCKERFILE,
@@ -86,9 +86,9 @@ def ray_files(d: Deployment, out: Path) -> dict[str, Any]:
             user=USER,
         ),
     }
-    models = image_files(d)
-    del models[GATEWAY_DOCKERFILE]
-    return files | models
+    dockerfiles = image_files(d)
+    del dockerfiles[GATEWAY_DOCKERFILE]
+    return files | dockerfiles
 
 
 def _serve_config(d: Deployment, repository: str, host: str, keys: str) -> Data:
@@ -103,8 +103,8 @@ def _serve_config(d: Deployment, repository: str, host: str, keys: str) -> Data:
             "import_path": f"{APPLICATION.removesuffix('.py')}:build",
             "args": {
                 "repository": repository,
-                "load": list(d.folders) if d.chosen else [],
-                "models": list(d.chosen),
+                "load": list(d.folders) if d.models else [],
+                "models": list(d.models),
                 "keys": None if d.no_auth else keys,
                 "open_metrics": d.open_metrics,
                 "concurrency": d.concurrency,
@@ -113,14 +113,14 @@ def _serve_config(d: Deployment, repository: str, host: str, keys: str) -> Data:
             },
             "deployments": [{
                 "name": "Triton",
-                # More than the gateway lets in: what is too much is refused in the API's words.
+                # More than the gateway admits, so that excess requests get the API's own error.
                 "max_ongoing_requests": d.concurrency + queue + _SMALL_REQUESTS,
                 "max_queued_requests": _FLOOD,
                 "backpressure_config": {"status_code": 429, "retry_after_s": 1},
                 "health_check_period_s": 2,
                 "health_check_timeout_s": 10,
                 "graceful_shutdown_timeout_s": d.grace + SPARE_SECONDS,
-                "ray_actor_options": {"num_cpus": _processors(d), "num_gpus": d.gpus},
+                "ray_actor_options": {"num_cpus": _cpus(d), "num_gpus": d.gpus},
                 "autoscaling_config": {
                     "min_replicas": d.replicas,
                     "max_replicas": d.most_replicas,
@@ -133,8 +133,8 @@ def _serve_config(d: Deployment, repository: str, host: str, keys: str) -> Data:
     }  # fmt: skip
 
 
-def _processors(d: Deployment) -> int:
-    """Return as many as a node with one Triton says it has, which is a whole number for Ray."""
+def _cpus(d: Deployment) -> int:
+    """Return the CPUs of a node with one Triton, which must be a whole number for Ray."""
     number = float(re.split("[a-zA-Z]", d.cpus)[0])
     return max(1, math.ceil(number / 1000 if d.cpus.endswith("m") else number))
 
@@ -142,14 +142,14 @@ def _processors(d: Deployment) -> int:
 def _ray_service(d: Deployment) -> Data:
     keys = f"{KEYS_FOLDER}/{KEYS_FILE}"
     config = _serve_config(d, MODELS, "0.0.0.0", keys)  # noqa: S104
-    # Nothing goes by way of Ray's store, which takes a third of the memory if it may.
-    started = {"object-store-memory": "100000000"}
-    head = {"num-cpus": "0", "dashboard-host": "0.0.0.0", **started}  # noqa: S104
-    return named("ray.io/v1", "RayService", d, {
+    # Nothing uses Ray's object store, which would take a third of the memory by default.
+    small_store = {"object-store-memory": "100000000"}
+    head = {"num-cpus": "0", "dashboard-host": "0.0.0.0", **small_store}  # noqa: S104
+    return manifest("ray.io/v1", "RayService", d, {
         "serveConfigV2": as_yaml(config),
         "rayClusterConfig": {
             "rayVersion": RAY_VERSION,
-            # Whoever reaches Ray's own ports runs what they like.
+            # Anyone who can reach Ray's own ports can run code.
             "authOptions": {"mode": "token"},
             "enableInTreeAutoscaling": True,
             "headGroupSpec": {
@@ -161,15 +161,15 @@ def _ray_service(d: Deployment) -> Data:
                 "replicas": d.replicas,
                 "minReplicas": d.replicas,
                 "maxReplicas": d.most_replicas,
-                "rayStartParams": {"num-cpus": str(_processors(d)), **started},
+                "rayStartParams": {"num-cpus": str(_cpus(d)), **small_store},
                 "template": _pod(d, "ray-worker", resources(d, d.gpus), d.gpus),
             }],
         },
     })  # fmt: skip
 
 
-def _pod(d: Deployment, name: str, needs: Data, gpus: int) -> Data:
-    """Return a node of Ray: Ray's own processes, and a replica with its Triton as their child."""
+def _pod(d: Deployment, name: str, needed: Data, gpus: int) -> Data:
+    """Return a Ray node: Ray's own processes, with a replica and its Triton as children."""
     triton = triton_container(d)
     mounts = triton["volumeMounts"]
     if not d.no_auth:
@@ -179,7 +179,7 @@ def _pod(d: Deployment, name: str, needs: Data, gpus: int) -> Data:
         ports |= {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
     labels = {"app.kubernetes.io/name": d.name}
     settings = pod_settings(d, labels)
-    # The head asks the cluster for nodes.
+    # The head requests nodes from the cluster.
     settings["automountServiceAccountToken"] = name == "ray-head"
     return {
         "metadata": {"labels": labels},
@@ -195,10 +195,10 @@ def _pod(d: Deployment, name: str, needs: Data, gpus: int) -> Data:
                     *({"name": key, "value": value} for key, value in _ENVIRONMENT.items()),
                 ],
                 "ports": [{"name": key, "containerPort": port} for key, port in ports.items()],
-                "resources": needs,
+                "resources": needed,
                 "securityContext": LOCKED,
                 "volumeMounts": mounts,
             }],
-            "volumes": [one for one in volumes_of(d) if one["name"] != "gateway-tmp"],
+            "volumes": [volume for volume in volumes_of(d) if volume["name"] != "gateway-tmp"],
         },
     }  # fmt: skip

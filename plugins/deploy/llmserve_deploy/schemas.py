@@ -1,7 +1,7 @@
-"""Schemas of what Kubernetes itself does not know: reduced to the fields that are written here.
+"""Schemas of objects that Kubernetes itself does not define, reduced to the fields we write.
 
-Each takes no field that it does not list, so that a slip in a name is found. What the pods of a
-runtime hold is checked as a Pod. The fields are those of the definitions in kserve (v1alpha1,
+No schema accepts a field that it does not list, so that misspelt names are found. The content of a
+runtime's pods is checked as a Pod. The fields are those of the definitions in kserve (v1alpha1,
 v1beta1), gateway-api-inference-extension (v1), prometheus-operator (v1), kustomize (v1beta1),
 kuberay (v1), of Ray Serve's ``ray.serve.schema`` (2.60), and in the documentation of
 prometheus-adapter.
@@ -21,17 +21,17 @@ TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 ANY: Schema = {}
 
 
-def closed(needed: str = "", **fields: Schema) -> Schema:
+def closed(required: str = "", **fields: Schema) -> Schema:
     return {
         "type": "object",
         "properties": fields,
-        "required": needed.split(),
+        "required": required.split(),
         "additionalProperties": False,
     }
 
 
-def listed(of: Schema) -> Schema:
-    return {"type": "array", "items": of, "minItems": 1}
+def listed(items: Schema) -> Schema:
+    return {"type": "array", "items": items, "minItems": 1}
 
 
 def resource(version: str, kind: str, spec: Schema) -> Schema:
@@ -85,7 +85,7 @@ SERVE = closed(
         )),
     )),
 )  # fmt: skip
-"""What Ray Serve is configured with."""
+"""The configuration file of Ray Serve."""
 
 KINDS: dict[str, Schema] = {
     "RayService": resource("ray.io/v1", "RayService", closed(
@@ -145,4 +145,4 @@ FILES: dict[str, Schema] = {
     "alerts.yaml": RULES,
     "serve.yaml": SERVE,
 }  # fmt: skip
-"""Files that are no objects of Kubernetes, by their name."""
+"""Files that are not Kubernetes objects, by name."""

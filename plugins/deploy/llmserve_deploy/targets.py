@@ -1,4 +1,4 @@
-"""Which files a target has, and what is then left to do by hand."""
+"""The files of each target, and the commands that remain to be run by hand."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def files_of(target: str, d: Deployment, out: Path, *, dashboard: bool) -> dict[
 
 
 def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[str]:
-    """Return commands; a key goes from the one that makes it to the one that keeps it."""
+    """Return the commands; one that creates a key is piped into the one that stores it."""
     folder, cluster = quote(str(out)), target != "compose"
     new_key = f"llmserve key new {{}} --file {folder}/{KEYS_FILE}"
     steps = []
-    # What is named by its digest has been built and pushed.
+    # An image with a digest is already built and pushed.
     if "@" not in d.image:
         steps += [d.build]
         if cluster and not d.volume:
@@ -51,23 +51,23 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
         steps += [f"docker build -t {d.gateway_image} -f {folder}/{dockerfile} {folder}"]
     steps += [] if d.no_auth else [new_key.format("me")]
     if not cluster:
-        # Docker would make it root's, and Triton could not write to it.
+        # Docker would create it for root, and Triton could not write to it.
         steps += ['mkdir -p "${HF_HOME:-$HOME/.cache/huggingface}"']
         start = f"docker compose -f {folder}/compose.yaml up --wait"
         return [*steps, f"LLMSERVE_USER=$(id -u) {start}"]
     if target == "ray":
-        started = f"PYTHONPATH=$(realpath {folder}) serve run {folder}/{SERVE_FILE}"
-        steps += ["# here, without images: pip install 'llmserve-deploy[ray]'", f"# {started}"]
-    steps += ["# push the images to where the cluster pulls them from"]
+        serve = f"PYTHONPATH=$(realpath {folder}) serve run {folder}/{SERVE_FILE}"
+        steps += ["# here, without images: pip install 'llmserve-deploy[ray]'", f"# {serve}"]
+    steps += ["# push the images to the registry that the cluster pulls from"]
     if not d.no_auth:
-        keep = "kubectl create secret generic"
+        create = "kubectl create secret generic"
         if d.scrapes_by_key and target != "ray":
-            # It may read metrics, and ask no model that there is.
+            # This key may read metrics, but may not query any model.
             steps += [
                 f"{new_key.format('prometheus')} --model none | tr -d '\\n' |"
-                f" {keep} {d.metrics_secret} --from-file=key=/dev/stdin"
+                f" {create} {d.metrics_secret} --from-file=key=/dev/stdin"
             ]
-        steps += [f"{keep} {d.keys_secret} --from-file={folder}/{KEYS_FILE}"]
+        steps += [f"{create} {d.keys_secret} --from-file={folder}/{KEYS_FILE}"]
     if target == "ray":
         return [*steps, f"kubectl apply -f {folder}/{RAY_SERVICE}"]
     overlay = f"/overlays/{'gpu' if d.gpus else 'cpu'}" if target == "kubernetes" else ""

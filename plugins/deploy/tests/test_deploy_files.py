@@ -1,6 +1,6 @@
-"""What is written, that it is valid, and what is refused.
+"""The written files, their validity, and the errors.
 
-``python plugins/deploy/tests/test_deploy_files.py`` writes the golden files anew.
+``python plugins/deploy/tests/test_deploy_files.py`` regenerates the golden files.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def add(repository: Path, name: str, **about: Any) -> Path:
-    """Make a folder that a deployment takes for a model which llmserve has built."""
+def add_model(repository: Path, name: str, **fields: Any) -> Path:
+    """Create a folder that looks like a model built by llmserve."""
     folder = repository / name
     folder.mkdir(parents=True)
     (folder / "config.pbtxt").touch()
-    nothing: Any = {key: {} for key in ("source", "options", "components", "contract", "packages")}
-    told = {"recipe": "r", "plugin": "p", "exchange": "text", "llmserve": "1", **nothing, **about}
-    Manifest(name=name, trust_remote_code=False, **told).write(folder)
+    empty: Any = {key: {} for key in ("source", "options", "components", "contract", "packages")}
+    fields = {"recipe": "r", "plugin": "p", "exchange": "text", "llmserve": "1", **empty, **fields}
+    Manifest(name=name, trust_remote_code=False, **fields).write(folder)
     return folder
 
 
 def make_repository(folder: Path) -> Path:
-    add(folder, "a")
-    add(folder, "b", parts=["b_generator"])
-    add(folder, "b_generator", part_of="b")
+    add_model(folder, "a")
+    add_model(folder, "b", parts=["b_generator"])
+    add_model(folder, "b_generator", part_of="b")
     return folder
 
 
@@ -62,7 +62,7 @@ def describe_for(target: str, repository: Path, **more: Any) -> Deployment:
 
 
 def golden(target: str, folder: Path) -> dict[str, bytes]:
-    """Return the files of a target; of KServe's and Ray's, those that are nowhere else."""
+    """Return the files of a target; for KServe and Ray, only those that no other target has."""
     d = describe_for(target, make_repository(folder / "repository"))
     files = rendered(files_of(target, d, folder / "out", dashboard=False))
     shared = (*(f"{name}.yaml" for name in (
@@ -74,14 +74,12 @@ def golden(target: str, folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_files_are_the_golden_ones_whenever_they_are_written(
-    target: str, tmp_path: Path
-) -> None:
+def test_the_files_equal_the_golden_ones_every_time(target: str, tmp_path: Path) -> None:
     files = golden(target, tmp_path / "one")
     assert files == golden(target, tmp_path / "two")
     paths = [path for path in (GOLDEN / target).rglob("*") if path.is_file()]
-    kept = {str(path.relative_to(GOLDEN / target)): path.read_bytes() for path in paths}
-    assert files == kept
+    expected = {str(path.relative_to(GOLDEN / target)): path.read_bytes() for path in paths}
+    assert files == expected
 
 
 VARIANTS: list[dict[str, Any]] = [
@@ -91,14 +89,14 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("more", VARIANTS)
-def test_all_that_is_written_is_valid(
+def test_all_written_files_are_valid(
     target: str,
     more: dict[str, Any],
     repository: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As people name it: a folder below the one that they are in.
+    # A relative path, as users give it.
     monkeypatch.chdir(tmp_path)
     out = Path("out")
     d = describe(repository, baked=target != "compose", **more)
@@ -108,7 +106,7 @@ def test_all_that_is_written_is_valid(
 
 
 @pytest.mark.parametrize(
-    ("target", "file", "old", "new", "told"),
+    ("target", "file", "old", "new", "message"),
     [
         ("kubernetes", "base/deployment.yaml", "periodSeconds", "periodSecond", "periodSecond"),
         ("kubernetes", "overlays/gpu/deployment.yaml", "limits:", "limit:", "limit"),
@@ -125,8 +123,8 @@ def test_all_that_is_written_is_valid(
         ("compose", "compose.yaml", "services:", "services: [", "flow"),
     ],
 )
-def test_a_slip_is_found_by_the_file_and_the_name(
-    target: str, file: str, old: str, new: str, told: str, repository: Path, tmp_path: Path
+def test_a_mistake_is_reported_with_the_file_and_the_name(
+    target: str, file: str, old: str, new: str, message: str, repository: Path, tmp_path: Path
 ) -> None:
     files = files_of(target, describe_for(target, repository), tmp_path, dashboard=False)
     write(rendered(files), tmp_path, force=True)
@@ -135,39 +133,39 @@ def test_a_slip_is_found_by_the_file_and_the_name(
     with pytest.raises(LLMServeError) as caught:
         check(tmp_path, [file])
     assert f"{path} is not valid: " in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def everything(content: Any) -> Iterator[tuple[str, Any]]:
-    """Give every field of nested data."""
+def fields_of(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every field of nested data."""
     for name, value in content.items() if isinstance(content, dict) else ():
         yield name, value
     for value in content.values() if isinstance(content, dict) else content:
         if isinstance(value, dict | list):
-            yield from everything(value)
+            yield from fields_of(value)
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "kserve", "ray"])
 @pytest.mark.parametrize("open_metrics", [False, True])
-def test_the_next_steps_make_every_secret_that_has_to_be_there(
+def test_the_next_steps_create_every_required_secret(
     target: str, open_metrics: bool, repository: Path, tmp_path: Path
 ) -> None:
     d = describe(repository, baked=True, open_metrics=open_metrics)
-    wanted = set()
+    required = set()
     for content in files_of(target, d, tmp_path, dashboard=True).values():
-        for name, value in everything(content) if isinstance(content, dict) else ():
+        for name, value in fields_of(content) if isinstance(content, dict) else ():
             if name == "secretName":
-                wanted.add(value)
+                required.add(value)
             if name in ("credentials", "secretKeyRef") and not value.get("optional"):
-                wanted.add(value["name"])
+                required.add(value["name"])
     steps = "\n".join(next_steps(target, d, tmp_path, True))
-    assert wanted == set(re.findall(r"create secret generic (\S+)", steps))
+    assert required == set(re.findall(r"create secret generic (\S+)", steps))
     assert ("--open-metrics" in steps) is (target == "kserve" and not open_metrics)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_next_steps_build_no_image_that_is_named_by_its_digest(
+def test_the_next_steps_build_no_image_that_has_a_digest(
     target: str, repository: Path, tmp_path: Path
 ) -> None:
     pushed = f"registry.example/pushed@sha256:{'0' * 64}"
@@ -179,7 +177,7 @@ def test_the_next_steps_build_no_image_that_is_named_by_its_digest(
 
 
 @pytest.mark.parametrize("target", ["compose", "kubernetes", "kserve"])
-def test_dashboards_and_alerts_look_at_their_own_deployment(
+def test_dashboards_and_alerts_select_their_own_deployment(
     target: str, repository: Path, tmp_path: Path
 ) -> None:
     d = describe(repository, baked=True, name="mine")
@@ -187,58 +185,58 @@ def test_dashboards_and_alerts_look_at_their_own_deployment(
     queries = [
         str(value)
         for file in ("dashboard.json", "alerts.yaml")
-        for name, value in everything(files[file])
+        for name, value in fields_of(files[file])
         if name == "expr"
     ]
-    told = {
-        of
+    selectors = {
+        selector
         for query in queries
-        for of in re.findall(r'(?:vllm:|llmserve_|nv_)\w+(?:\{(job="\w+")?)?', query)
+        for selector in re.findall(r'(?:vllm:|llmserve_|nv_)\w+(?:\{(job="\w+")?)?', query)
     }
-    if target == "compose":  # It has no operator: the job is called as its Prometheus calls it.
-        assert told == {""}
+    if target == "compose":  # There is no operator: Prometheus' own configuration names the job.
+        assert selectors == {""}
         return
-    assert told == {'job="mine"'}
+    assert selectors == {'job="mine"'}
     name = "base/podmonitor.yaml" if target == "kubernetes" else "podmonitor.yaml"
     monitor = files[name]["spec"]
     assert monitor["selector"]["matchLabels"] == {monitor["jobLabel"]: "mine"}
 
 
-def test_a_pod_has_time_to_drain_and_triton_leaves_last(repository: Path) -> None:
+def test_a_pod_has_time_to_drain_and_triton_stops_last(repository: Path) -> None:
     d = describe(repository, baked=True, grace=77)
     pod = files_of("kubernetes", d, Path(), dashboard=False)["base/deployment.yaml"]
     spec = pod["spec"]["template"]["spec"]
     triton, gateway = spec["containers"]
-    leaves = int(gateway["lifecycle"]["preStop"]["exec"]["command"][-1])
+    delay = int(gateway["lifecycle"]["preStop"]["exec"]["command"][-1])
     assert gateway["command"][gateway["command"].index("--grace") + 1] == "77"
-    assert spec["terminationGracePeriodSeconds"] >= leaves + 77 + 5
-    waits = triton["lifecycle"]["preStop"]["exec"]["command"][-1]
-    assert waits.startswith(f"sleep {leaves}; while")
-    assert str(gateway["ports"][0]["containerPort"]) in waits
+    assert spec["terminationGracePeriodSeconds"] >= delay + 77 + 5
+    script = triton["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert script.startswith(f"sleep {delay}; while")
+    assert str(gateway["ports"][0]["containerPort"]) in script
 
 
-def test_triton_is_started_as_the_models_want_it(repository: Path) -> None:
-    everything = describe(repository, baked=True).triton_command()
-    assert "--model-control-mode=explicit" not in everything
-    assert "--http-restricted-api=shared-memory,trace,logging:llmserve-key=no\nkey" in everything
-    loaded = describe(repository, baked=True, models=("b",)).triton_command()
-    assert sum("trace,logging,model-repository:" in word for word in loaded) == 2
-    assert [word for word in loaded if "load-model" in word] == [
+def test_the_command_of_triton_fits_the_models(repository: Path) -> None:
+    command = describe(repository, baked=True).triton_command()
+    assert "--model-control-mode=explicit" not in command
+    assert "--http-restricted-api=shared-memory,trace,logging:llmserve-key=no\nkey" in command
+    command = describe(repository, baked=True, models=("b",)).triton_command()
+    assert sum("trace,logging,model-repository:" in word for word in command) == 2
+    assert [word for word in command if "load-model" in word] == [
         "--load-model=b_generator", "--load-model=b",
     ]  # fmt: skip
     (repository / "a" / "launch.sh").touch()
-    scripted = describe(repository, baked=True, models=("a",)).triton_command("/mnt/models")
-    assert scripted[:3] == ["sh", "/mnt/models/a/launch.sh", "/mnt/models"]
+    command = describe(repository, baked=True, models=("a",)).triton_command("/mnt/models")
+    assert command[:3] == ["sh", "/mnt/models/a/launch.sh", "/mnt/models"]
 
 
-def test_quantities_and_claims_are_what_kubernetes_takes(repository: Path) -> None:
+def test_quantities_and_claims_of_kubernetes_are_accepted(repository: Path) -> None:
     for more in ({"cpus": "0.5"}, {"cpus": "500m"}, {"memory": "1.5Gi"}, {"volume": "2024.models"}):
         describe(repository, baked=True, **more)
 
 
-def test_weights_outside_of_the_repository_are_mounted_where_that_can_be(tmp_path: Path) -> None:
+def test_weights_outside_the_repository_are_mounted_if_possible(tmp_path: Path) -> None:
     part = {"name": "g", "runtime": "m:C", "settings": {"path": "/weights/$x"}}
-    add(tmp_path, "far", components={"generator": part})
+    add_model(tmp_path, "far", components={"generator": part})
     d = describe(tmp_path, baked=False)
     volumes = files_of("compose", d, tmp_path, dashboard=False)["compose.yaml"]
     mounted = [volume["target"] for volume in volumes["services"]["triton"]["volumes"]]
@@ -248,88 +246,88 @@ def test_weights_outside_of_the_repository_are_mounted_where_that_can_be(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
         (["nowhere"], "nowhere has no models: llmserve build makes one"),
         (["R", "--model", "xyz"], "R has no model 'xyz': choose one of a, b"),
-        (["R", "--name", "No"], "--name cannot be 'No': at most 40 of a-z, 0-9 and -, a letter"),
-        (["R", "--memory", "lots"], "--memory cannot be 'lots': such as 8Gi"),
-        (["R", "--memory", "8"], "--memory cannot be '8': such as 8Gi"),
-        (["R", "--cpus", "4Gi"], "--cpus cannot be '4Gi': such as 2 or 500m"),
-        (["GPU"], "e was built for a GPU, and --gpus is 0: say --gpus 2, or build it with"),
-        (["R", "--out", "R/k8s"], "R/k8s lies in the repository, where Triton takes every folder"),
-        (["R", "--image", "a b"], "--image cannot be 'a b': such as registry"),
-        (["R", "--max-replicas", "1"], "--max-replicas 1 is less than --replicas 2: give more"),
-        (["MIXED"], "c needs another image than the other models: deploy those of one image: "
-                    "--model c"),
+        (["R", "--name", "No"], "--name cannot be 'No': use up to 40 of a-z, 0-9 and -, a letter"),
+        (["R", "--memory", "lots"], "--memory cannot be 'lots': use e.g. 8Gi"),
+        (["R", "--memory", "8"], "--memory cannot be '8': use e.g. 8Gi"),
+        (["R", "--cpus", "4Gi"], "--cpus cannot be '4Gi': use e.g. 2 or 500m"),
+        (["GPU"], "e was built for a GPU, and --gpus is 0: use --gpus 2, or build it with"),
+        (["R", "--out", "R/k8s"], "R/k8s is in the repository, where Triton treats every folder"),
+        (["R", "--image", "a b"], "--image cannot be 'a b': use e.g. registry"),
+        (["R", "--max-replicas", "1"], "--max-replicas 1 is less than --replicas 2: raise it"),
+        (["MIXED"], "c needs a different image than the other models: deploy the models of one "
+                    "image: --model c"),
         (["MIXED", "--model", "a", "--model", "c"], "a and c need different images: serve one: "),
         (["BROKEN"], "BROKEN/d/llmserve.json is damaged: build the model again"),
-        (["R", "--out", "R"], "which is not of this deployment: name an empty folder with --out"),
+        (["R", "--out", "R"], "is not part of this deployment: name an empty folder with --out"),
         (["R", "--out", "plain/out"], "cannot write plain/out"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_one_line_with_its_mend(
-    words: list[str], told: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_options_are_a_one_line_error_with_a_hint(
+    words: list[str], error: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     repository.rename("R")
     shutil.copytree("R", "MIXED")
-    add(Path("MIXED"), "c", image="nvcr.io/other:1")
-    (add(Path("BROKEN"), "d") / "llmserve.json").write_text("{")
+    add_model(Path("MIXED"), "c", image="nvcr.io/other:1")
+    (add_model(Path("BROKEN"), "d") / "llmserve.json").write_text("{")
     group = "instance_group { kind: KIND_GPU gpus: 1 }"
-    (add(Path("GPU"), "e") / "config.pbtxt").write_text(group)
+    (add_model(Path("GPU"), "e") / "config.pbtxt").write_text(group)
     Path("plain").touch()
     Path("R/Dockerfile").touch()
     if "--out" not in words:
         words = [*words, "--out", "out"]
-    done = CliRunner().invoke(deploy, ["kubernetes", *words])
-    assert isinstance(done.exception, LLMServeError | SystemExit), done.exc_info
-    assert told in (str(done.exception) + done.output)
+    result = CliRunner().invoke(deploy, ["kubernetes", *words])
+    assert isinstance(result.exception, LLMServeError | SystemExit), result.exc_info
+    assert error in (str(result.exception) + result.output)
     assert not Path("out").exists()
 
 
-def test_what_was_edited_is_not_overwritten_and_nothing_is_deleted(
+def test_edited_files_are_not_overwritten_and_nothing_is_deleted(
     repository: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     words = ["compose", str(repository), "--out", str(out)]
 
-    def ask(*more: str) -> Any:
+    def run(*more: str) -> Any:
         return CliRunner().invoke(deploy, [*words, *more])
 
-    first = ask()
+    first = run()
     assert first.exit_code == 0, first.exception
     assert str(out / "compose.yaml") in first.stdout
     (out / "keys.json").touch()
     for left in (".git/config", "__pycache__/llmserve_ray.cpython-312.pyc"):
         (out / left).parent.mkdir()
         (out / left).touch()
-    assert ask().exit_code == 0
+    assert run().exit_code == 0
     path = out / "compose.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     path.write_text(yaml.safe_dump({**content, "name": "mine"}), encoding="utf-8")
-    assert "compose.yaml was changed, or written with other options" in str(ask().exception)
-    assert ask("--force").exit_code == 0
+    assert "compose.yaml was changed, or written with other options" in str(run().exception)
+    assert run("--force").exit_code == 0
     assert yaml.safe_load(path.read_text(encoding="utf-8")) == content
     assert (out / "keys.json").exists()
 
 
-def test_waiting_as_the_readme_reckons_it_is_that_of_theory() -> None:
+def test_the_waiting_times_of_the_readme_agree_with_theory() -> None:
     readme = Path(__file__).parents[1] / "README.md"
-    found = re.search(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
-    assert found
+    match = re.search(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    assert match
     names: dict[str, Any] = {}
-    exec(found[1], names)
+    exec(match[1], names)
     waits = names["waits"]([1.0], 1, 0.5)
-    # A single place, half used, and requests that all take a second: half a second in the mean.
+    # A single slot, half used, and requests that all take a second: a mean wait of half a second.
     assert sum(waits) / len(waits) == pytest.approx(0.5, rel=0.02)
     assert waits == sorted(waits)
 
 
 if __name__ == "__main__":
     shutil.rmtree(GOLDEN, ignore_errors=True)
-    for each in TARGETS:
+    for target in TARGETS:
         with TemporaryDirectory() as scratch:
-            for name, text in golden(each, Path(scratch)).items():
-                (GOLDEN / each / name).parent.mkdir(parents=True, exist_ok=True)
-                (GOLDEN / each / name).write_bytes(text)
+            for name, text in golden(target, Path(scratch)).items():
+                (GOLDEN / target / name).parent.mkdir(parents=True, exist_ok=True)
+                (GOLDEN / target / name).write_bytes(text)

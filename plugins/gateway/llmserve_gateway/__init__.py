@@ -1,4 +1,4 @@
-"""The front door: the OpenAI API before Triton, with keys, limits and metrics."""
+"""The gateway plugin: the OpenAI API in front of Triton, with keys, limits and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _command(place: Place) -> Sequence[str]:
 
         refuse_open(place.host)
     if place.keys:
-        # What is wrong with them is told before models load, and not after.
+        # Report invalid keys before models load, and not after.
         from llmserve_gateway.keys import read_keys
 
         read_keys(place.keys)
@@ -26,16 +26,16 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.addresses import check_collector
 
         check_collector(place.collector)
-    words = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
-    words += ["--grace", str(place.grace)]
-    words += [word for url in place.replicas for word in ("--url", url)]
+    args = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
+    args += ["--grace", str(place.grace)]
+    args += [arg for url in place.replicas for arg in ("--url", url)]
     metrics = (place.metrics, *place.replica_metrics)
-    words += [word for url in metrics if url for word in ("--triton-metrics", url)]
-    words += ["--supervisor", str(place.status)] if place.status else []
-    words += [word for name in place.models for word in ("--model", name)]
-    words += ["--otlp-endpoint", place.collector] if place.collector else []
-    words += ["--keys", str(place.keys)] if place.keys else []
-    return [*words, "--no-auth"] if place.open else words
+    args += [arg for url in metrics if url for arg in ("--triton-metrics", url)]
+    args += ["--supervisor", str(place.status)] if place.status else []
+    args += [arg for name in place.models for arg in ("--model", name)]
+    args += ["--otlp-endpoint", place.collector] if place.collector else []
+    args += ["--keys", str(place.keys)] if place.keys else []
+    return [*args, "--no-auth"] if place.open else args
 
 
 @hookimpl
@@ -47,7 +47,7 @@ def llmserve_register_frontends() -> Sequence[Frontend]:
 
 @hookimpl
 def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
-    """Say how the families of models write that they call tools."""
+    """Register the parsers for the tool call formats of model families."""
     from llmserve_gateway.tool_parsers import PARSERS
 
     return PARSERS
@@ -55,7 +55,7 @@ def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    home, summary = "llmserve_gateway.commands", "Speak OpenAI before a running Triton."
-    cli.add_command(lazy_command("gateway", f"{home}:gateway", summary, under="Serve"))
-    summary = "Make API keys for the gateway."
-    cli.add_command(lazy_command("key", f"{home}:key", summary, under="Serve"))
+    module, summary = "llmserve_gateway.commands", "Serve the OpenAI API for a running Triton."
+    cli.add_command(lazy_command("gateway", f"{module}:gateway", summary, under="Serve"))
+    summary = "Create API keys for the gateway."
+    cli.add_command(lazy_command("key", f"{module}:key", summary, under="Serve"))

@@ -1,4 +1,4 @@
-"""The gateway as a process of its own, as ``llmserve serve`` starts it."""
+"""The gateway as a separate process, as ``llmserve serve`` starts it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who can reach an address, and where traces go.
+"""Checks of listening addresses and trace collectors.
 
-It imports little: ``serve`` asks before it starts anything.
+This module imports little, because ``serve`` runs the checks before it starts anything.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from llmserve.errors import UsageError
 
 
 def refuse_open(host: str) -> None:
-    """Refuse an address that the whole network can reach, for a gateway that asks for no keys."""
+    """Refuse an address that is reachable from the network, for a gateway without keys."""
     if not is_loopback(host):
         raise UsageError(
-            f"{host} can be reached by others, and no keys are asked for",
-            mend="make one (llmserve key new NAME) and give --keys FILE, or say --no-auth",
+            f"{host} is reachable from other machines, and no API keys are configured",
+            mend="create a key (llmserve key new NAME) and pass --keys FILE, or pass --no-auth",
         )
 
 
@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_collector(address: str) -> None:
-    """Refuse a collector of traces that is none, or that nothing installed here can send to."""
+    """Refuse an invalid collector URL, or any URL if the exporter is not installed."""
     from llmserve.server.tracing import traces_url
 
     traces_url(address)

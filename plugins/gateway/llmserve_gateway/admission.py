@@ -1,4 +1,4 @@
-"""How many requests may be under way and wait: the place is taken in the step that checks."""
+"""Admission of requests: slots for those that run, and a queue for those that wait."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmserve_gateway.errors import ApiError
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one gateway.
+    """Limits of one gateway.
 
-    ``max_requests`` run at a time, ``max_queue`` wait for their turn, and the prompts of all
-    of them together have at most ``max_queued_tokens`` tokens, counted roughly from their bytes.
-    A request for several answers counts as so many.
+    ``max_requests`` run concurrently, ``max_queue`` wait for a slot, and the prompts of all of
+    them together have at most ``max_queued_tokens`` tokens, estimated from their bytes.
+    A request for N answers counts as N requests.
     """
 
     max_requests: int = 256
@@ -26,7 +26,7 @@ class Limits:
 
 
 class Admission:
-    """Lets requests in, first come, first served; all of it runs on one event loop."""
+    """Admits requests, first come, first served; all of it runs on one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -37,69 +37,70 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return sum(places for _, places in self._waiting)
+        return sum(slots for _, slots in self._waiting)
 
     @asynccontextmanager
-    async def place(
+    async def admit(
         self, tokens: int, answers: int = 1, seconds: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold a place for each answer to a request with about so many tokens to read.
+        """Hold a slot for each answer to a request whose prompt has about ``tokens`` tokens.
 
-        Who has none after so many ``seconds`` does not wait for one any longer.
+        The request is refused if it has no slots after ``seconds``.
         """
-        # One that wants more than there is waits until it is alone.
-        places = min(answers, self.limits.max_requests)
-        self._refuse(tokens, places)
+        # A request for more slots than there are waits until it can run alone.
+        slots = min(answers, self.limits.max_requests)
+        # No await may come between this check and taking the slots.
+        self._check_limits(tokens, slots)
         self.tokens += tokens
         try:
-            if self._fits(places) and not self._waiting:
-                self.running += places
+            if self._fits(slots) and not self._waiting:
+                self.running += slots
             else:
-                await self._turn(places, seconds)
+                await self._wait_for_slots(slots, seconds)
             try:
                 yield
             finally:
-                self._leave(places)
+                self._release(slots)
         finally:
             self.tokens -= tokens
 
-    def _fits(self, places: int) -> bool:
-        return self.running + places <= self.limits.max_requests
+    def _fits(self, slots: int) -> bool:
+        return self.running + slots <= self.limits.max_requests
 
-    def _refuse(self, tokens: int, places: int) -> None:
+    def _check_limits(self, tokens: int, slots: int) -> None:
         if self.draining:
             raise ApiError(
                 503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
             )
-        room = self._fits(places) and not self._waiting
-        if not room and self.waiting + places > self.limits.max_queue:
-            raise _full(f"{self.running} requests are under way and {self.waiting} wait")
-        under_way = self.running + self.waiting
-        if under_way and self.tokens + tokens > self.limits.max_queued_tokens:
-            raise _full(f"prompts of about {self.tokens} tokens are under way")
+        runs_now = self._fits(slots) and not self._waiting
+        if not runs_now and self.waiting + slots > self.limits.max_queue:
+            raise _queue_full(f"{self.running} requests are running and {self.waiting} wait")
+        in_flight = self.running + self.waiting
+        if in_flight and self.tokens + tokens > self.limits.max_queued_tokens:
+            raise _queue_full(f"prompts of about {self.tokens} tokens are in flight")
 
-    async def _turn(self, places: int, seconds: float | None) -> None:
+    async def _wait_for_slots(self, slots: int, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((turn, places))
-        timer = None if seconds is None else loop.call_later(seconds, _too_late, turn, seconds)
+        self._waiting.append((turn, slots))
+        timer = None if seconds is None else loop.call_later(seconds, _time_out, turn, seconds)
         try:
             await turn
         except (asyncio.CancelledError, ApiError):
             if turn.done() and not turn.cancelled() and not turn.exception():
-                self._leave(places)  # They had just been handed over.
+                self._release(slots)  # They had just been assigned.
             else:
-                with suppress(ValueError):  # Somebody who left has passed it over already.
-                    self._waiting.remove((turn, places))
-                self._leave(0)  # Whoever waits behind it may need fewer.
+                with suppress(ValueError):  # _release() may have removed it already.
+                    self._waiting.remove((turn, slots))
+                self._release(0)  # The next request in the queue may need fewer slots.
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _leave(self, places: int) -> None:
-        """Hand places to those who have waited longest."""
-        self.running -= places
+    def _release(self, slots: int) -> None:
+        """Assign free slots to the requests that have waited longest."""
+        self.running -= slots
         while self._waiting and self._fits(self._waiting[0][1]):
             turn, wanted = self._waiting.popleft()
             if not turn.done():
@@ -107,12 +108,12 @@ class Admission:
                 turn.set_result(None)
 
 
-def _too_late(turn: asyncio.Future[None], seconds: float) -> None:
+def _time_out(turn: asyncio.Future[None], seconds: float) -> None:
     if not turn.done():
-        turn.set_exception(ApiError(504, f"no place was free for {seconds:g} s", code="timeout"))
+        turn.set_exception(ApiError(504, f"no slot was free for {seconds:g} s", code="timeout"))
 
 
-def _full(why: str) -> ApiError:
+def _queue_full(why: str) -> ApiError:
     return ApiError(
         429,
         f"too many requests: {why}; try again in a second",

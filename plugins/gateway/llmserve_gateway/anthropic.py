@@ -10,193 +10,195 @@ from llmserve.client import Completion, Piece, ToolCall
 from llmserve.client.tools import Tools
 from llmserve_gateway.errors import ApiError, bad_request
 from llmserve_gateway.fields import (
-    Asked,
     Fields,
-    given,
+    ParsedRequest,
     read_messages,
     read_sampling,
     read_text,
+    without_none,
 )
 from llmserve_gateway.openai_answers import dump
 from llmserve_gateway.usage import Usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "max_tokens",
             "tool_calls": "tool_use"}  # fmt: skip
-_CHOICES = {None: None, "auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_TOOL_CHOICES = {None: None, "auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
-_TEXT = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+_TEXT_EVENT = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
 
 
-def read_messages_request(content: Mapping[str, Any], *, counts: bool = False) -> Asked:
-    """Read the body of ``/v1/messages``; one that only ``counts`` needs no ``max_tokens``."""
+def read_messages_request(content: Mapping[str, Any], *, count_only: bool = False) -> ParsedRequest:
+    """Read the body of ``/v1/messages``; if ``count_only`` is set, it needs no ``max_tokens``."""
     fields = Fields(content)
-    told = fields.take("messages")
-    whole = told if isinstance(told, list) else []
-    roles = [one.get("role") for one in whole if isinstance(one, dict)]
+    value = fields.take("messages")
+    items = value if isinstance(value, list) else []
+    roles = [item.get("role") for item in items if isinstance(item, dict)]
     if any(role not in ("user", "assistant") for role in roles):
-        raise bad_request("messages are the user's and the assistant's: see system", "messages")
-    messages = read_messages([message for one in whole for message in _messages(one)])
+        raise bad_request("roles must be user or assistant: for others see system", "messages")
+    messages = read_messages([message for item in items for message in _messages(item)])
     if (system := fields.take("system")) is not None:
         messages.insert(0, {"role": "system", "content": read_text(system, "system")})
-    options = read_sampling(fields, "stop_sequences", warmest=1)
+    options = read_sampling(fields, "stop_sequences", max_temperature=1)
     options["max_tokens"] = fields.number("max_tokens", int, 1)
-    if options["max_tokens"] is None and not counts:
-        raise bad_request("max_tokens has to be a whole number from 1", "max_tokens")
+    if options["max_tokens"] is None and not count_only:
+        raise bad_request("max_tokens must be an integer of at least 1", "max_tokens")
     if fields.mapping("thinking").get("type") not in (None, "disabled"):
-        raise bad_request("thinking: this server's models have none apart from their answer",
+        raise bad_request("thinking: this server's models have no thinking besides their answer",
                           "thinking")  # fmt: skip
     tools = _tools(fields)
-    fields.refuse("this server cannot do that", "mcp_servers", "container")
-    options = {**given(options), "messages": messages}
-    return Asked(
+    fields.refuse("not supported by this server", "mcp_servers", "container")
+    options = {**without_none(options), "messages": messages}
+    return ParsedRequest(
         model=fields.text("model"),
         options=tools.options(options) if tools else options,
         stream=fields.boolean("stream"),
-        tells_stop="stop_words" in options and not tools,
+        report_stop_word="stop_words" in options and not tools,
         tools=tools,
-        unknown=fields.rest(),
+        unknown=fields.unknown(),
     )
 
 
 def _tools(fields: Fields) -> Tools | None:
-    told = fields.take("tools", type="array", items={"type": "object"}) or []
-    if not isinstance(told, list):
-        raise bad_request("tools has to be a list", "tools")
+    tools = fields.take("tools", type="array", items={"type": "object"}) or []
+    if not isinstance(tools, list):
+        raise bad_request("tools must be a list", "tools")
     functions = []
-    for at, tool in enumerate(told):
+    for index, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
-            raise bad_request(f"tools[{at}] is none that this server's models can call", "tools")
+            raise bad_request(f"tools[{index}] must be a tool of type custom", "tools")
         schema = {"parameters": tool.get("input_schema")}
-        about = tool.get("description")
-        about = {"description": about} if isinstance(about, str) else {}
-        functions.append({"name": tool.get("name"), **about, **schema})
+        text = tool.get("description")
+        description = {"description": text} if isinstance(text, str) else {}
+        functions.append({"name": tool.get("name"), **description, **schema})
     choice = fields.mapping("tool_choice")
     kind = choice.get("type")
-    if not (kind is None or isinstance(kind, str)) or kind not in _CHOICES:
-        raise bad_request("tool_choice has to be auto, any, tool or none", "tool_choice")
+    if not (kind is None or isinstance(kind, str)) or kind not in _TOOL_CHOICES:
+        raise bad_request("tool_choice must be auto, any, tool or none", "tool_choice")
     named = choice.get("name") if kind == "tool" else None
     if kind == "tool" and not isinstance(named, str):
-        raise bad_request("tool_choice has to name the tool", "tool_choice")
+        raise bad_request("tool_choice must name the tool", "tool_choice")
     parallel = choice.get("disable_parallel_tool_use") is not True
-    return Tools.checked(functions, _CHOICES[kind], named, parallel=parallel)
+    return Tools.checked(functions, _TOOL_CHOICES[kind], named, parallel=parallel)
 
 
-def _messages(told: Any) -> list[Any]:
-    """Return a message as chats have it: calls and their results are blocks of its content."""
-    content = told.get("content") if isinstance(told, dict) else None
+def _messages(message: Any) -> list[Any]:
+    """Return a message as chat messages; calls and their results are blocks of its content."""
+    content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
-        return [told]
+        return [message]
 
     def blocks(kind: str) -> list[dict[str, Any]]:
-        return [one for one in content if isinstance(one, dict) and one.get("type") == kind]
+        return [block for block in content if isinstance(block, dict) and block.get("type") == kind]
 
-    results = [
-        {"role": "tool", "tool_call_id": one.get("tool_use_id"), "content": one.get("content", "")}
-        for one in blocks("tool_result")
-    ]
+    results, uses = blocks("tool_result"), blocks("tool_use")
+    if not results and not uses:
+        return [message]
+    tool_messages = [
+        {"role": "tool", "tool_call_id": block.get("tool_use_id"),
+         "content": block.get("content", "")} for block in results
+    ]  # fmt: skip
     calls = [
-        {"id": one.get("id"), "function": {"name": one.get("name"), "arguments": one.get("input")}}
-        for one in blocks("tool_use")
+        {"id": use.get("id"), "function": {"name": use.get("name"), "arguments": use.get("input")}}
+        for use in uses
     ]
-    if not results and not calls:
-        return [told]
-    rest = [one for one in content if one not in (*blocks("tool_result"), *blocks("tool_use"))]
+    rest = [block for block in content if block not in (*results, *uses)]
     if not calls:
-        return [*results, *([{**told, "content": rest}] if rest else [])]
-    return [*results, {**told, "content": rest or None, "tool_calls": calls}]
+        return [*tool_messages, *([{**message, "content": rest}] if rest else [])]
+    return [*tool_messages, {**message, "content": rest or None, "tool_calls": calls}]
 
 
-class MessageAnswers:
-    """Writes an answer as a message, whole or in Anthropic's events."""
+class MessagesWriter:
+    """Writes an answer as a message, or as Anthropic's events."""
 
-    def __init__(self, asked: Asked, request_id: str) -> None:
+    def __init__(self, request: ParsedRequest, request_id: str) -> None:
         self.usage = Usage(1, 1)
-        self._stops = asked.options.get("stop_words") or [] if asked.tells_stop else []
-        self._end: dict[str, str | None] = {"stop_reason": "end_turn", "stop_sequence": None}
-        self._tools = asked.tools
-        self._blocks = 0
-        self._kind = ""
+        self._stop_words = request.options.get("stop_words", []) if request.report_stop_word else []
+        self._stop: dict[str, str | None] = {"stop_reason": "end_turn", "stop_sequence": None}
+        self._tools = request.tools
+        self._block_count = 0
+        self._block_type = ""
         self._message: dict[str, Any] = {
             "id": f"msg_{request_id}",
             "type": "message",
             "role": "assistant",
-            "model": asked.model,
+            "model": request.model,
             "content": [],
-            **dict.fromkeys(self._end),
+            **dict.fromkeys(self._stop),
         }
 
     def whole(self, answers: Sequence[Completion]) -> bytes:
-        answer, calls = answers[0], answers[0].tool_calls
+        answer, calls, counts = answers[0], answers[0].tool_calls, self.usage
         uses = [{**_use(call), "input": json.loads(call.arguments)} for call in calls]
-        self.usage.note(0, answer.input_tokens, answer.output_tokens)
-        text = self._told(answer)
+        counts.update(0, answer.input_tokens, answer.output_tokens)
+        text = self._text(answer)
         texts = [{"type": "text", "text": text}] if text or not calls else []
         message = {
             **self._message,
-            **self._end,
+            **self._stop,
             "content": [*texts, *uses],
-            "usage": {"input_tokens": self.usage.read, "output_tokens": self.usage.written},
+            "usage": {"input_tokens": counts.input_tokens, "output_tokens": counts.output_tokens},
         }
         return dump(message)
 
     def opening(self, piece: Piece) -> bytes:
         usage = {"input_tokens": piece.input_tokens or 0, "output_tokens": 0}
         start = _event("message_start", message={**self._message, "usage": usage})
-        # Nobody knows yet whether an answer that may be a call has any text.
-        text = b"" if self._tools else self._begin({"type": "text", "text": ""})
+        # With tools, it is not known yet whether the answer has any text.
+        text = b"" if self._tools else self._start_block({"type": "text", "text": ""})
         return start + text + _event("ping")
 
     def chunk(self, piece: Piece) -> bytes:
-        self.usage.note(0, piece.input_tokens, piece.output_tokens)
-        text = self._told(piece)
+        self.usage.update(0, piece.input_tokens, piece.output_tokens)
+        text = self._text(piece)
         if not self._tools:
-            return _TEXT + dump({"type": "text_delta", "text": text}) + b"}\n\n" if text else b""
+            content = {"type": "text_delta", "text": text}
+            return _TEXT_EVENT + dump(content) + b"}\n\n" if text else b""
         events = []
         if text:
-            if self._kind != "text":
-                events.append(self._begin({"type": "text", "text": ""}))
-            events.append(self._delta({"type": "text_delta", "text": text}))
+            if self._block_type != "text":
+                events.append(self._start_block({"type": "text", "text": ""}))
+            events.append(self._block_event("delta", delta={"type": "text_delta", "text": text}))
         for call in piece.tool_calls:
             if call.name:
-                events.append(self._begin({**_use(call), "input": {}}))
+                events.append(self._start_block({**_use(call), "input": {}}))
             if call.arguments:
                 delta = {"type": "input_json_delta", "partial_json": call.arguments}
-                events.append(self._delta(delta))
+                events.append(self._block_event("delta", delta=delta))
         return b"".join(events)
 
-    def _begin(self, block: dict[str, Any]) -> bytes:
-        """Begin the next block; what was open ends."""
-        ended = self._close()
-        self._kind = block["type"]
-        self._blocks += 1
-        return ended + _event("content_block_start", index=self._blocks - 1, content_block=block)
+    def _start_block(self, block: dict[str, Any]) -> bytes:
+        """Start the next block, after ending the current one."""
+        events = self._end_block()
+        self._block_type = block["type"]
+        self._block_count += 1
+        return events + self._block_event("start", content_block=block)
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+    def _end_block(self) -> bytes:
+        return self._block_event("stop") if self._block_type else b""
 
-    def _close(self) -> bytes:
-        return _event("content_block_stop", index=self._blocks - 1) if self._kind else b""
+    def _block_event(self, kind: str, **content: Any) -> bytes:
+        return _event(f"content_block_{kind}", index=self._block_count - 1, **content)
 
     def closing(self) -> bytes:
-        usage = {"output_tokens": self.usage.written}
+        usage = {"output_tokens": self.usage.output_tokens}
         return (
-            self._close()
-            + _event("message_delta", delta=self._end, usage=usage)
+            self._end_block()
+            + _event("message_delta", delta=self._stop, usage=usage)
             + _event("message_stop")
         )
 
     def failure(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + error_body(error) + b"\n\n"
 
-    def _told(self, answer: Completion | Piece) -> str:
-        """Return a text without the stop word at its end, and take note of why it ended."""
+    def _text(self, answer: Completion | Piece) -> str:
+        """Return the text without the stop word at its end, and record why the answer ended."""
         if answer.finish_reason:
-            self._end["stop_reason"] = _REASONS.get(answer.finish_reason, "end_turn")
+            self._stop["stop_reason"] = _REASONS.get(answer.finish_reason, "end_turn")
         if answer.finish_reason == "stop":
-            met = [word for word in self._stops if answer.text.endswith(word)]
-            if met:
-                word = max(met, key=len)
-                self._end = {"stop_reason": "stop_sequence", "stop_sequence": word}
+            matches = [word for word in self._stop_words if answer.text.endswith(word)]
+            if matches:
+                word = max(matches, key=len)
+                self._stop = {"stop_reason": "stop_sequence", "stop_sequence": word}
                 return answer.text.removesuffix(word)
         return answer.text
 

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: which path leads where."""
+"""The gateway as an ASGI application: its routes, and the endpoints without streams."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError
 from llmserve_gateway import anthropic, responses
-from llmserve_gateway.bodies import Gone, Receive, read_json
+from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import Fields, read_messages
 from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
 from llmserve_gateway.keys import Key
-from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers, dump
+from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
 from llmserve_gateway.reply import Send, request_id
-from llmserve_gateway.triton_metrics import CacheUse, joined, scrape_all
+from llmserve_gateway.triton_metrics import CacheUsage, join_pages, scrape_all
 
 PAGE = Path(__file__).with_name("page")
-_METRICS = "text/plain; version=0.0.4"
+_METRICS_TYPE = "text/plain; version=0.0.4"
 
-CHAT = Dialect(read_chat, ChatAnswers)
-COMPLETION = Dialect(read_completion, CompletionAnswers, operation="text_completion")
-RESPONSE = Dialect(responses.read_response_request, responses.ResponseAnswers)
-MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessageAnswers, anthropic.error_body)
+CHAT = Dialect(read_chat, ChatWriter)
+COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completion")
+RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
+MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
 
-Handle = Callable[[Request, "Key | None"], Awaitable[Response]]
+Handler = Callable[[Request, "Key | None"], Awaitable[Response]]
 
 
 class Endpoint:
-    """An ASGI application for one path: nothing of Starlette stands between it and a stream."""
+    """An ASGI application for one path; it streams without going through Starlette."""
 
     def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
@@ -52,17 +52,17 @@ class Endpoint:
 
 
 class Routes:
-    """What is answered at once, beside the answers of models."""
+    """The endpoints that do not generate text."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._catalog = gateway.catalog
-        self._caches = CacheUse(gateway.settings.all_metrics)
+        self._cache_usage = CacheUsage(gateway.settings.all_metrics)
 
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
-        found = await self._offered(key)
-        data = await asyncio.gather(*(self._model(name) for name in found))
+        names = await self._offered(key)
+        data = await asyncio.gather(*(self._model(name) for name in names))
         return _json({"object": "list", "data": data})
 
     async def model(self, request: Request, key: Key | None) -> Response:
@@ -73,47 +73,47 @@ class Routes:
         return _json(await self._model(name))
 
     async def tokenize(self, request: Request, key: Key | None) -> Response:
-        """Say what tokens a text or a conversation has, in vLLM's words."""
+        """Return the tokens of a text or a conversation, in vLLM's format."""
         fields = Fields(await _body(request))
-        name = await self._named(fields, key)
+        name = await self._model_name(fields, key)
         messages, prompt = fields.take("messages"), fields.take("prompt")
         options: dict[str, Any] = {}
         if messages is not None and prompt is not None:
-            raise bad_request("give prompt or messages, not both", "prompt")
+            raise bad_request("send prompt or messages, not both", "prompt")
         if messages is not None:
             options["messages"] = read_messages(messages)
-            told = fields.mapping("chat_template_kwargs")
-            tools = fields.take("tools")
-            options["chat_template_kwargs"] = ({**told, "tools": tools} if tools else told) or None
+            kwargs, tools = fields.mapping("chat_template_kwargs"), fields.take("tools")
+            kwargs |= {"tools": tools} if tools else {}
+            options["chat_template_kwargs"] = kwargs or None
         elif not isinstance(prompt, str):
-            raise bad_request("prompt has to be a text, or give messages", "prompt")
-        about = await self._catalog.about(name, prompt or "", **options)
-        ids = about["ids"]
+            raise bad_request("prompt must be a string, or send messages", "prompt")
+        report = await self._catalog.inspect_prompt(name, prompt or "", **options)
+        ids = report["ids"]
         return _json(
-            {"count": len(ids), "max_model_len": about["context_length"], "tokens": ids,
+            {"count": len(ids), "max_model_len": report["context_length"], "tokens": ids,
              "token_strs": None}
         )  # fmt: skip
 
     async def detokenize(self, request: Request, key: Key | None) -> Response:
         fields = Fields(await _body(request))
-        name = await self._named(fields, key)
+        name = await self._model_name(fields, key)
         ids = fields.take("tokens")
         if ids == []:
             return _json({"prompt": ""})
         prompts = read_prompts(ids) if isinstance(ids, list) else [""]
         if len(prompts) != 1 or isinstance(prompts[0], str):
-            raise bad_request("tokens has to be a list of token ids", "tokens")
-        about = await self._catalog.about(name, input_ids=prompts[0])
-        return _json({"prompt": about["text"]})
+            raise bad_request("tokens must be a list of token ids", "tokens")
+        report = await self._catalog.inspect_prompt(name, input_ids=prompts[0])
+        return _json({"prompt": report["text"]})
 
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
-        asked = anthropic.read_messages_request(await _body(request), counts=True)
-        self._gateway.check_model(key, asked.model)
-        kwargs = asked.options.get("chat_template_kwargs")
-        about = await self._catalog.about(
-            asked.model, messages=asked.options["messages"], chat_template_kwargs=kwargs
+        parsed = anthropic.read_messages_request(await _body(request), count_only=True)
+        self._gateway.check_model(key, parsed.model)
+        kwargs = parsed.options.get("chat_template_kwargs")
+        report = await self._catalog.inspect_prompt(
+            parsed.model, messages=parsed.options["messages"], chat_template_kwargs=kwargs
         )
-        return _json({"input_tokens": len(about["ids"])})
+        return _json({"input_tokens": len(report["ids"])})
 
     async def live(self, request: Request) -> Response:
         del request
@@ -124,14 +124,14 @@ class Routes:
         if self._gateway.admission.draining:
             state = {**state, "ready": False, "why": "shutting down"}
         if "all" in request.query_params:
-            lost = [name for name, told in state["models"].items() if not told["ready"]]
-            state = {**state, "ready": state["ready"] and not lost}
+            all_ready = all(model["ready"] for model in state["models"].values())
+            state = {**state, "ready": state["ready"] and all_ready}
         status = 200 if state["ready"] else 503
         if name := request.path_params.get("name"):
             models = state["models"]
-            told = models.get(name, {"ready": False, "why": state.get("why", "it is not loaded")})
-            state = {**told, "ready": state["ready"] and told["ready"]}
-            # Only who knows of others can say that there is no such model.
+            model = models.get(name, {"ready": False, "why": state.get("why", "it is not loaded")})
+            state = {**model, "ready": state["ready"] and model["ready"]}
+            # Without any models, the gateway cannot know that this one does not exist.
             status = 200 if state["ready"] else 404 if models and name not in models else 503
         return _json(state, status)
 
@@ -140,49 +140,49 @@ class Routes:
         try:
             models = await self._offered(key)
         except LLMServeError:
-            models = []  # Nobody is there to be asked, and the API is the same.
+            models = []  # Triton is not reachable, but the API is the same.
         return _json(make_document(models))
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
         del request, key
         metrics = self._gateway.metrics
         metrics.waiting.set(self._gateway.admission.waiting)
-        running = {one.url: one.running for one in self._gateway.client.all}
-        metrics.show(self._catalog.known, await self._catalog.supervised(), running)
-        metrics.show_caches(await self._catalog.by_model(await self._caches.read()))
-        return Response(metrics.text(), media_type=_METRICS)
+        running = {replica.url: replica.running for replica in self._gateway.client.all}
+        metrics.update(self._catalog.observed, await self._catalog.supervised(), running)
+        metrics.update_caches(await self._catalog.by_model(await self._cache_usage.read()))
+        return Response(metrics.text(), media_type=_METRICS_TYPE)
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
         del request, key
         settings = self._gateway.settings
         if not settings.all_metrics:
-            raise ApiError(404, "Triton's metrics are not known here: start with --triton-metrics")
-        found = await scrape_all(settings.all_metrics)
-        told = zip((settings.url, *settings.replicas), found, strict=False)
-        pages = {replica: page for replica, page in told if isinstance(page, str)}
+            raise ApiError(404, "Triton's metrics have no address: start with --triton-metrics")
+        results = await scrape_all(settings.all_metrics)
+        by_replica = zip((settings.url, *settings.replicas), results, strict=False)
+        pages = {replica: page for replica, page in by_replica if isinstance(page, str)}
         if not pages:
-            raise ApiError(503, f"Triton's metrics cannot be had: {found[0]}")
-        page = joined(pages) if found[1:] else next(iter(pages.values()))
-        return Response(page, media_type=_METRICS)
+            raise ApiError(503, f"Triton's metrics cannot be read: {results[0]}")
+        page = join_pages(pages) if results[1:] else next(iter(pages.values()))
+        return Response(page, media_type=_METRICS_TYPE)
 
     def guarded(
-        self, handle: Handle, error_body: Any = ApiError.json, *, keyed: bool = True
+        self, handler: Handler, error_body: Any = ApiError.json, *, keyed: bool = True
     ) -> Any:
-        """Return an endpoint that asks for a key, and tells what goes wrong as the API does."""
+        """Return an endpoint that requires a key, and reports errors in the API's format."""
 
         async def endpoint(request: Request) -> Response:
             try:
-                key = self._gateway.who(request.headers) if keyed else None
-                response = await handle(request, key)
+                key = self._gateway.authenticate(request.headers) if keyed else None
+                response = await handler(request, key)
             except ApiError as error:
                 response = _failure(error, error_body)
             except LLMServeError as error:
                 response = _failure(from_llmserve(error), error_body)
-            except Gone:
+            except ClientDisconnected:
                 response = Response(status_code=499)
             except Exception:
                 log.exception("request for %s", request.url.path)
-                response = _failure(ApiError(500, "the gateway failed; its log says why"))
+                response = _failure(ApiError(500, "the gateway failed: see its log"))
             response.headers["x-request-id"] = request_id(request.headers)
             return response
 
@@ -201,7 +201,7 @@ class Routes:
             "max_model_len": await self._catalog.context_length(name),
         }
 
-    async def _named(self, fields: Fields, key: Key | None) -> str:
+    async def _model_name(self, fields: Fields, key: Key | None) -> str:
         offered = await self._offered(key)
         if len(offered) == 1 and fields.take("model") in (None, offered[0]):
             return offered[0]
@@ -223,7 +223,7 @@ def _failure(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.json)
 
 
 def make_app(settings: Settings) -> Starlette:
-    """Return the application; it connects to Triton when it is first asked."""
+    """Return the application; it connects to Triton on the first request."""
     gateway = Gateway(settings)
     routes = Routes(gateway)
     guarded, keyed = routes.guarded, not settings.open_metrics
@@ -239,7 +239,7 @@ def make_app(settings: Settings) -> Starlette:
     def post(path: str, endpoint: Any) -> Route:
         return Route(path, endpoint, methods=["POST"])
 
-    known = [
+    api_routes = [
         post("/v1/chat/completions", Endpoint(gateway, CHAT)),
         post("/v1/completions", Endpoint(gateway, COMPLETION)),
         post("/v1/responses", Endpoint(gateway, RESPONSE)),
@@ -261,19 +261,19 @@ def make_app(settings: Settings) -> Starlette:
     async def missing(request: Request, error: Any) -> Response:
         del error
         path = request.url.path[:200]
-        for route in known:
+        for route in api_routes:
             if route.matches(request.scope)[0] == Match.PARTIAL:
-                takes = ", ".join(sorted(route.methods or ()))
-                what = f"{path} takes {takes}, not {request.method}"
-                return _failure(ApiError(405, what, headers={"allow": takes}))
-        what = f"there is nothing at {request.method} {path}"
+                allowed = ", ".join(sorted(route.methods or ()))
+                what = f"{path} accepts {allowed}, not {request.method}"
+                return _failure(ApiError(405, what, headers={"allow": allowed}))
+        what = f"there is no endpoint {request.method} {path}"
         return _failure(ApiError(404, what, code="not_found"))
 
     origins = settings.cors_origins
     cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"],
                       allow_headers=["*"])  # fmt: skip
     app = Starlette(
-        routes=[*known, Mount("/", StaticFiles(directory=PAGE, html=True))],
+        routes=[*api_routes, Mount("/", StaticFiles(directory=PAGE, html=True))],
         middleware=[cors] if origins else [],
         exception_handlers={404: missing, 405: missing},
         lifespan=lifespan,

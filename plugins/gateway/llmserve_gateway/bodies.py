@@ -1,4 +1,4 @@
-"""Reading a request's body: bounded in size, pieces, depth and time."""
+"""Reading of request bodies, with limits on size, pieces, depth and time."""
 
 from __future__ import annotations
 
@@ -14,34 +14,32 @@ Receive = Callable[[], Awaitable[Any]]
 MAX_BYTES = 4 << 20
 MAX_PIECES = 65_536
 MAX_DEPTH = 64
-_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
-class Gone(Exception):
-    """The client has left."""
+class ClientDisconnected(Exception):
+    """The client closed the connection before its response was complete."""
 
 
 async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Read a JSON object, or refuse what would cost too much to read."""
-    packed = headers.get("content-encoding", "identity")
-    if packed != "identity":
-        what = (
-            f"a body packed with {packed[:40]!r} cannot be read: send it without content-encoding"
-        )
+    """Read a JSON object; refuse a body that would be too expensive to read."""
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        what = f"content-encoding {encoding[:40]!r} is not supported: send the body uncompressed"
         raise ApiError(415, what)
     length = headers.get("content-length")
     if length is not None and length.isdecimal() and int(length) > MAX_BYTES:
         raise _too_large()
     try:
-        body = await asyncio.wait_for(_read(receive), _SECONDS)
+        body = await asyncio.wait_for(_read(receive), _TIMEOUT_SECONDS)
     except asyncio.TimeoutError:
-        raise ApiError(408, f"the request did not arrive within {_SECONDS:g} s") from None
+        raise ApiError(408, f"the request did not arrive within {_TIMEOUT_SECONDS:g} s") from None
     try:
         content = json.loads(body)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        # The bytes themselves may be no text; the parser's message is about them.
+        # If the bytes are not even text, this is the decoder's message about them.
         raise bad_request(f"the request is not JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):
         raise bad_request("the request is not a JSON object")
@@ -55,7 +53,7 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         piece = message.get("body", b"")
         size += len(piece)
         count += 1

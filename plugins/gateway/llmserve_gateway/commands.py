@@ -13,8 +13,8 @@ READABLE = click.Path(path_type=Path, dir_okay=False, exists=True, readable=True
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1)
 KEYS = Path("llmserve-keys.json")
-# Through the event engine, which newer versions of grpcio have, each message of a stream goes
-# through more threads and takes more of the processor. gRPC reads this when it is imported.
+# With the event engine of newer grpcio versions, each message of a stream passes through more
+# threads and takes more processor time. gRPC reads this when it is imported.
 GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
 
 
@@ -24,73 +24,73 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     "urls",
     multiple=True,
     envvar="LLMSERVE_URL",
-    help="Triton's gRPC address; repeat for several that serve the same.",
+    help="Triton's gRPC address; repeat for several that serve the same models.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=PORT, default=8080, show_default=True, help="0 for a free one.")
-@click.option("--model", "models", multiple=True, help="Offer only this; repeat for several.")
-@click.option("--keys", type=FILE, help="File of API keys; without it, only this machine.")
-@click.option("--no-auth", is_flag=True, help="Let everybody in, on any address.")
+@click.option("--port", type=PORT, default=8080, show_default=True, help="0 for a free port.")
+@click.option("--model", "models", multiple=True, help="Offer only this model; repeatable.")
+@click.option("--keys", type=FILE, help="File of API keys; without it, only local clients.")
+@click.option("--no-auth", is_flag=True, help="Serve without keys, on any address.")
 @click.option(
-    "--max-requests", type=COUNT, default=256, show_default=True, help="Requests under way."
+    "--max-requests", type=COUNT, default=256, show_default=True, help="Concurrent requests."
 )
 @click.option(
     "--max-queue",
     type=click.IntRange(0),
     default=256,
     show_default=True,
-    help="Requests that may wait.",
+    help="Requests that may wait for a slot.",
 )
 @click.option(
     "--max-queued-tokens",
     type=COUNT,
     default=1_000_000,
     show_default=True,
-    help="Tokens of all their prompts.",
+    help="Tokens in the prompts of all requests.",
 )
 @click.option(
     "--request-timeout",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds for a request.",
+    help="Seconds that a request may take.",
 )
 @click.option(
     "--grace",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="Seconds for what is under way at the end.",
+    help="Seconds for running requests to end on shutdown.",
 )
 @click.option(
     "--triton-metrics",
     metavar="URL",
     multiple=True,
-    help="Triton's metrics, to give at /metrics/triton; on this machine port 8002 by default. "
+    help="Triton's metrics, to serve at /metrics/triton; without --url port 8002 of this machine. "
     "Repeat for each --url.",
 )
-@click.option("--open-metrics", is_flag=True, help="Let everybody read metrics, without a key.")
-@click.option("--supervisor", type=FILE, hidden=True, help="Where `serve` tells how models are.")
+@click.option("--open-metrics", is_flag=True, help="Serve metrics without a key.")
+@click.option("--supervisor", type=FILE, hidden=True, help="Control socket of `serve`.")
 @click.option(
     "--tool-parser",
     "tool_parsers",
     multiple=True,
     envvar="LLMSERVE_TOOL_PARSER",
     metavar="[MODEL=]NAME",
-    help="How calls of tools are read, where not by the chat template; repeat for several.",
+    help="Tool call parser, instead of the one for the chat template; repeatable.",
 )
 @click.option(
     "--otlp-endpoint",
     "collector",
     metavar="URL",
     default="",
-    help="Collector to send traces to (OTLP, HTTP).",
+    help="Collector to send traces to (OTLP over HTTP).",
 )
-@click.option("--cors-origin", "cors_origins", multiple=True, help="Let pages of this origin ask.")
+@click.option("--cors-origin", "cors_origins", multiple=True, help="Allow pages of this origin.")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
-@click.option("--tls-key", type=READABLE, help="Its key (PEM).")
-def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **given: Any) -> None:
-    """Speak OpenAI before a running Triton.
+@click.option("--tls-key", type=READABLE, help="Private key of the certificate (PEM).")
+def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **options: Any) -> None:
+    """Serve the OpenAI API in front of a running Triton.
 
     \b
     llmserve gateway
@@ -104,41 +104,41 @@ def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **given: Any
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.serving import Listening, run
 
-    for each in urls:
-        parse_url(each)
+    for address in urls:
+        parse_url(address)
     if not triton_metrics and not urls:
         triton_metrics = ("http://127.0.0.1:8002/metrics",)
     url, *others = dict.fromkeys(urls) or ("127.0.0.1:8001",)
     if triton_metrics[len(others) + 1 :]:
-        raise UsageError("more of --triton-metrics than of --url", mend="give each --url its own")
-    bounds = ("max_requests", "max_queue", "max_queued_tokens")
-    limits = Limits(**{name: given.pop(name) for name in bounds})
-    where = ("host", "port", "grace", "no_auth", "tls_cert", "tls_key")
-    listening = Listening(**{name: given.pop(name) for name in where})
+        raise UsageError("more --triton-metrics than --url", mend="give one for each --url")
+    limit_names = ("max_requests", "max_queue", "max_queued_tokens")
+    limits = Limits(**{name: options.pop(name) for name in limit_names})
+    listening_names = ("host", "port", "grace", "no_auth", "tls_cert", "tls_key")
+    listening = Listening(**{name: options.pop(name) for name in listening_names})
     settings = Settings(
         url,
         limits,
         triton_metrics=triton_metrics[0] if triton_metrics else None,
         replicas=tuple(others),
         replica_metrics=triton_metrics[1:],
-        **given,
+        **options,
     )
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))
 
 
 @click.group()
 def key() -> None:
-    """Make API keys for the gateway."""
+    """Create API keys for the gateway."""
 
 
 @key.command()
 @click.argument("name")
-@click.option("--file", type=FILE, default=KEYS, show_default=True, help="File of keys.")
-@click.option("--model", "models", multiple=True, help="May ask only this; repeat for several.")
-@click.option("--requests-per-minute", type=click.IntRange(min=1), help="At most so many.")
-@click.option("--tokens-per-minute", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--file", type=FILE, default=KEYS, show_default=True, help="Key file.")
+@click.option("--model", "models", multiple=True, help="Allow only this model; repeatable.")
+@click.option("--requests-per-minute", type=click.IntRange(min=1), help="Rate limit.")
+@click.option("--tokens-per-minute", type=click.IntRange(min=1), help="Rate limit.")
 def new(name: str, file: Path, models: tuple[str, ...], **limits: int | None) -> None:
-    """Make a key and print it; the file gets its hash.
+    """Create a key and print it; its hash is added to the file.
 
     \b
     llmserve key new alice --file keys.json

@@ -1,4 +1,4 @@
-"""The OpenAPI document: its request bodies are what the readers of requests ask for."""
+"""The OpenAPI document; its request schemas come from the code that reads requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib.metadata import version
 from typing import Any
 
 from llmserve_gateway import anthropic, responses
-from llmserve_gateway.fields import MAX_ANSWERS, ROLES, Noted
+from llmserve_gateway.fields import MAX_ANSWERS, ROLES, SchemaProbe
 from llmserve_gateway.openai_requests import read_chat, read_completion
 
-_JSON, _EVENTS, _PLAIN = "application/json", "text/event-stream", "text/plain"
+_JSON, _EVENT_STREAM, _TEXT_PLAIN = "application/json", "text/event-stream", "text/plain"
 _PART = {
     "type": "object",
     "required": ["type", "text"],
@@ -25,9 +25,9 @@ _CALL = {
 }  # fmt: skip
 
 
-def _messages(roles: Sequence[str], **more: Any) -> dict[str, Any]:
+def _messages(roles: Sequence[str], **extra_fields: Any) -> dict[str, Any]:
     content = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
-    fields = {"role": {"enum": list(roles)}, "content": content, **more}
+    fields = {"role": {"enum": list(roles)}, "content": content, **extra_fields}
     message = {"type": "object", "required": ["role", "content"], "properties": fields}
     return {"type": "array", "minItems": 1, "items": message}
 
@@ -37,12 +37,12 @@ _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _TEXT_OR_IDS = {
     "anyOf": [_TEXT, _IDS] + [
-        {"type": "array", "minItems": 1, "maxItems": MAX_ANSWERS, "items": each}
-        for each in (_TEXT, _IDS)
+        {"type": "array", "minItems": 1, "maxItems": MAX_ANSWERS, "items": item}
+        for item in (_TEXT, _IDS)
     ]
 }  # fmt: skip
-# What is more than a number, a text or a switch.
-_FORMS: Mapping[str, Any] = {
+# The fields with more structure than a number, a string or a boolean.
+_SCHEMAS: Mapping[str, Any] = {
     "messages": _MESSAGES,
     "prompt": _TEXT_OR_IDS,
     "input": {"anyOf": [_TEXT, _messages(list(ROLES))]},
@@ -53,54 +53,54 @@ _ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": ["message", "type"]}},
 }
-_ASKED = [{"role": "user", "content": "Hi"}]
+_EXAMPLE = [{"role": "user", "content": "Hi"}]
 _EXAMPLES: Mapping[str, tuple[str, Callable[[Any], Any], dict[str, Any]]] = {
-    "/v1/chat/completions": ("Answer a conversation", read_chat, {"messages": _ASKED}),
-    "/v1/completions": ("Go on from a text", read_completion, {"prompt": "Hi"}),
-    "/v1/responses": ("Answer a conversation, in OpenAI's newer form",
+    "/v1/chat/completions": ("Answer a conversation", read_chat, {"messages": _EXAMPLE}),
+    "/v1/completions": ("Continue a text", read_completion, {"prompt": "Hi"}),
+    "/v1/responses": ("Answer a conversation, in OpenAI's newer format",
                       responses.read_response_request, {"input": "Hi"}),
-    "/v1/messages": ("Answer a conversation, in Anthropic's form",
-                     anthropic.read_messages_request, {"messages": _ASKED, "max_tokens": 16}),
-    "/v1/messages/count_tokens": ("Count what a conversation is to the model",
-                                  partial(anthropic.read_messages_request, counts=True),
-                                  {"messages": _ASKED}),
+    "/v1/messages": ("Answer a conversation, in Anthropic's format",
+                     anthropic.read_messages_request, {"messages": _EXAMPLE, "max_tokens": 16}),
+    "/v1/messages/count_tokens": ("Count the tokens of a conversation",
+                                  partial(anthropic.read_messages_request, count_only=True),
+                                  {"messages": _EXAMPLE}),
 }  # fmt: skip
 _GETS = {
-    "/v1/models": ("What can be asked", _JSON),
-    "/v1/models/{name}": ("One of them", _JSON),
-    "/livez": ("Whether the gateway runs", None),
-    "/readyz": ("Whether models answer", _JSON),
-    "/readyz/{name}": ("Whether one of them does", _JSON),
-    "/health": ("As /readyz", _JSON),
-    "/metrics": ("Figures for Prometheus", _PLAIN),
-    "/metrics/triton": ("Triton's own", _PLAIN),
+    "/v1/models": ("The available models", _JSON),
+    "/v1/models/{name}": ("One model", _JSON),
+    "/livez": ("Whether the gateway is running", None),
+    "/readyz": ("Whether the models answer", _JSON),
+    "/readyz/{name}": ("Whether one model answers", _JSON),
+    "/health": ("Same as /readyz", _JSON),
+    "/metrics": ("Metrics for Prometheus", _TEXT_PLAIN),
+    "/metrics/triton": ("Triton's own metrics", _TEXT_PLAIN),
     "/openapi.json": ("This document", _JSON),
 }
 
 
 def make_document(models: Sequence[str]) -> dict[str, Any]:
-    # No schema of the answers: they have the form that each API's own clients read.
+    # No response schemas: responses have the format that each API's own clients expect.
     model = {"type": "string", "enum": list(models)} if models else {"type": "string"}
     paths: dict[str, Any] = {}
     for path, (summary, read, example) in _EXAMPLES.items():
         body = _body(read, {"model": "m", **example}, model)
         if path.startswith("/v1/messages"):
             body["properties"]["messages"] = _messages(["user", "assistant"])
-        kinds = (_JSON, _EVENTS) if "stream" in body["properties"] else (_JSON,)
-        paths[path] = {"post": _operation(summary, kinds, body)}
-    for path, summary, taken in (("/tokenize", "The tokens of a text", ("prompt", "messages")),
+        types = (_JSON, _EVENT_STREAM) if "stream" in body["properties"] else (_JSON,)
+        paths[path] = {"post": _operation(summary, types, body)}
+    for path, summary, names in (("/tokenize", "The tokens of a text", ("prompt", "messages")),
                                  ("/detokenize", "The text of tokens", ("tokens",))):  # fmt: skip
-        fields = {"model": model, **{name: _FORMS[name] for name in taken}}
+        fields = {"model": model, **{name: _SCHEMAS[name] for name in names}}
         if path == "/tokenize":
             fields["prompt"] = {"type": "string"}
         body = {"type": "object", "required": ["model"], "properties": fields,
-                "oneOf": [{"required": [name]} for name in taken]}  # fmt: skip
+                "oneOf": [{"required": [name]} for name in names]}  # fmt: skip
         paths[path] = {"post": _operation(summary, (_JSON,), body)}
-    for path, (summary, kind) in _GETS.items():
-        paths[path] = {"get": _operation(summary, (kind,) if kind else ())}
+    for path, (summary, media_type) in _GETS.items():
+        paths[path] = {"get": _operation(summary, (media_type,) if media_type else ())}
         if "{name}" in path:
-            named = {"name": "name", "in": "path", "required": True, "schema": model}
-            paths[path]["get"]["parameters"] = [named]
+            parameter = {"name": "name", "in": "path", "required": True, "schema": model}
+            paths[path]["get"]["parameters"] = [parameter]
     return {
         "openapi": "3.1.0",
         "info": {"title": "llmserve", "version": version("llmserve-gateway")},
@@ -111,9 +111,9 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
 
 
 def _body(read: Callable[[Any], Any], example: dict[str, Any], model: Any) -> dict[str, Any]:
-    noted = Noted(example)
-    read(noted)
-    fields = {name: _FORMS.get(name, noted.schemas[name]) for name in noted.schemas}
+    probe = SchemaProbe(example)
+    read(probe)
+    fields = {name: _SCHEMAS.get(name, probe.schemas[name]) for name in probe.schemas}
     return {
         "type": "object",
         "required": list(example),
@@ -121,16 +121,16 @@ def _body(read: Callable[[Any], Any], example: dict[str, Any], model: Any) -> di
     }
 
 
-def _operation(summary: str, kinds: Sequence[str], body: Any = None) -> dict[str, Any]:
-    failed = {"description": "A refusal or failure", "content": {_JSON: {"schema": _ERROR}}}
-    found: dict[str, Any] = {
+def _operation(summary: str, media_types: Sequence[str], body: Any = None) -> dict[str, Any]:
+    error = {"description": "A refusal or failure", "content": {_JSON: {"schema": _ERROR}}}
+    operation: dict[str, Any] = {
         "summary": summary,
         "responses": {
-            "200": {"description": summary, "content": {kind: {} for kind in kinds}},
-            "4XX": failed,
-            "5XX": failed,
+            "200": {"description": summary, "content": {name: {} for name in media_types}},
+            "4XX": error,
+            "5XX": error,
         },
     }
     if body:
-        found["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
-    return found
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
+    return operation

@@ -1,4 +1,4 @@
-"""Errors as clients of the OpenAI API read them: ``{"error": {message, type, param, code}}``."""
+"""Errors in the format of the OpenAI API: ``{"error": {message, type, param, code}}``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-# Fields that have another name in the tensor contract.
-_FIELDS = {
+# From the tensor contract's names to the API's, where they differ.
+_API_NAMES = {
     "stop_words": "stop",
     "input_ids": "prompt",
     "text_input": "prompt",
@@ -38,18 +38,18 @@ _FIELDS = {
     "return_log_probs": "logprobs",
 }
 _OVER_CONTEXT = re.compile(r"over the model's context|the model's context \d+")
-_NOT_TAKEN = re.compile(r"this model does not take (\w+)")
-_NAMED = re.compile(
+_UNSUPPORTED = re.compile(r"this model does not take (\w+)")
+_INVALID = re.compile(
     r"(?:the (?=json|regex|grammar|text |chat template))?(json schema|chat template|\w+)"
     r"(?: must be| takes|:| has (?:a character|no tokens)| is (?:empty|not )"
     r"| cannot | refuses | \d+ is over )"
 )
-_RAISED = re.compile(r"\w*(?:Error|Exception|Exit|Interrupt): ")
+_EXCEPTION = re.compile(r"\w*(?:Error|Exception|Exit|Interrupt): ")
 _PREFIX = "the server refused the request: "
 
 
 class ApiError(Exception):
-    """An answer other than 200; ``headers`` go with it."""
+    """A response with an error status; ``headers`` are sent along."""
 
     def __init__(
         self,
@@ -69,26 +69,26 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """The kind of error, in OpenAI's words."""
+        """OpenAI's name for this kind of error."""
         if self.status in _TYPES:
             return _TYPES[self.status]
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def json(self) -> bytes:
-        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": told}, ensure_ascii=False).encode(errors="replace")
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
 
     def event(self) -> bytes:
         return b"data: " + self.json() + b"\n\n"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the refusal of a request that is the client's to mend."""
+    """Return the error for a request that the client must fix."""
     return ApiError(400, message, param=param, code=code)
 
 
 def from_llmserve(error: LLMServeError) -> ApiError:
-    """Return what a failure between here and the model means to the client."""
+    """Translate a failure between the gateway and the model for the client."""
     message = str(error)
     if isinstance(error, ModelNotReadyError):
         return ApiError(404, message, param="model", code="model_not_found")
@@ -97,28 +97,28 @@ def from_llmserve(error: LLMServeError) -> ApiError:
     if isinstance(error, UnreachableError):
         return ApiError(503, message, code="backend_unavailable", headers={"retry-after": "2"})
     if isinstance(error, RequestRejectedError):
-        return _refused(message.removeprefix(_PREFIX))
+        return _from_refusal(message.removeprefix(_PREFIX))
     if isinstance(error, UsageError):
         return bad_request(message, error.param if isinstance(error, ToolsError) else None)
     status = 500 if isinstance(error, ClientError) else 503
     return ApiError(status, message)
 
 
-def _refused(message: str) -> ApiError:
-    # The model's own failures begin so; see llmserve.runtime. What its driver raises has a name.
-    if "the model failed" in message or "has died" in message or _RAISED.match(message):
+def _from_refusal(message: str) -> ApiError:
+    # llmserve.runtime reports failures of the model like this; a driver's exception has its type.
+    if "the model failed" in message or "has died" in message or _EXCEPTION.match(message):
         return ApiError(500, message, code="model_failed")
     if "queue" in message and "is full" in message:
         return ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
     if "no chat template" in message:
         return bad_request(
-            "this model has no chat template: ask /v1/completions, or another model",
+            "this model has no chat template: use /v1/completions, or another model",
             "messages",
             "no_chat_template",
         )
     if _OVER_CONTEXT.search(message):
-        wants = "max_tokens" if message.startswith("max_tokens") else None
-        return bad_request(message, wants, "context_length_exceeded")
-    found = _NOT_TAKEN.match(message) or _NAMED.match(message)
-    name = found[1] if found else None
-    return bad_request(message, _FIELDS.get(name, name) if name else None)
+        param = "max_tokens" if message.startswith("max_tokens") else None
+        return bad_request(message, param, "context_length_exceeded")
+    match = _UNSUPPORTED.match(message) or _INVALID.match(message)
+    name = match[1] if match else None
+    return bad_request(message, _API_NAMES.get(name, name) if name else None)

@@ -1,4 +1,4 @@
-"""The way of a request: who asks, what for, is there room, and the answer as it comes."""
+"""The path of a request through the gateway: authentication, admission, and the response."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from llmserve.client.tools import read_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits
-from llmserve_gateway.bodies import Gone, Receive, read_json
+from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import ApiError, from_llmserve
-from llmserve_gateway.fields import INCLUDE_STOP, Asked
+from llmserve_gateway.fields import INCLUDE_STOP, ParsedRequest
 from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.replicas import Replicas
-from llmserve_gateway.reply import Reply, Send, Visit, request_id
-from llmserve_gateway.tool_calls import Answer
-from llmserve_gateway.tool_readers import NewReader, Readers
+from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
+from llmserve_gateway.tool_calls import CallStream
+from llmserve_gateway.tool_readers import ReaderFactory, Readers
 from llmserve_gateway.usage import Usage
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llmserve.gateway")
 
-_MOST_NOTED = 1000
-_LONGEST_NOTED = 60
+_MAX_WARNED_FIELDS = 1000
+_MAX_WARNED_LENGTH = 60
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a gateway is told; ``url`` is Triton's gRPC address.
+    """The settings of a gateway; ``url`` is Triton's gRPC address.
 
-    ``replicas`` are those of other Tritons that serve the same.
+    ``replicas`` are the addresses of other Tritons that serve the same models.
     """
 
     url: str
@@ -50,30 +50,30 @@ class Settings:
     request_timeout: float | None = 600.0
     keys: Path | None = None
     models: tuple[str, ...] = ()
-    """The models to offer; all that are loaded where none is named."""
+    """The models to offer; all that are loaded if empty."""
     triton_metrics: str | None = None
-    """Triton's own metrics, to be had from the gateway as well."""
+    """The URL of Triton's own metrics, which the gateway serves as well."""
     open_metrics: bool = False
-    """Whether metrics need no key."""
+    """Whether metrics are served without a key."""
     supervisor: Path | None = None
-    """The socket at which ``serve`` tells how its models are."""
+    """The socket on which ``serve`` reports the state of its models."""
     canary_interval: float = 10.0
     cors_origins: tuple[str, ...] = ()
     tool_parsers: tuple[str, ...] = ()
-    """How calls of tools are read: a parser's name for all models, ``MODEL=NAME`` for one."""
+    """Tool call parsers: a parser's name for all models, ``MODEL=NAME`` for one."""
     collector: str = ""
-    """Where spans go, if anywhere."""
+    """The URL that spans are sent to, if any."""
     replicas: tuple[str, ...] = ()
     replica_metrics: tuple[str, ...] = ()
 
     @property
     def all_metrics(self) -> tuple[str, ...]:
-        """Where all Tritons have their metrics, as far as that is known."""
+        """The metrics URLs of all Tritons, as far as they are known."""
         return (self.triton_metrics, *self.replica_metrics) if self.triton_metrics else ()
 
 
-class Answers(Protocol):
-    """Writes the answer to one request as its dialect has it."""
+class ResponseWriter(Protocol):
+    """Writes the response to one request in the format of its API dialect."""
 
     usage: Usage
 
@@ -86,28 +86,28 @@ class Answers(Protocol):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one API asks and is answered."""
+    """The request and response formats of one API."""
 
-    read: Callable[[Mapping[str, Any]], Asked]
-    answers: Callable[[Asked, str], Answers]
+    read: Callable[[Mapping[str, Any]], ParsedRequest]
+    new_writer: Callable[[ParsedRequest, str], ResponseWriter]
     error_body: Callable[[ApiError], bytes] = ApiError.json
     operation: str = "chat"
-    """What OpenTelemetry calls it."""
+    """OpenTelemetry's name for it."""
 
 
 @dataclass(frozen=True)
-class _Request:
-    """A request to a model, and where its answer goes."""
+class _Exchange:
+    """A request to a model, with everything that is needed to respond to it."""
 
-    asked: Asked
-    answers: Answers
+    request: ParsedRequest
+    writer: ResponseWriter
     reply: Reply
     timeout: float | None
-    new_reader: NewReader | None
+    new_reader: ReaderFactory | None
 
 
 class Gateway:
-    """Everything that one gateway holds."""
+    """The state of one gateway, and its handling of requests to models."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -117,13 +117,13 @@ class Gateway:
         self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
         self.readers = Readers(settings.tool_parsers, self.catalog)
         self._client: Replicas | None = None
-        self._noted: set[str] = set()
+        self._warned_fields: set[str] = set()
         self.tracer: Tracer | None = None
         if settings.collector:
             check_collector(settings.collector)
-            from llmserve_gateway.tracing import Tracer, send_to
+            from llmserve_gateway.tracing import Tracer, make_exporter
 
-            self.tracer = Tracer(*send_to(settings.collector))
+            self.tracer = Tracer(*make_exporter(settings.collector))
 
     @property
     def client(self) -> Replicas:
@@ -133,7 +133,7 @@ class Gateway:
         return self._client
 
     async def disconnect(self) -> None:
-        """Have the next request connect anew: a connection that was lost waits before it tries."""
+        """Make the next request reconnect: a lost connection waits before it retries."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -143,53 +143,52 @@ class Gateway:
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
-    def who(self, headers: Mapping[str, str]) -> Key | None:
-        """Say whose request it is, None where nobody needs a key."""
+    def authenticate(self, headers: Mapping[str, str]) -> Key | None:
+        """Return the key of a request, or None if the gateway needs no keys."""
         if self.keys is None:
             return None
-        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
-        return self.keys.find(given)
+        x_api_key = f"Bearer {headers.get('x-api-key', '')}"
+        return self.keys.authenticate(headers.get("authorization") or x_api_key)
 
     def check_model(self, key: Key | None, model: str) -> None:
-        """Refuse a model that a key may not ask."""
         if key and key.models and model not in key.models:
-            raise ApiError(403, f"this key may not ask {model[:200]!r}", param="model")
+            raise ApiError(403, f"this key may not use {model[:200]!r}", param="model")
 
-    def note_unknown(self, unknown: frozenset[str]) -> None:
-        """Say once of each field that it is not known here."""
-        new = {name for name in unknown if len(name) <= _LONGEST_NOTED} - self._noted
-        if new and len(self._noted) < _MOST_NOTED:
-            self._noted |= new
+    def warn_unknown(self, unknown: frozenset[str]) -> None:
+        """Log a warning about unknown fields, once for each field."""
+        new = {name for name in unknown if len(name) <= _MAX_WARNED_LENGTH} - self._warned_fields
+        if new and len(self._warned_fields) < _MAX_WARNED_FIELDS:
+            self._warned_fields |= new
             names = ", ".join(repr(name) for name in sorted(new))
-            log.warning("fields of requests that are ignored: %s", names)
+            log.warning("ignored unknown request fields: %s", names)
 
     async def answer(self, scope: Any, receive: Receive, send: Send, dialect: Dialect) -> None:
-        """Answer one request of an API, whatever becomes of it."""
+        """Respond to one request, and record its outcome."""
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        visit = Visit(request_id(headers))
-        trace = self.tracer.begin(headers, dialect.operation) if self.tracer else None
-        reply = Reply(send, visit, dialect.error_body)
+        record = RequestRecord(request_id(headers))
+        trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
+        reply = Reply(send, record, dialect.error_body)
         try:
             await self._answer(headers, receive, reply, dialect, trace)
-        except (Gone, asyncio.CancelledError, RequestCancelledError):
-            visit.outcome, visit.status = "cancelled", 499
+        except (ClientDisconnected, asyncio.CancelledError, RequestCancelledError):
+            record.outcome, record.status = "cancelled", 499
         except ApiError as error:
             await reply.fail(error)
         except LLMServeError as error:
-            if visit.model:
-                self.catalog.failed(visit.model, error)
+            if record.model:
+                self.catalog.record_failure(record.model, error)
             await reply.fail(from_llmserve(error))
         except Exception:
-            log.exception("request %s", visit.id)
-            await reply.fail(ApiError(500, "the gateway failed; its log says why"))
+            log.exception("request %s", record.id)
+            await reply.fail(ApiError(500, "the gateway failed: see its log"))
         finally:
-            visit.ended = time.perf_counter()
-            self.metrics.ended(visit)
+            record.ended = time.perf_counter()
+            self.metrics.count_request(record)
             if trace is not None:
-                trace.end(visit)
-            print(visit.line(), file=sys.stderr, flush=True)  # noqa: T201
+                trace.end(record)
+            print(record.log_line(), file=sys.stderr, flush=True)  # noqa: T201
 
     async def _answer(
         self,
@@ -199,125 +198,127 @@ class Gateway:
         dialect: Dialect,
         trace: Trace | None,
     ) -> None:
-        key, visit = self.who(headers), reply.visit
-        visit.key = key.name if key else ""
-        asked = dialect.read(await read_json(receive, headers))
+        key, record = self.authenticate(headers), reply.record
+        record.key = key.name if key else ""
+        request = dialect.read(await read_json(receive, headers))
         if trace is not None:
-            trace.asked(asked)
-        self.note_unknown(asked.unknown)
-        self.check_model(key, asked.model)
+            trace.set_request(request)
+        self.warn_unknown(request.unknown)
+        self.check_model(key, request.model)
         timeout = self._timeout(headers)
         if key and self.keys:
-            self.keys.spend(key, asked.tokens)
-        # Whoever leaves frees the place: while an answer is made, somebody listens for that.
-        place = self.admission.place(asked.tokens, asked.count, timeout)
-        async with _cancelled_when_gone(receive), place:
-            visit.admitted = time.perf_counter()
+            self.keys.charge(key, request.estimated_tokens)
+        # A client that disconnects frees its slots, even while its answer is being generated.
+        slots = self.admission.admit(request.estimated_tokens, request.answer_count, timeout)
+        async with _cancel_on_disconnect(receive), slots:
+            record.admitted = time.perf_counter()
             if timeout is not None:
-                timeout = max(0.001, timeout - (visit.admitted - visit.arrived))
-            info = await self.catalog.info(asked.model)
-            visit.model = info.name
+                timeout = max(0.001, timeout - (record.admitted - record.arrived))
+            info = await self.catalog.info(request.model)
+            record.model = info.name
             if info.made_by_llmserve:
-                asked.options["x-request-id"] = visit.id
-            if asked.tells_stop and INCLUDE_STOP in info.inputs:
-                asked.options[INCLUDE_STOP] = True
-            answers = dialect.answers(asked, visit.id)
-            reply.error_event = answers.failure
-            reader = await self.readers.of(info, asked.tools) if asked.tools else None
-            request = _Request(asked, answers, reply, timeout, reader)
-            with self.metrics.under_way(info.name, answers.usage):
+                request.options["x-request-id"] = record.id
+            if request.report_stop_word and INCLUDE_STOP in info.inputs:
+                request.options[INCLUDE_STOP] = True
+            writer = dialect.new_writer(request, record.id)
+            reply.error_event = writer.failure
+            new_reader = await self.readers.factory(info, request.tools) if request.tools else None
+            exchange = _Exchange(request, writer, reply, timeout, new_reader)
+            with self.metrics.in_flight(info.name, writer.usage):
                 try:
-                    await (self._stream(request) if asked.stream else self._whole(request))
+                    await (self._stream(exchange) if request.stream else self._whole(exchange))
                 finally:
-                    visit.read, visit.written = answers.usage.read, answers.usage.written
-        self.catalog.answered(visit.model)
+                    record.input_tokens = writer.usage.input_tokens
+                    record.output_tokens = writer.usage.output_tokens
+        self.catalog.record_answer(record.model)
 
-    async def _whole(self, request: _Request) -> None:
-        asked, visit = request.asked, request.reply.visit
-        ask = self.client.generate
+    async def _whole(self, exchange: _Exchange) -> None:
+        request, record = exchange.request, exchange.reply.record
+        generate = self.client.generate
+        model, timeout = request.model, exchange.timeout
         tasks = [
-            asyncio.ensure_future(ask(asked.model, prompt, timeout=request.timeout, **options))
-            for prompt, options in asked.calls()
+            asyncio.ensure_future(generate(model, prompt, timeout=timeout, **options))
+            for prompt, options in request.model_calls()
         ]
         try:
-            found = await asyncio.gather(*tasks)
+            answers = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        if new := request.new_reader:
-            found = [read_calls(new(), answer, parallel=asked.parallel) for answer in found]
-        body = request.answers.whole(found)
-        visit.first = time.perf_counter()
-        visit.reasons = {at: answer.finish_reason or "stop" for at, answer in enumerate(found)}
-        visit.outcome = visit.reasons[len(found) - 1]
-        await request.reply.whole(body)
+        if new_reader := exchange.new_reader:
+            parallel = request.parallel_calls
+            answers = [read_calls(new_reader(), answer, parallel=parallel) for answer in answers]
+        body = exchange.writer.whole(answers)
+        record.first_output = time.perf_counter()
+        reasons = [answer.finish_reason or "stop" for answer in answers]
+        record.finish_reasons, record.outcome = dict(enumerate(reasons)), reasons[-1]
+        await exchange.reply.send_body(body)
 
-    async def _stream(self, request: _Request) -> None:
-        reply, answers, visit = request.reply, request.answers, request.reply.visit
-        health = self.catalog.health(visit.model)
-        async with aclosing(self._read(request)) as pieces:
+    async def _stream(self, exchange: _Exchange) -> None:
+        reply, writer, record = exchange.reply, exchange.writer, exchange.reply.record
+        health = self.catalog.health(record.model)
+        async with aclosing(self._pieces(exchange)) as pieces:
             async for piece in pieces:
                 health.answered = time.monotonic()
-                if visit.first is None:
-                    # Not before: until the model has said something it can be an error's status.
-                    visit.first = time.perf_counter()
-                    await reply.begin(answers.opening(piece))
+                if record.first_output is None:
+                    # Not earlier: until the model generates something, an error can set the status.
+                    record.first_output = time.perf_counter()
+                    await reply.start_stream(writer.opening(piece))
                 if piece.finish_reason:
-                    visit.outcome = visit.reasons[piece.index] = piece.finish_reason
-                # What may become a call is held back, and says nothing yet.
-                if (chunk := answers.chunk(piece)) and piece.is_news:
-                    await reply.more(chunk)
-        if visit.first is None:
-            await reply.begin(answers.opening(Piece("")))
-        await reply.end(answers.closing())
+                    record.outcome = record.finish_reasons[piece.index] = piece.finish_reason
+                # Text that may become a call is held back; such a piece is not sent.
+                if (chunk := writer.chunk(piece)) and piece.is_news:
+                    await reply.send_events(chunk)
+        if record.first_output is None:
+            await reply.start_stream(writer.opening(Piece("")))
+        await reply.end_stream(writer.closing())
 
-    def _read(self, request: _Request) -> AsyncGenerator[Piece, None]:
-        """Give the pieces of all answers, with the calls in them."""
-        asked, ask = request.asked, self.client.stream
+    def _pieces(self, exchange: _Exchange) -> AsyncGenerator[Piece, None]:
+        request, stream = exchange.request, self.client.stream
         answers = [
-            ask(asked.model, prompt, timeout=request.timeout, **options)
-            for prompt, options in asked.calls()
+            stream(request.model, prompt, timeout=exchange.timeout, **options)
+            for prompt, options in request.model_calls()
         ]
-        pieces = answers[0] if len(answers) == 1 else _as_they_come(answers)
-        return _with_calls(pieces, request.new_reader, asked) if request.new_reader else pieces
+        pieces = answers[0] if len(answers) == 1 else _merged(answers)
+        return _with_calls(pieces, exchange.new_reader, request) if exchange.new_reader else pieces
 
     def _timeout(self, headers: Mapping[str, str]) -> float | None:
-        given = headers.get("x-request-timeout")
-        most = self.settings.request_timeout
-        if given is None:
-            return most
+        header = headers.get("x-request-timeout")
+        maximum = self.settings.request_timeout
+        if header is None:
+            return maximum
         with suppress(ValueError):
-            if (seconds := float(given)) > 0:
-                return seconds if most is None else min(seconds, most)
-        raise ApiError(400, "x-request-timeout takes seconds above 0", param="x-request-timeout")
+            if (seconds := float(header)) > 0:
+                return seconds if maximum is None else min(seconds, maximum)
+        raise ApiError(400, "x-request-timeout must be above 0 seconds", param="x-request-timeout")
 
 
-async def _as_they_come(
+async def _merged(
     answers: Sequence[AsyncGenerator[Piece, None]],
 ) -> AsyncGenerator[Piece, None]:
-    """Give the pieces of several answers, whichever comes first."""
-    arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+    """Yield the pieces of several answers in the order of their arrival."""
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
 
-    async def pour(index: int, answer: AsyncGenerator[Piece, None]) -> None:
+    async def forward(index: int, answer: AsyncGenerator[Piece, None]) -> None:
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
-                    arrived.put_nowait(replace(piece, index=index))
-            arrived.put_nowait(None)
+                    queue.put_nowait(replace(piece, index=index))
+            queue.put_nowait(None)
         except Exception as error:
-            arrived.put_nowait(error)
+            queue.put_nowait(error)
 
-    tasks = [asyncio.ensure_future(pour(at, answer)) for at, answer in enumerate(answers)]
+    tasks = [asyncio.ensure_future(forward(index, answer)) for index, answer in enumerate(answers)]
     try:
-        left = len(tasks)
-        while left:
-            news = await arrived.get()
-            if isinstance(news, Exception):
-                raise news
-            if news is None:
-                left -= 1
+        remaining = len(tasks)
+        while remaining:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                remaining -= 1
             else:
-                yield news
+                yield item
     finally:
         for task in tasks:
             task.cancel()
@@ -325,40 +326,40 @@ async def _as_they_come(
 
 
 async def _with_calls(
-    pieces: AsyncGenerator[Piece, None], new: NewReader, asked: Asked
+    pieces: AsyncGenerator[Piece, None], new_reader: ReaderFactory, request: ParsedRequest
 ) -> AsyncGenerator[Piece, None]:
-    """Give pieces with the calls that are read out of them."""
-    answers = [Answer(new(), asked.parallel) for _ in range(asked.count)]
+    parallel = request.parallel_calls
+    answers = [CallStream(new_reader(), parallel) for _ in range(request.answer_count)]
     async with aclosing(pieces):
         async for piece in pieces:
-            yield answers[piece.index].take(piece)
+            yield answers[piece.index].convert(piece)
     for index, answer in enumerate(answers):
         if not answer.ended:
-            yield answer.take(Piece("", index, finish_reason="stop"))
+            yield answer.convert(Piece("", index, finish_reason="stop"))
 
 
 @asynccontextmanager
-async def _cancelled_when_gone(receive: Receive) -> AsyncIterator[None]:
-    """Cancel what runs in the block when the client leaves."""
+async def _cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the block when the client disconnects."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101
-    gone = False
+    disconnected = False
 
     async def listen() -> None:
-        nonlocal gone
+        nonlocal disconnected
         while (await receive())["type"] != "http.disconnect":
             pass
-        gone = True
+        disconnected = True
         task.cancel()
 
     listener = asyncio.ensure_future(listen())
     try:
         yield
     except asyncio.CancelledError:
-        if not gone:
+        if not disconnected:
             raise
         if hasattr(task, "uncancel"):
             task.uncancel()
-        raise Gone from None
+        raise ClientDisconnected from None
     finally:
         listener.cancel()

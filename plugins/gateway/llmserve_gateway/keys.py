@@ -1,4 +1,4 @@
-"""API keys: their hashes in a file that is read again when it changes."""
+"""API keys, whose hashes are stored in a file that is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -27,62 +27,63 @@ class Key:
     name: str
     sha256: str
     models: list[str] = field(default_factory=list)
-    """The models it may ask; all of them where none is named."""
+    """The models that it may use; all of them if the list is empty."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
 
 
 @dataclass
 class _Budget:
-    """A bucket that fills up over a minute."""
+    """A token bucket that refills within a minute."""
 
-    left: float
-    at: float
+    remaining: float
+    updated: float
 
     def take(self, amount: float, per_minute: int) -> float:
-        """Take from it; return after how many seconds that will be possible, 0 if it is now."""
+        """Take an amount; return 0, or the seconds until that is possible."""
         now = time.monotonic()
-        self.left = min(per_minute, self.left + (now - self.at) * per_minute / _MINUTE)
-        self.at = now
-        if self.left >= min(amount, per_minute):
-            self.left -= amount
+        refill = (now - self.updated) * per_minute / _MINUTE
+        self.remaining = min(per_minute, self.remaining + refill)
+        self.updated = now
+        if self.remaining >= min(amount, per_minute):
+            self.remaining -= amount
             return 0.0
-        return (min(amount, per_minute) - self.left) * _MINUTE / per_minute
+        return (min(amount, per_minute) - self.remaining) * _MINUTE / per_minute
 
 
-def hashed(key: str) -> str:
-    """Return what the file holds of a key; keys are random, so a plain hash will do."""
+def hash_key(key: str) -> str:
+    """Return the hash that the file contains; keys are random, so a plain hash is enough."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def new_key(path: Path, name: str, **limits: Any) -> str:
-    """Add a key to a file and return it; it is stored nowhere else."""
+    """Create a key, add its hash to a file and return the key, which is not stored."""
     if not name.strip():
         raise UsageError("a key needs a name", mend="llmserve key new alice")
     keys = read_keys(path) if path.exists() else []
     if any(key.name == name for key in keys):
-        raise UsageError(f"{path} has a key called {name!r}", mend="take another name")
+        raise UsageError(f"{path} already has a key named {name!r}", mend="use another name")
     key = f"sk-{secrets.token_urlsafe(32)}"
-    keys.append(Key(name, hashed(key), **limits))
-    text = json.dumps({"keys": [vars(one) for one in keys]}, indent=2) + "\n"
-    written = path.with_name(f".{path.name}.{os.getpid()}")
+    keys.append(Key(name, hash_key(key), **limits))
+    text = json.dumps({"keys": [vars(entry) for entry in keys]}, indent=2) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        written.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise UsageError(
-            f"cannot write {path}: {error.strerror}", mend="name another place with --file"
+            f"cannot write {path}: {error.strerror}", mend="give another path with --file"
         ) from None
     return key
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Read the file of keys, or say in one line what is wrong with it."""
+    """Read the key file, or raise an error of one line that explains what is wrong with it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [_checked(Key(**entry)) for entry in content["keys"]]
+        return [_validated(Key(**entry)) for entry in content["keys"]]
     except OSError as error:
         raise ConfigError(
             f"cannot read the keys in {path}: {error.strerror}",
@@ -90,11 +91,11 @@ def read_keys(path: Path) -> list[Key]:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is no file of keys ({error})", mend="llmserve key new writes one"
+            f"{path} is not a key file ({error})", mend="create one with llmserve key new"
         ) from None
 
 
-def _checked(key: Key) -> Key:
+def _validated(key: Key) -> Key:
     rates = (key.requests_per_minute, key.tokens_per_minute)
     if not (
         isinstance(key.name, str)
@@ -104,7 +105,7 @@ def _checked(key: Key) -> Key:
         and all(isinstance(model, str) for model in key.models)
         and all(rate is None or (type(rate) is int and rate > 0) for rate in rates)
     ):
-        raise ValueError(f"the entry of {str(key.name)[:80]!r} is none that it writes")
+        raise ValueError(f"the entry {str(key.name)[:80]!r} is malformed")
     return key
 
 
@@ -112,35 +113,34 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys = read_keys(path)
-        self._stamp = self._changed()
+        self._version = self._file_version()
         self._budgets: dict[tuple[str, str], _Budget] = {}
 
-    def find(self, authorization: str) -> Key:
-        """Return whose key a header brings; every key is compared, and in constant time."""
-        self._read_again()
-        scheme, _, key = authorization.partition(" ")
-        given = hashed(key.strip() if scheme.lower() == "bearer" else "")
-        found = [one for one in self._keys if hmac.compare_digest(one.sha256, given)]
-        if not found:
-            raise ApiError(
-                401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key"
-            )
-        return found[0]
+    def authenticate(self, authorization: str) -> Key:
+        """Return the key in a header; all keys are compared, each in constant time."""
+        self._reload_if_changed()
+        scheme, _, token = authorization.partition(" ")
+        sha256 = hash_key(token.strip() if scheme.lower() == "bearer" else "")
+        matches = [key for key in self._keys if hmac.compare_digest(key.sha256, sha256)]
+        if not matches:
+            what = "a valid API key is required: Authorization: Bearer KEY"
+            raise ApiError(401, what, code="invalid_api_key")
+        return matches[0]
 
-    def spend(self, key: Key, tokens: int) -> None:
-        """Count a request against its key's rates, or refuse it."""
-        for what, amount, rate in (
+    def charge(self, key: Key, tokens: int) -> None:
+        """Count a request against the rate limits of its key, or refuse it."""
+        for unit, amount, rate in (
             ("requests", 1, key.requests_per_minute),
             ("tokens", tokens, key.tokens_per_minute),
         ):
             if rate is None:
                 continue
-            fresh = _Budget(float(rate), time.monotonic())
-            budget = self._budgets.setdefault((key.name, what), fresh)
+            new_budget = _Budget(float(rate), time.monotonic())
+            budget = self._budgets.setdefault((key.name, unit), new_budget)
             if seconds := budget.take(amount, rate):
                 raise ApiError(
                     429,
-                    f"this key has {rate} {what} a minute",
+                    f"this key is limited to {rate} {unit} per minute",
                     code="rate_limit_exceeded",
                     headers={
                         "retry-after": str(int(seconds) + 1),
@@ -148,18 +148,18 @@ class KeyRing:
                     },
                 )
 
-    def _changed(self) -> tuple[int, int]:
+    def _file_version(self) -> tuple[int, int]:
         try:
             stat = self._path.stat()
         except OSError:
             return (0, 0)
         return stat.st_mtime_ns, stat.st_ino
 
-    def _read_again(self) -> None:
-        if (stamp := self._changed()) != self._stamp:
-            self._stamp = stamp
-            # A file that is wrong or gone lets nobody in who was not in it before.
+    def _reload_if_changed(self) -> None:
+        if (version := self._file_version()) != self._version:
+            self._version = version
+            # An invalid or missing file never admits a key that was not in it before.
             try:
-                self._keys = read_keys(self._path) if stamp != (0, 0) else []
+                self._keys = read_keys(self._path) if version != (0, 0) else []
             except ConfigError as error:
-                log.error("%s; the keys that were read before are good until it is mended", error)
+                log.error("%s; the previous keys stay valid until the file is fixed", error)

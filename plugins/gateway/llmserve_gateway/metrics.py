@@ -1,4 +1,4 @@
-"""Metrics of the gateway, under the names that dashboards for vLLM know."""
+"""Metrics of the gateway, under the names that dashboards for vLLM expect."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from llmserve_gateway.reply import Visit
+from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.usage import Usage
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_EACH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _MODEL = ("model_name",)
 
 
 @dataclass(eq=False)
-class _Counted:
-    """How much of a request under way the counters have."""
+class _RunningRequest:
+    """A request in flight, and how many of its tokens are counted already."""
 
     model: str
     usage: Usage
-    read: int = 0
-    written: int = 0
+    counted_input: int = 0
+    counted_output: int = 0
 
 
 class Metrics:
-    """Counts what passes; one instance per gateway."""
-
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._live: set[_Counted] = set()
+        self._running_requests: set[_RunningRequest] = set()
 
         def seconds(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"vllm:{name}_seconds", text, _MODEL, buckets=buckets,
@@ -44,88 +42,90 @@ class Metrics:
         def gauge(name: str, text: str, labels: Sequence[str] = _MODEL) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
-        self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait for a place", ())
-        self._running = gauge("vllm:num_requests_running", "Requests under way")
-        self._queue = seconds("request_queue_time", "From a request's arrival to its place")
-        self._first = seconds("time_to_first_token", "From a request's arrival to its first text")
+        self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait for a slot", ())
+        self._running = gauge("vllm:num_requests_running", "Requests that are running")
+        self._queue_time = seconds("request_queue_time", "From a request's arrival to its slot")
+        self._first_token = seconds("time_to_first_token", "From a request's arrival to first text")
         self._latency = seconds("e2e_request_latency", "From a request's arrival to its end")
-        self._each = seconds(
-            "request_time_per_output_token", "Between tokens, the mean of a stream", _EACH_SECONDS
+        self._token_time = seconds(
+            "request_time_per_output_token", "Mean time between tokens of a stream", _TOKEN_SECONDS
         )
-        self._read = counter("vllm:prompt_tokens", "Tokens read")
-        self._written = counter("vllm:generation_tokens", "Tokens written")
-        self.model_ready = gauge("llmserve_model_ready", "1 where a model answers")
-        restarts = "How often `serve` has loaded a model anew"
+        self._input_tokens = counter("vllm:prompt_tokens", "Prompt tokens")
+        self._output_tokens = counter("vllm:generation_tokens", "Generated tokens")
+        self.model_ready = gauge("llmserve_model_ready", "1 if a model answers")
+        restarts = "How often `serve` has reloaded a model"
         self.model_restarts = gauge("llmserve_model_restarts", restarts)
-        used = "How much of its cache a model uses, 1 is all of it"
+        used = "Fraction of its cache that a model uses, from 0 to 1"
         self._caches = gauge("vllm:kv_cache_usage_perc", used)
-        ended = "Requests by how they ended: stop, length, refused, failed, cancelled"
-        self._ended = counter("llmserve_requests", ended, (*_MODEL, "outcome"))
-        each = "Requests under way at each Triton"
-        self._each_running = gauge("llmserve_replica_requests_running", each, ("replica",))
-        refused = "Requests refused, by status"
+        ended = "Requests by outcome: stop, length, refused, failed, cancelled"
+        self._requests = counter("llmserve_requests", ended, (*_MODEL, "outcome"))
+        per_replica = "Requests in flight at each Triton"
+        self._replica_running = gauge(
+            "llmserve_replica_requests_running", per_replica, ("replica",)
+        )
+        refused = "Refused requests by status"
         self._refused = counter("llmserve_refused", refused, ("status",))
 
     @contextmanager
-    def under_way(self, model: str, usage: Usage) -> Iterator[None]:
+    def in_flight(self, model: str, usage: Usage) -> Iterator[None]:
         running = self._running.labels(model)
         running.inc()
-        counted = _Counted(model, usage)
-        self._live.add(counted)
+        request = _RunningRequest(model, usage)
+        self._running_requests.add(request)
         try:
             yield
         finally:
             running.dec()
-            self._live.remove(counted)
-            self._count(counted)
+            self._running_requests.remove(request)
+            self._count_tokens(request)
 
-    def _count(self, counted: _Counted) -> None:
-        """Count what has come since the last time."""
-        read, written = counted.usage.read, counted.usage.written
-        self._read.labels(counted.model).inc(read - counted.read)
-        self._written.labels(counted.model).inc(written - counted.written)
-        counted.read, counted.written = read, written
+    def _count_tokens(self, request: _RunningRequest) -> None:
+        """Count the tokens since the last call."""
+        input_tokens, output_tokens = request.usage.input_tokens, request.usage.output_tokens
+        self._input_tokens.labels(request.model).inc(input_tokens - request.counted_input)
+        self._output_tokens.labels(request.model).inc(output_tokens - request.counted_output)
+        request.counted_input, request.counted_output = input_tokens, output_tokens
 
-    def ended(self, visit: Visit) -> None:
-        self._ended.labels(visit.model or "-", visit.outcome).inc()
-        if visit.outcome == "refused":
-            self._refused.labels(visit.status).inc()
-        if not visit.model or visit.admitted is None:
+    def count_request(self, record: RequestRecord) -> None:
+        self._requests.labels(record.model or "-", record.outcome).inc()
+        if record.outcome == "refused":
+            self._refused.labels(record.status).inc()
+        if not record.model or record.admitted is None:
             return
-        end = visit.ended
-        self._queue.labels(visit.model).observe(visit.admitted - visit.arrived)
-        self._latency.labels(visit.model).observe(end - visit.arrived)
-        if visit.first is not None and visit.streamed:
-            self._first.labels(visit.model).observe(visit.first - visit.arrived)
-            if visit.written > 1:
-                each = (end - visit.first) / (visit.written - 1)
-                self._each.labels(visit.model).observe(each)
+        first, end = record.first_output, record.ended
+        self._queue_time.labels(record.model).observe(record.admitted - record.arrived)
+        self._latency.labels(record.model).observe(end - record.arrived)
+        if first is not None and record.streamed:
+            self._first_token.labels(record.model).observe(first - record.arrived)
+            if record.output_tokens > 1:
+                mean = (end - first) / (record.output_tokens - 1)
+                self._token_time.labels(record.model).observe(mean)
 
-    def show(
+    def update(
         self,
         models: Sequence[str],
         supervised: Sequence[Mapping[str, Any]],
         running: Mapping[str, int],
     ) -> None:
-        """Take in which models there are, what ``serve`` tells of each, and what replicas do."""
+        """Update the gauges of models, of their states in ``serve``, and of replicas."""
         for replica, count in running.items():
-            self._each_running.labels(replica).set(count)
+            self._replica_running.labels(replica).set(count)
         for name in models:
-            # Who scales by it wants a 0 before the first request.
+            # An autoscaler needs a 0 before the first request.
             self._running.labels(name)
-        for one in supervised:
-            self.model_ready.labels(one["name"]).set(one["state"] in ("ready", "suspect"))
-            self.model_restarts.labels(one["name"]).set(one["restarts"])
+        for model in supervised:
+            self.model_ready.labels(model["name"]).set(model["state"] in ("ready", "suspect"))
+            self.model_restarts.labels(model["name"]).set(model["restarts"])
 
-    def show_caches(self, use: Mapping[str, float]) -> None:
-        """Take in how full caches are; of one that nothing is told of, nothing is said."""
+    def update_caches(self, usage: Mapping[str, float]) -> None:
+        """Replace the cache usage; models that report none have no sample."""
         self._caches.clear()
-        for name, part in use.items():
-            self._caches.labels(name).set(part)
+        for name, fraction in usage.items():
+            self._caches.labels(name).set(fraction)
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus' text format."""
-        # Long streams count while they run, at no cost to their pieces.
-        for counted in self._live:
-            self._count(counted)
+        """Return all metrics in Prometheus' text format."""
+        # The tokens of long streams are counted here while they run, at no cost to their pieces.
+        for request in self._running_requests:
+            self._count_tokens(request)
         return generate_latest(self.registry)

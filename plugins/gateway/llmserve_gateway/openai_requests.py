@@ -1,4 +1,4 @@
-"""Requests for chats and completions of the OpenAI API."""
+"""Reading of chat and completion requests of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -8,96 +8,94 @@ from typing import Any
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.fields import (
     MAX_ANSWERS,
-    Asked,
     Fields,
-    given,
-    read_form,
+    ParsedRequest,
+    read_constraint,
     read_messages,
     read_sampling,
     read_tools,
+    without_none,
 )
 
-_MOST_LOGPROBS = 20
-_TOKEN = range(2**31)
+_MAX_LOGPROBS = 20
+_TOKEN_IDS = range(2**31)
 
 
-def read_chat(content: Mapping[str, Any]) -> Asked:
-    """Read the body of ``/v1/chat/completions``."""
+def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
     messages = read_messages(fields.take("messages"))
     options = _sampling(fields)
-    tokens = fields.number("max_completion_tokens", int, 1)
-    limit = fields.number("max_tokens", int, 1)
-    options["max_tokens"] = limit if tokens is None else tokens
+    max_completion_tokens = fields.number("max_completion_tokens", int, 1)
+    max_tokens = fields.number("max_tokens", int, 1)
+    options["max_tokens"] = max_tokens if max_completion_tokens is None else max_completion_tokens
     wants_logprobs = fields.boolean("logprobs")
-    alternatives = fields.number("top_logprobs", int, 0, _MOST_LOGPROBS)
-    if alternatives is not None and not wants_logprobs:
+    top_logprobs = fields.number("top_logprobs", int, 0, _MAX_LOGPROBS)
+    if top_logprobs is not None and not wants_logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     if wants_logprobs:
-        options["logprobs"] = alternatives or 0
-    fields.refuse("only text can be answered", "audio")
+        options["logprobs"] = top_logprobs or 0
+    fields.refuse("only text output is supported", "audio")
     if (modalities := fields.take("modalities")) not in (None, ["text"]):
-        raise bad_request(f"modalities: only text can be answered, not {modalities!r:.80}",
+        raise bad_request(f"modalities: only text output is supported, not {modalities!r:.80}",
                           "modalities")  # fmt: skip
     options["messages"] = messages
     options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
     if tools := read_tools(fields, messages):
-        options = tools.options(given(options))
-    return _asked(fields, options, [""], logprobs=wants_logprobs, tools=tools)
+        options = tools.options(without_none(options))
+    return _parsed(fields, options, [""], logprobs=wants_logprobs, tools=tools)
 
 
-def read_completion(content: Mapping[str, Any]) -> Asked:
-    """Read the body of ``/v1/completions``."""
+def read_completion(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
     prompts = read_prompts(fields.take("prompt"))
     options = _sampling(fields)
-    alternatives = fields.number("logprobs", int, 0, _MOST_LOGPROBS)
+    top_logprobs = fields.number("logprobs", int, 0, _MAX_LOGPROBS)
     echo = fields.boolean("echo")
-    # Who only wants to know how likely a text is asks for no token behind it.
-    tokens = fields.number("max_tokens", int, 0 if echo else 1)
-    options["max_tokens"] = tokens or (1 if tokens == 0 else None)
-    options["logprobs"] = alternatives
+    # A client that only wants the log-probabilities of a text asks for zero new tokens.
+    max_tokens = fields.number("max_tokens", int, 0 if echo else 1)
+    options["max_tokens"] = max_tokens or (1 if max_tokens == 0 else None)
+    options["logprobs"] = top_logprobs
     if echo:
-        options["prompt_logprobs"] = alternatives
-    fields.refuse("models only go on from a prompt", "suffix")
+        options["prompt_logprobs"] = top_logprobs
+    fields.refuse("models only continue a prompt", "suffix")
     best_of = fields.number("best_of", int, 1)
     if best_of not in (None, 1) and best_of != content.get("n"):
-        raise bad_request("best_of other than n cannot be done", "best_of")
-    return _asked(
+        raise bad_request("best_of must be 1 or equal to n", "best_of")
+    return _parsed(
         fields,
         options,
         prompts,
         echo=echo,
-        silent=tokens == 0,
-        logprobs=alternatives is not None,
+        echo_only=max_tokens == 0,
+        logprobs=top_logprobs is not None,
     )
 
 
-def _asked(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any) -> Asked:
+def _parsed(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any) -> ParsedRequest:
     model = fields.text("model")
     count = fields.number("n", int, 1, MAX_ANSWERS) or 1
     if count * len(prompts) > MAX_ANSWERS:
-        raise bad_request(f"a request has at most {MAX_ANSWERS} answers, all prompts together", "n")
+        raise bad_request(f"a request has at most {MAX_ANSWERS} answers for all prompts", "n")
     stream = fields.boolean("stream")
-    told = fields.mapping("stream_options")
-    if told and not stream:
+    stream_options = fields.mapping("stream_options")
+    if stream_options and not stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
-    streamed = Fields(told)
-    return Asked(
+    stream_fields = Fields(stream_options)
+    return ParsedRequest(
         model=model,
         prompts=prompts,
-        options=given(options),
-        choices_each=count,
+        options=without_none(options),
+        answers_per_prompt=count,
         stream=stream,
-        include_usage=streamed.boolean("include_usage"),
-        continuous_usage=streamed.boolean("continuous_usage_stats"),
-        unknown=fields.rest(),
+        include_usage=stream_fields.boolean("include_usage"),
+        continuous_usage=stream_fields.boolean("continuous_usage_stats"),
+        unknown=fields.unknown(),
         **extra,
     )
 
 
 def _sampling(fields: Fields) -> dict[str, Any]:
-    return {**read_sampling(fields), **read_form(fields, fields.take("response_format"))}
+    return {**read_sampling(fields), **read_constraint(fields, fields.take("response_format"))}
 
 
 def read_prompts(value: Any) -> list[str] | list[list[int]]:
@@ -111,7 +109,7 @@ def read_prompts(value: Any) -> list[str] | list[list[int]]:
         if len(value) <= MAX_ANSWERS and all(_are_ids(prompt) for prompt in value):
             return value
     raise bad_request(
-        f"prompt has to be a text, token ids, or a list of at most {MAX_ANSWERS} of either",
+        f"prompt must be a string, token ids, or a list of at most {MAX_ANSWERS} of either",
         "prompt",
     )
 
@@ -120,5 +118,5 @@ def _are_ids(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(type(one) is int and one in _TOKEN for one in value)
+        and all(type(token) is int and token in _TOKEN_IDS for token in value)
     )

@@ -1,4 +1,4 @@
-"""One request on its way back: what is sent, and what the log tells of it."""
+"""The response to one request, and the record of it for the log, metrics and traces."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from llmserve_gateway.errors import ApiError
 Send = Callable[[Any], Awaitable[None]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_EVENTS = [
+_EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    # Proxies must not collect what comes piece by piece.
+    # Proxies must not buffer a stream.
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -26,14 +26,14 @@ _JSON = (b"content-type", b"application/json")
 
 
 def request_id(headers: Mapping[str, str]) -> str:
-    """Return the id that a client gave its request, or a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+    """Return the id that the client gave its request, or a new one."""
+    client_id = headers.get("x-request-id", "")
+    return client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(12)
 
 
 @dataclass
-class Visit:
-    """One request, as the log tells of it."""
+class RequestRecord:
+    """Facts about one request for the log, metrics and traces."""
 
     id: str
     arrived: float = field(default_factory=time.perf_counter)
@@ -41,19 +41,18 @@ class Visit:
     model: str = ""
     outcome: str = "refused"
     status: int = 0
-    first: float | None = None
+    first_output: float | None = None
     admitted: float | None = None
     ended: float = 0.0
     streamed: bool = False
-    read: int = 0
-    written: int = 0
-    reasons: dict[int, str] = field(default_factory=dict)
-    """Why each answer ended."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reasons: dict[int, str] = field(default_factory=dict)
 
-    def line(self) -> str:
-        """Return the line of the log: figures and names, never the text."""
+    def log_line(self) -> str:
+        """Return the log line, which has numbers and names, but never any text."""
 
-        def since(moment: float | None) -> float | None:
+        def elapsed_ms(moment: float | None) -> float | None:
             return None if moment is None else round((moment - self.arrived) * 1000, 1)
 
         return json.dumps(
@@ -63,63 +62,63 @@ class Visit:
                 "model": self.model,
                 "status": self.status,
                 "outcome": self.outcome,
-                "input_tokens": self.read,
-                "output_tokens": self.written,
-                "queue_ms": since(self.admitted),
-                "first_ms": since(self.first),
-                "total_ms": since(self.ended),
+                "input_tokens": self.input_tokens,
+                "output_tokens": self.output_tokens,
+                "queue_ms": elapsed_ms(self.admitted),
+                "first_ms": elapsed_ms(self.first_output),
+                "total_ms": elapsed_ms(self.ended),
             }
         )
 
 
 class Reply:
-    """Sends an answer; an error in the middle of a stream becomes its last event."""
+    """Sends a response; an error within a stream becomes its last event."""
 
     def __init__(
         self,
         send: Send,
-        visit: Visit,
+        record: RequestRecord,
         error_body: Callable[[ApiError], bytes] = ApiError.json,
     ) -> None:
         self._send = send
-        self.visit = visit
+        self.record = record
         self._error_body = error_body
         self.error_event: Callable[[ApiError], bytes] = ApiError.event
-        self._streams = False
+        self._streaming = False
 
-    async def whole(self, body: bytes, status: int = 200, headers: Any = ()) -> None:
+    async def send_body(self, body: bytes, status: int = 200, headers: Any = ()) -> None:
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [_JSON, length, *headers])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def begin(self, events: bytes) -> None:
-        await self._start(200, _EVENTS)
-        self._streams = self.visit.streamed = True
+    async def start_stream(self, events: bytes) -> None:
+        await self._start(200, _EVENT_HEADERS)
+        self._streaming = self.record.streamed = True
         if events:
-            await self.more(events)
+            await self.send_events(events)
 
-    async def more(self, events: bytes) -> None:
+    async def send_events(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
-    async def end(self, events: bytes) -> None:
+    async def end_stream(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events})
 
     async def fail(self, error: ApiError) -> None:
-        self.visit.outcome = "refused" if error.status < 500 else "failed"
+        self.record.outcome = "refused" if error.status < 500 else "failed"
         with suppress(OSError):
-            if self._streams:
-                self.visit.status = error.status
-                await self.end(self.error_event(error))
+            if self._streaming:
+                self.record.status = error.status
+                await self.end_stream(self.error_event(error))
                 return
             headers = [(k.encode(), v.encode("latin-1")) for k, v in error.headers.items()]
-            await self.whole(self._error_body(error), error.status, headers)
+            await self.send_body(self._error_body(error), error.status, headers)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.visit.status = status
+        self.record.status = status
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", self.visit.id.encode())],
+                "headers": [*headers, (b"x-request-id", self.record.id.encode())],
             }
         )

@@ -1,4 +1,4 @@
-"""Run a gateway: who may listen where, and how it ends without cutting anybody off."""
+"""The gateway's HTTP server: listening address, connection limits and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Gateway, Settings
 
 _POLL = 0.05
-_MOST_HEAD_BYTES = 1 << 20
-# Java's client offers HTTP/2 with every request, and the parser leaves unread what is behind that.
-_OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+_MAX_HEADER_BYTES = 1 << 20
+# Java's client offers HTTP/2 with every request, and the parser does not read on after the offer.
+_UPGRADE_HEADER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a gateway listens; without keys only on this machine, unless told otherwise."""
+    """The address and limits of the listener; without keys or ``no_auth`` only on loopback."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -40,26 +40,25 @@ class Listening:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     idle_seconds: float = 75.0
-    """How long a connection is kept for another request."""
     header_seconds: float = 10.0
     unread_seconds: float = 60.0
-    """How long a client may leave unread what is sent to it."""
+    """How long a client may leave a response unread."""
     spare_connections: int = 256
-    """How many more there may be than requests under way and waiting."""
+    """How many more connections than running and waiting requests there may be."""
 
 
-def run(settings: Settings, listening: Listening, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; what is under way may end within the grace."""
+def run(settings: Settings, listening: Listening, report: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests in flight may end within the grace period."""
     if not listening.no_auth and not settings.keys:
         refuse_open(listening.host)
     _check_tls(listening)
-    uvloop.run(_serve(settings, listening, _listener(listening), say))
+    uvloop.run(_serve(settings, listening, _bind(listening), report))
 
 
 def _check_tls(listening: Listening) -> None:
     if not listening.tls_cert:
         if listening.tls_key:
-            raise UsageError("--tls-key alone makes no https", mend="give --tls-cert as well")
+            raise UsageError("--tls-key needs --tls-cert", mend="give the certificate as well")
         return
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -67,11 +66,11 @@ def _check_tls(listening: Listening) -> None:
     except OSError as error:
         raise UsageError(
             f"--tls-cert {listening.tls_cert} cannot be used ({error})",
-            mend="it holds a certificate in PEM, and --tls-key the key to that",
+            mend="give a PEM certificate, and its key with --tls-key",
         ) from None
 
 
-def _listener(listening: Listening) -> socket.socket:
+def _bind(listening: Listening) -> socket.socket:
     family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,93 +86,93 @@ def _listener(listening: Listening) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn closes its listener on a signal at once; here the signals are ours."""
+    """A server that leaves signals to us; uvicorn would close its listener at once."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _protocol(most: int, header_seconds: float, unread_seconds: float) -> type[HttpToolsProtocol]:
-    """Return uvicorn's protocol for connections that are bounded in number and in patience."""
+def _protocol(limit: int, header_seconds: float, unread_seconds: float) -> type[HttpToolsProtocol]:
+    """Return uvicorn's protocol with limits on connections, header time and unread time."""
 
-    class Bounded(HttpToolsProtocol):
+    class BoundedProtocol(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._headers_due: Any = None
-            self._reading_due: Any = None
+            self._header_timer: Any = None
+            self._unread_timer: Any = None
             self._cycles: deque[Any] = deque()
-            self._begin_head()
-            if len(self.connections) > most:
+            self._begin_headers()
+            if len(self.connections) > limit:
                 transport.close()
             else:
-                self._wait_for_headers()
+                self._start_header_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._headers_came()
-            self._has_read()
+            self._stop_header_timer()
+            self._stop_unread_timer()
             super().connection_lost(exc)
             for cycle in self._cycles:
-                # Uvicorn tells only the last of those that a client has sent behind one another.
+                # Of several pipelined requests, uvicorn only notifies the last.
                 cycle.disconnected = True
                 cycle.message_event.set()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._has_read()
-            # Who reads nothing would keep its place for ever.
-            self._reading_due = self.loop.call_later(unread_seconds, self.transport.abort)
+            self._stop_unread_timer()
+            # A client that reads nothing would occupy its slot for ever.
+            self._unread_timer = self.loop.call_later(unread_seconds, self.transport.abort)
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._has_read()
+            self._stop_unread_timer()
 
-        def _has_read(self) -> None:
-            if self._reading_due is not None:
-                self._reading_due.cancel()
+        def _stop_unread_timer(self) -> None:
+            if self._unread_timer is not None:
+                self._unread_timer.cancel()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._wait_for_headers()
+            self._start_header_timer()
 
         def on_headers_complete(self) -> None:
-            self._headers_came()
-            self._in_head = False
+            self._stop_header_timer()
+            self._in_headers = False
             super().on_headers_complete()
             while self._cycles and self._cycles[0].response_complete:
                 self._cycles.popleft()
             self._cycles.append(self.cycle)
 
         def on_message_complete(self) -> None:
-            self._begin_head()
+            self._begin_headers()
             super().on_message_complete()
 
         def data_received(self, data: bytes) -> None:
-            if self._in_head:
+            if self._in_headers:
                 head, end, rest = data.partition(b"\r\n\r\n")
-                data = _OFFER.sub(b"", head) + end + rest
+                data = _UPGRADE_HEADER.sub(b"", head) + end + rest
             super().data_received(data)
-            if self._in_head:
-                self._head_bytes += len(data)
-                if self._head_bytes > _MOST_HEAD_BYTES:
+            if self._in_headers:
+                self._header_bytes += len(data)
+                if self._header_bytes > _MAX_HEADER_BYTES:
                     self.send_400_response("The headers are too long.")
 
-        def _begin_head(self) -> None:
-            self._in_head, self._head_bytes = True, 0
+        def _begin_headers(self) -> None:
+            self._in_headers, self._header_bytes = True, 0
 
-        def _wait_for_headers(self) -> None:
-            self._headers_came()
-            self._headers_due = self.loop.call_later(header_seconds, self.transport.close)
+        def _start_header_timer(self) -> None:
+            self._stop_header_timer()
+            self._header_timer = self.loop.call_later(header_seconds, self.transport.close)
 
-        def _headers_came(self) -> None:
-            if self._headers_due is not None:
-                self._headers_due.cancel()
+        def _stop_header_timer(self) -> None:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
 
-    return Bounded
+    return BoundedProtocol
 
 
 async def _serve(
-    settings: Settings, listening: Listening, listener: socket.socket, say: Callable[[str], None]
+    settings: Settings, listening: Listening, listener: socket.socket, report: Callable[[str], None]
 ) -> None:
     app = make_app(settings)
     gateway: Gateway = app.state.gateway
@@ -186,7 +185,7 @@ async def _serve(
             ws="none",
             access_log=False,
             log_level="warning",
-            # It counts them with the loop's clock, which takes parts of a second too.
+            # Typed as int, but passed to the loop's clock, which accepts fractions as well.
             timeout_keep_alive=cast("int", listening.idle_seconds),
             timeout_graceful_shutdown=1,
             ssl_certfile=listening.tls_cert,
@@ -198,29 +197,29 @@ async def _serve(
         await asyncio.sleep(_POLL)
     if serving.done():
         await serving
-        raise ServerError("the gateway did not start", mend="its log says why")
+        raise ServerError("the gateway did not start", mend="see its log")
     scheme = "https" if listening.tls_cert else "http"
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
-    say(f"{scheme}://{host}:{listener.getsockname()[1]}/v1")
-    await _drained(gateway, serving, listening.grace)
+    report(f"{scheme}://{host}:{listener.getsockname()[1]}/v1")
+    await _run_until_signal(gateway, serving, listening.grace)
     server.should_exit = True
     await serving
 
 
-async def _drained(gateway: Gateway, serving: asyncio.Future[None], grace: float) -> None:
-    """Wait for a signal, then until nothing is under way; a second signal ends it at once."""
+async def _run_until_signal(gateway: Gateway, serving: asyncio.Future[None], grace: float) -> None:
+    """Wait for a signal and for requests in flight; a second signal ends the wait at once."""
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
-    def note() -> None:
+    def on_signal() -> None:
         second.set() if first.is_set() else first.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, note)
-    told = asyncio.ensure_future(first.wait())
-    ends: list[asyncio.Future[Any]] = [told, serving]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        loop.add_signal_handler(number, on_signal)
+    signalled = asyncio.ensure_future(first.wait())
+    events: list[asyncio.Future[Any]] = [signalled, serving]
+    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
     gateway.admission.draining = True
-    end = loop.time() + grace
-    while gateway.admission.running and loop.time() < end and not second.is_set():
+    deadline = loop.time() + grace
+    while gateway.admission.running and loop.time() < deadline and not second.is_set():
         await asyncio.sleep(_POLL)

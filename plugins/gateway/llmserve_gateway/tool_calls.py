@@ -1,4 +1,4 @@
-"""Calls of tools in the answers of models, handed on as they come."""
+"""Conversion of streamed answers to text and tool calls."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from llmserve.client.tools import new_id, reason_with
 from llmserve.plugin import ToolPart, ToolReader
 
 
-class Answer:
-    """One answer as it comes; without ``parallel`` it has one call, and others are left out."""
+class CallStream:
+    """Converts the pieces of one answer; without ``parallel``, only its first call is kept."""
 
     def __init__(self, reader: ToolReader, parallel: bool) -> None:
         self._reader = reader
-        self._most = None if parallel else 1
-        self._held = ""
-        self._begun = self._complete = 0
+        self._max_calls = None if parallel else 1
+        self._held_text = ""
+        self._started = self._completed = 0
         self.ended = False
 
-    def take(self, piece: Piece) -> Piece:
-        """Return a piece with what is text of it, and what belongs to calls."""
+    def convert(self, piece: Piece) -> Piece:
+        """Return a piece with its text separated from its tool calls."""
         parts = list(self._reader.read(piece.text))
         if piece.finish_reason:
             self.ended = True
             parts += self._reader.end()
         calls: dict[int, ToolCall] = {}
-        text = self._held
+        text = self._held_text
         for part in parts:
             text += part.text if part.kind == "text" else ""
-            self._note(part, calls)
-        # Blank lines before a call are no content, and only what comes tells whether they are.
-        told = text if self.ended and not self._begun else text.rstrip()
-        self._held = text[len(told) :]
-        reason = reason_with(self._complete, piece.finish_reason)
-        return replace(piece, text=told, finish_reason=reason, tool_calls=tuple(calls.values()))
+            self._add(part, calls)
+        # Blank lines before a call are not content; whether a call follows, only later pieces show.
+        content = text if self.ended and not self._started else text.rstrip()
+        self._held_text = text[len(content) :]
+        reason = reason_with(self._completed, piece.finish_reason)
+        return replace(piece, text=content, finish_reason=reason, tool_calls=tuple(calls.values()))
 
-    def _note(self, part: ToolPart, calls: dict[int, ToolCall]) -> None:
-        self._begun += part.kind == "name"
-        self._complete += part.kind == "end"
-        at = self._begun - 1
+    def _add(self, part: ToolPart, calls: dict[int, ToolCall]) -> None:
+        self._started += part.kind == "name"
+        self._completed += part.kind == "end"
+        index = self._started - 1
         if part.kind not in ("name", "arguments") or not part.text:
             return
-        if self._most is not None and at >= self._most:
+        if self._max_calls is not None and index >= self._max_calls:
             return
-        call = calls.get(at, ToolCall(at))
+        call = calls.get(index, ToolCall(index))
         if part.kind == "name":
-            calls[at] = replace(call, name=part.text, id=new_id())
+            calls[index] = replace(call, name=part.text, id=new_id())
         else:
-            calls[at] = replace(call, arguments=call.arguments + part.text)
+            calls[index] = replace(call, arguments=call.arguments + part.text)

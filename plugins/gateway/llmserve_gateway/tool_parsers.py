@@ -1,7 +1,7 @@
-"""How families of models write that they call tools, each read as it comes.
+"""Parsers for the tool call formats of model families; they read an answer incrementally.
 
-A reader is a coroutine over the text: it yields where it needs more. What turns out to be no call
-of a tool that was offered is text.
+A reader is a coroutine over the text, which yields when it needs more. Text that looks like a call
+but does not call one of the offered tools remains text.
 """
 
 from __future__ import annotations
@@ -14,70 +14,69 @@ from typing import Any, TypeVar
 from llmserve.plugin import ToolParser, ToolPart
 
 T = TypeVar("T")
-Wait = Generator[None, None, T]
+Parsing = Generator[None, None, T]
 
-_LONGEST_WORD = 256
+_MAX_WORD = 256
 _WORD = re.compile(r"[\w.\-]*")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _SCALAR = re.compile(r"[\w.+\-]*")
-# Its bars are wider than others.
+# These bars are wider than the ASCII character.
 _DEEPSEEK = "<\uff5ctool▁{}\uff5c>"
-# What opens, closes or quotes in JSON; what is escaped does not, and an escape may be cut in two.
-_NOTABLE = re.compile(r'\\.|\\|["{}\[\]]', re.DOTALL)
+# The structural characters of JSON, unless escaped; a lone backslash is an escape cut in two.
+_JSON_MARK = re.compile(r'\\.|\\|["{}\[\]]', re.DOTALL)
 
 
 class Reader:
-    """What the families have in common; each has its own :meth:`answer`."""
+    """Base class of all readers; each implements :meth:`parse`."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
-        self._left = ""
+        self._buffer = ""
         self._ended = False
         self._source = ""
         self._parts: list[ToolPart] = []
-        self._steps = self.answer()
+        self._parsing = self.parse()
 
     def read(self, text: str) -> Sequence[ToolPart]:
-        self._left += text
+        self._buffer += text
         return self._run()
 
     def end(self) -> Sequence[ToolPart]:
         self._ended = True
         return self._run()
 
-    def answer(self) -> Wait[None]:
+    def parse(self) -> Parsing[None]:
         raise NotImplementedError
 
     def _run(self) -> Sequence[ToolPart]:
-        next(self._steps, None)
+        next(self._parsing, None)
         parts, self._parts = self._parts, []
         return parts
 
-    # What every form of a call is made of
+    # Elements of all formats
 
     def _take(self, length: int) -> str:
-        taken, self._left = self._left[:length], self._left[length:]
-        self._source += taken
-        return taken
+        text, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._source += text
+        return text
 
-    def _say(self, kind: Any, text: str = "") -> None:
+    def _emit(self, kind: Any, text: str = "") -> None:
         self._parts.append(ToolPart(kind, text, self._source))
         self._source = ""
 
-    def _give_up(self) -> None:
-        """Let what was no call be text."""
+    def _emit_source_as_text(self) -> None:
         if self._source:
-            self._say("text", self._source)
+            self._emit("text", self._source)
 
-    def _until(self, *marks: str) -> Wait[str | None]:
-        """Tell text up to a mark, and take that; None where the answer ends before."""
+    def _emit_until(self, *marks: str) -> Parsing[str | None]:
+        """Emit the text up to a mark and take the mark; return None if the answer ends first."""
         while True:
-            found = [(at, mark) for mark in marks if (at := self._left.find(mark)) >= 0]
-            at, mark = min(found, default=(len(self._left), None))
-            if not found and not self._ended:
-                at -= max((_begun(self._left, mark) for mark in marks), default=0)
-            if text := self._take(at):
-                self._say("text", text)
+            matches = [(at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]
+            end, mark = min(matches, default=(len(self._buffer), None))
+            if not matches and not self._ended:
+                end -= max((_partial_length(self._buffer, mark) for mark in marks), default=0)
+            if text := self._take(end):
+                self._emit("text", text)
             if mark:
                 self._take(len(mark))
                 return mark
@@ -85,262 +84,262 @@ class Reader:
                 return None
             yield
 
-    def _starts(self, *words: str) -> Wait[str | None]:
-        """Take one of these words if it is what comes next; the longer ones come first."""
+    def _take_prefix(self, *prefixes: str) -> Parsing[str | None]:
+        """Take the first of these prefixes that matches; longer ones must come first."""
         while True:
-            for word in words:
-                if self._left.startswith(word):
-                    return self._take(len(word))
-                if word.startswith(self._left) and not self._ended:
+            for prefix in prefixes:
+                if self._buffer.startswith(prefix):
+                    return self._take(len(prefix))
+                if prefix.startswith(self._buffer) and not self._ended:
                     break
             else:
                 return None
             yield
 
-    def _blank(self) -> Wait[str]:
-        """Take white space, and return the character behind it."""
+    def _skip_space(self) -> Parsing[str]:
+        """Take white space, and return the next character."""
         while True:
-            self._take(len(self._left) - len(self._left.lstrip()))
-            if self._left or self._ended:
-                return self._left[:1]
+            self._take(len(self._buffer) - len(self._buffer.lstrip()))
+            if self._buffer or self._ended:
+                return self._buffer[:1]
             yield
 
-    def _matching(self, pattern: re.Pattern[str]) -> Wait[str]:
-        """Take all that fits, once something else is behind it."""
+    def _take_match(self, pattern: re.Pattern[str]) -> Parsing[str]:
+        """Take the longest match, which is certain once another character follows it."""
         while True:
-            found = pattern.match(self._left)
-            end = found.end() if found else 0
-            if end < len(self._left) or self._ended or end > _LONGEST_WORD:
-                return self._take(min(end, _LONGEST_WORD))
+            match = pattern.match(self._buffer)
+            end = match.end() if match else 0
+            if end < len(self._buffer) or self._ended or end > _MAX_WORD:
+                return self._take(min(end, _MAX_WORD))
             yield
 
-    def _string(self) -> Wait[str | None]:
-        while self._left[:1] in ('"', ""):
-            if (found := _STRING.match(self._left)) and found.end() <= _LONGEST_WORD:
-                text: str | None = _loaded(self._take(found.end()), str)
+    def _take_string(self) -> Parsing[str | None]:
+        while self._buffer[:1] in ('"', ""):
+            if (match := _STRING.match(self._buffer)) and match.end() <= _MAX_WORD:
+                text: str | None = _parse_json(self._take(match.end()), str)
                 return text
-            if self._ended or len(self._left) > _LONGEST_WORD:
+            if self._ended or len(self._buffer) > _MAX_WORD:
                 return None
             yield
         return None
 
-    def _nested(self, *, tell: bool) -> Wait[str | None]:
-        """Take an object or a list, telling it as it comes; None if it is none."""
-        opened: list[str] = []
+    def _take_nested(self, *, emit: bool) -> Parsing[str | None]:
+        """Take an object or a list, emitting it piece by piece; return None if it is invalid."""
+        brackets: list[str] = []
         quoted = False
         whole = ""
         while True:
-            end, ends = len(self._left), False
-            for found in _NOTABLE.finditer(self._left):
-                mark = found[0]
+            end, complete = len(self._buffer), False
+            for match in _JSON_MARK.finditer(self._buffer):
+                mark = match[0]
                 if mark == "\\":
-                    end = found.start()
+                    end = match.start()
                 elif mark == '"':
                     quoted = not quoted
                 elif quoted or mark[0] == "\\":
                     pass
                 elif mark in "{[":
-                    opened.append(mark)
-                elif not opened or opened.pop() + mark not in ("{}", "[]"):
-                    end, ends = found.start(), True
+                    brackets.append(mark)
+                elif not brackets or brackets.pop() + mark not in ("{}", "[]"):
+                    end, complete = match.start(), True
                     break
-                elif not opened:
-                    end, ends = found.end(), True
+                elif not brackets:
+                    end, complete = match.end(), True
                     break
             text = self._take(end)
             whole += text
-            if tell and text:
-                self._say("arguments", text)
-            if ends or self._ended:
-                return whole if _loaded(whole, (dict, list)) is not None else None
+            if emit and text:
+                self._emit("arguments", text)
+            if complete or self._ended:
+                return whole if _parse_json(whole, (dict, list)) is not None else None
             yield
 
-    def _skipped(self) -> Wait[bool]:
-        """Take a value that says nothing about the call, as an id."""
-        if self._left[:1] == '"':
-            return (yield from self._string()) is not None
-        if self._left[:1] in ("{", "["):
-            return (yield from self._nested(tell=False)) is not None
-        return bool((yield from self._matching(_SCALAR)))
+    def _skip_value(self) -> Parsing[bool]:
+        """Skip a value that does not matter, such as an id; return whether there was one."""
+        if self._buffer[:1] == '"':
+            return (yield from self._take_string()) is not None
+        if self._buffer[:1] in ("{", "["):
+            return (yield from self._take_nested(emit=False)) is not None
+        return bool((yield from self._take_match(_SCALAR)))
 
     # Calls
 
-    def _call(self) -> Wait[bool]:
-        """Read a call that is an object with a name and arguments; say whether it was one."""
+    def _read_call(self) -> Parsing[bool]:
+        """Read a call that is an object with a name and arguments; return whether it is one."""
         name = arguments = None
-        told = False
-        yield from self._blank()
-        if not (yield from self._starts("{")):
+        emitted = False
+        yield from self._skip_space()
+        if not (yield from self._take_prefix("{")):
             return False
         while True:
-            yield from self._blank()
-            key = yield from self._string()
-            yield from self._blank()
-            if key is None or not (yield from self._starts(":")):
+            yield from self._skip_space()
+            key = yield from self._take_string()
+            yield from self._skip_space()
+            if key is None or not (yield from self._take_prefix(":")):
                 return False
-            yield from self._blank()
+            yield from self._skip_space()
             if key == "name" and name is None:
-                name = yield from self._string()
+                name = yield from self._take_string()
                 if name not in self._names:
                     return False
             elif key in ("arguments", "parameters") and arguments is None:
-                if self._left[:1] != "{":
+                if self._buffer[:1] != "{":
                     return False
-                if told := name is not None:
-                    self._say("name", name)
-                arguments = yield from self._nested(tell=told)
+                if emitted := name is not None:
+                    self._emit("name", name)
+                arguments = yield from self._take_nested(emit=emitted)
                 if arguments is None:
-                    return self._broken(told)
-            elif not (yield from self._skipped()):
-                return self._broken(told)
-            yield from self._blank()
-            if (yield from self._starts("}")):
+                    return self._abandon_call(emitted)
+            elif not (yield from self._skip_value()):
+                return self._abandon_call(emitted)
+            yield from self._skip_space()
+            if (yield from self._take_prefix("}")):
                 break
-            if not (yield from self._starts(",")):
-                return self._broken(told)
+            if not (yield from self._take_prefix(",")):
+                return self._abandon_call(emitted)
         if name is None:
             return False
-        if not told:
-            self._say("name", name)
-            self._say("arguments", "{}" if arguments is None else arguments)
-        self._say("end")
+        if not emitted:
+            self._emit("name", name)
+            self._emit("arguments", "{}" if arguments is None else arguments)
+        self._emit("end")
         return True
 
-    def _broken(self, told: bool) -> bool:
-        """Leave a call that has been begun without its end."""
-        if told:
-            self._say("arguments")
+    def _abandon_call(self, emitted: bool) -> bool:
+        """Leave a call without an end, if its start has been emitted."""
+        if emitted:
+            self._emit("arguments")
         return False
 
-    def _named(self, name: str) -> Wait[bool]:
-        """Read the arguments of a call whose name stands before them."""
-        if name not in self._names or (yield from self._blank()) != "{":
+    def _read_arguments(self, name: str) -> Parsing[bool]:
+        """Read the arguments of a call whose name precedes them."""
+        if name not in self._names or (yield from self._skip_space()) != "{":
             return False
-        self._say("name", name)
-        if (yield from self._nested(tell=True)) is None:
-            return self._broken(True)
-        self._say("end")
+        self._emit("name", name)
+        if (yield from self._take_nested(emit=True)) is None:
+            return self._abandon_call(True)
+        self._emit("end")
         return True
 
-    def _calls(self, *between: str) -> Wait[bool]:
-        """Read a list of calls, or calls with something between them; say whether all were."""
-        yield from self._blank()
-        listed = yield from self._starts("[")
-        while (yield from self._call()):
-            yield from self._blank()
-            if not (yield from self._starts(*((",",) if listed else between))):
-                if listed:
-                    yield from self._starts("]")
+    def _read_calls(self, *separators: str) -> Parsing[bool]:
+        """Read a list of calls, or calls with separators; return whether all were calls."""
+        yield from self._skip_space()
+        is_list = yield from self._take_prefix("[")
+        while (yield from self._read_call()):
+            yield from self._skip_space()
+            if not (yield from self._take_prefix(*((",",) if is_list else separators))):
+                if is_list:
+                    yield from self._take_prefix("]")
                 self._source = ""
                 return True
-        self._give_up()
+        self._emit_source_as_text()
         return False
 
 
 class Hermes(Reader):
-    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes and Qwen have it."""
+    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes and Qwen write it."""
 
-    def answer(self) -> Wait[None]:
-        while (yield from self._until("<tool_call>")):
-            if (yield from self._call()):
-                yield from self._blank()
-                yield from self._starts("</tool_call>")
+    def parse(self) -> Parsing[None]:
+        while (yield from self._emit_until("<tool_call>")):
+            if (yield from self._read_call()):
+                yield from self._skip_space()
+                yield from self._take_prefix("</tool_call>")
                 self._source = ""
             else:
-                self._give_up()
+                self._emit_source_as_text()
 
 
 class Llama(Reader):
-    """``{"name": …, "parameters": {…}}`` for an answer, or behind ``<|python_tag|>``."""
+    """``{"name": …, "parameters": {…}}`` as the answer, or after ``<|python_tag|>``."""
 
-    def answer(self) -> Wait[None]:
-        if (yield from self._blank()) not in ("{", "["):
-            self._give_up()
-            if not (yield from self._until("<|python_tag|>")):
+    def parse(self) -> Parsing[None]:
+        if (yield from self._skip_space()) not in ("{", "["):
+            self._emit_source_as_text()
+            if not (yield from self._emit_until("<|python_tag|>")):
                 return
-        yield from self._calls(";", ",")
-        yield from self._until()
+        yield from self._read_calls(";", ",")
+        yield from self._emit_until()
 
 
 class Mistral(Reader):
     """``[TOOL_CALLS]`` and a list, or each call as ``[TOOL_CALLS]name[ARGS]{…}``."""
 
-    def answer(self) -> Wait[None]:
-        while (yield from self._until("[TOOL_CALLS]")):
-            if (yield from self._blank()) in ("[", "{"):
-                yield from self._calls()
+    def parse(self) -> Parsing[None]:
+        while (yield from self._emit_until("[TOOL_CALLS]")):
+            if (yield from self._skip_space()) in ("[", "{"):
+                yield from self._read_calls()
                 continue
-            name = yield from self._matching(_WORD)
-            if (yield from self._starts("[CALL_ID]")):
-                yield from self._matching(_WORD)
-            yield from self._starts("[ARGS]")
-            if (yield from self._named(name)):
+            name = yield from self._take_match(_WORD)
+            if (yield from self._take_prefix("[CALL_ID]")):
+                yield from self._take_match(_WORD)
+            yield from self._take_prefix("[ARGS]")
+            if (yield from self._read_arguments(name)):
                 self._source = ""
             else:
-                self._give_up()
+                self._emit_source_as_text()
 
 
 class DeepSeek(Reader):
-    """Calls between marks of their own: V3's with a fence, V3.1's bare."""
+    """Calls between special marks: V3 uses a fence, V3.1 does not."""
 
-    def answer(self) -> Wait[None]:
+    def parse(self) -> Parsing[None]:
         first, begin, middle, end, last = (
             _DEEPSEEK.format(mark)
             for mark in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
         )
-        while mark := (yield from self._until(first, begin)):
+        while mark := (yield from self._emit_until(first, begin)):
             if mark == first:
-                yield from self._blank()
-                if not (yield from self._starts(begin)):
-                    self._give_up()
+                yield from self._skip_space()
+                if not (yield from self._take_prefix(begin)):
+                    self._emit_source_as_text()
                     continue
-            name = yield from self._matching(_WORD)
-            if not (yield from self._starts(middle)):
-                self._give_up()
+            name = yield from self._take_match(_WORD)
+            if not (yield from self._take_prefix(middle)):
+                self._emit_source_as_text()
                 continue
-            if (yield from self._blank()) != "{":
-                # What stood there was the kind of tool.
-                name = yield from self._matching(_WORD)
-                yield from self._blank()
-                yield from self._starts("```json")
-            if not (yield from self._named(name)):
-                self._give_up()
+            if (yield from self._skip_space()) != "{":
+                # That was the kind of tool; its name follows.
+                name = yield from self._take_match(_WORD)
+                yield from self._skip_space()
+                yield from self._take_prefix("```json")
+            if not (yield from self._read_arguments(name)):
+                self._emit_source_as_text()
                 continue
             for closing in ("```", end, last):
-                yield from self._blank()
-                yield from self._starts(closing)
+                yield from self._skip_space()
+                yield from self._take_prefix(closing)
             self._source = ""
 
 
 class Json(Reader):
-    """An answer that is a call as JSON, a list of them, or one of both in a fence."""
+    """An answer that is a JSON call or a list of calls, optionally in a fence."""
 
-    def answer(self) -> Wait[None]:
-        yield from self._blank()
-        fenced = yield from self._starts("```json", "```")
-        if (yield from self._calls(",", ";")) and fenced:
-            yield from self._blank()
-            yield from self._starts("```")
+    def parse(self) -> Parsing[None]:
+        yield from self._skip_space()
+        fenced = yield from self._take_prefix("```json", "```")
+        if (yield from self._read_calls(",", ";")) and fenced:
+            yield from self._skip_space()
+            yield from self._take_prefix("```")
             self._source = ""
-        yield from self._until()
+        yield from self._emit_until()
 
 
 class Arguments(Reader):
-    """An answer that is nothing but the arguments of one call, for it is held to be that."""
+    """An answer that is constrained to the arguments of a single call."""
 
-    def answer(self) -> Wait[None]:
+    def parse(self) -> Parsing[None]:
         (name,) = self._names
-        if not (yield from self._named(name)):
-            self._give_up()
-        yield from self._until()
+        if not (yield from self._read_arguments(name)):
+            self._emit_source_as_text()
+        yield from self._emit_until()
 
 
-def _begun(text: str, mark: str) -> int:
-    """How many characters at the end of the text may become the mark."""
+def _partial_length(text: str, mark: str) -> int:
+    """Return how many characters at the end of the text may be the start of the mark."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 
 
-def _loaded(text: str, kind: Any) -> Any:
+def _parse_json(text: str, kind: Any) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -348,7 +347,7 @@ def _loaded(text: str, kind: Any) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def _marked(rank: int, *marks: str, without: str = "\0") -> Any:
+def _template_with(rank: int, *marks: str, without: str = "\0") -> Any:
     return lambda template: (
         rank if without not in template and any(mark in template for mark in marks) else 0
     )
@@ -359,32 +358,32 @@ PARSERS = [
         name="hermes",
         summary="Hermes, Qwen 2.5 and 3: JSON in <tool_call>",
         reader=Hermes,
-        # Qwen3-Coder has the same mark around XML.
-        suits=_marked(10, "<tool_call>", without="<function="),
+        # Qwen3-Coder uses the same mark around XML.
+        suits=_template_with(10, "<tool_call>", without="<function="),
     ),
     ToolParser(
         name="llama3",
         summary="Llama 3.1 to 3.3: JSON with parameters",
         reader=Llama,
-        suits=_marked(10, "<|python_tag|>", '"parameters": '),
+        suits=_template_with(10, "<|python_tag|>", '"parameters": '),
     ),
     ToolParser(
         name="mistral",
         summary="Mistral: [TOOL_CALLS]",
         reader=Mistral,
-        suits=_marked(20, "[TOOL_CALLS]"),
+        suits=_template_with(20, "[TOOL_CALLS]"),
     ),
     ToolParser(
         name="deepseek",
-        summary="DeepSeek R1, V3 and V3.1: marks of its own",
+        summary="DeepSeek R1, V3 and V3.1: special marks",
         reader=DeepSeek,
-        suits=_marked(20, _DEEPSEEK.format("call▁begin")),
+        suits=_template_with(20, _DEEPSEEK.format("call▁begin")),
     ),
     ToolParser(
         name="generic",
-        summary="Any model that answers with a call as JSON",
+        summary="Any model that answers with a JSON call",
         reader=Json,
-        suits=_marked(1, ""),
+        suits=_template_with(1, ""),
     ),
 ]
-"""The built-in parsers; ``generic`` is for templates that nothing else fits."""
+"""The built-in parsers; ``generic`` is for templates that no other parser suits."""

@@ -1,4 +1,4 @@
-"""A span for each request, in OpenTelemetry's words for generative AI; imported where wanted."""
+"""Spans of requests, in OpenTelemetry's conventions for generative AI; imported on demand."""
 
 from __future__ import annotations
 
@@ -20,43 +20,41 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from llmserve.client.aio import CALL_HEADERS
 from llmserve.server.tracing import traces_url
 from llmserve_gateway.addresses import is_loopback
-from llmserve_gateway.fields import Asked
-from llmserve_gateway.reply import Visit
+from llmserve_gateway.fields import ParsedRequest
+from llmserve_gateway.reply import RequestRecord
 
 _TRACEPARENT = TraceContextTextMapPropagator()
 _SERVICE = {"service.name": "llmserve-gateway"}
-# What is asked for, by the contract's names, which are OpenTelemetry's too; none of it is text.
-_ASKED = ("max_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty",
-          "frequency_penalty")  # fmt: skip
-_LONGEST_NAME = 200
-_LAST_SECONDS = 2.0
+# The tensor contract and OpenTelemetry share these names; none of the values is text.
+_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty",
+            "frequency_penalty")  # fmt: skip
+_MAX_NAME = 200
+_FLUSH_SECONDS = 2.0
 
 
-def send_to(collector: str) -> tuple[SpanProcessor, Callable[[], None]]:
-    """Return what sends spans to a collector, from a thread of its own, and what ends that."""
+def make_exporter(collector: str) -> tuple[SpanProcessor, Callable[[], None]]:
+    """Return a processor that sends spans from a separate thread, and a function to abort it."""
     url = traces_url(collector)
     session = requests.Session()
-    # A proxy set for the web cannot reach this machine's own loopback.
+    # A proxy from the environment cannot reach this machine's loopback.
     session.trust_env = not is_loopback(urlsplit(url).hostname or "")
     exporter = OTLPSpanExporter(endpoint=url, session=session)
     return BatchSpanProcessor(exporter), exporter.shutdown
 
 
 class Tracer:
-    """Begins the spans of one gateway, and hands each on to Triton as the parent of its own."""
+    """Starts the spans of one gateway; each becomes the parent of Triton's spans."""
 
-    def __init__(
-        self, processor: SpanProcessor, give_up: Callable[[], None] = lambda: None
-    ) -> None:
-        named = "OTEL_SERVICE_NAME" in os.environ
-        resource = Resource.create({} if named else _SERVICE)
+    def __init__(self, processor: SpanProcessor, abort: Callable[[], None] = lambda: None) -> None:
+        has_name = "OTEL_SERVICE_NAME" in os.environ
+        resource = Resource.create({} if has_name else _SERVICE)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
-        self._give_up = give_up
+        self._abort = abort
         self._tracer = self._provider.get_tracer(__name__)
 
-    def begin(self, headers: Mapping[str, str], operation: str) -> Trace:
-        """Begin the span of a request that has just arrived, within what its client traces."""
+    def start(self, headers: Mapping[str, str], operation: str) -> Trace:
+        """Start the span of a request that has just arrived, within its client's trace."""
         span = self._tracer.start_span(
             operation,
             _TRACEPARENT.extract(headers),
@@ -66,60 +64,63 @@ class Tracer:
         return Trace(span, operation)
 
     def close(self) -> None:
-        """Send what there still is; a collector that does not answer is not waited for long."""
-        patience = Timer(_LAST_SECONDS, self._give_up)
-        patience.start()
+        """Send the remaining spans; abort if the collector does not answer soon."""
+        timer = Timer(_FLUSH_SECONDS, self._abort)
+        timer.start()
         self._provider.shutdown()
-        patience.cancel()
+        timer.cancel()
 
 
 class Trace:
-    """The span of one request, from the task that answers it."""
+    """The span of one request, used in the task that answers it."""
 
     def __init__(self, span: Any, operation: str) -> None:
         self._span = span
         self._operation = operation
-        self._began = time.time_ns()
-        carried: dict[str, str] = {}
+        self._start_time = time.time_ns()
+        headers: dict[str, str] = {}
         if span.is_recording():
-            # Triton traces whatever says that it is part of a trace.
-            _TRACEPARENT.inject(carried, set_span_in_context(span))
-        self._headers = CALL_HEADERS.set((*CALL_HEADERS.get(), *carried.items()))
+            # Triton traces every request that has this header.
+            _TRACEPARENT.inject(headers, set_span_in_context(span))
+        self._headers = CALL_HEADERS.set((*CALL_HEADERS.get(), *headers.items()))
 
-    def asked(self, asked: Asked) -> None:
-        model = asked.model[:_LONGEST_NAME]
+    def set_request(self, request: ParsedRequest) -> None:
+        model = request.model[:_MAX_NAME]
         self._span.update_name(f"{self._operation} {model}")
-        told = {"model": model, "stream": asked.stream, "choice.count": asked.choices_each}
-        told |= {name: asked.options[name] for name in _ASKED if name in asked.options}
-        self._span.set_attributes({f"gen_ai.request.{name}": told[name] for name in told})
+        count, options = request.answers_per_prompt, request.options
+        values = {"model": model, "stream": request.stream, "choice.count": count}
+        values |= {name: options[name] for name in _OPTIONS if name in options}
+        self._span.set_attributes({f"gen_ai.request.{name}": values[name] for name in values})
 
-    def end(self, visit: Visit) -> None:
+    def end(self, record: RequestRecord) -> None:
         CALL_HEADERS.reset(self._headers)
         span = self._span
 
-        def at(moment: float) -> int:
-            return self._began + int((moment - visit.arrived) * 1e9)
+        def timestamp(moment: float) -> int:
+            return self._start_time + int((moment - record.arrived) * 1e9)
 
-        told: dict[str, Any] = {
-            "http.response.status_code": visit.status,
-            "llmserve.request.id": visit.id,
+        attributes: dict[str, Any] = {
+            "http.response.status_code": record.status,
+            "llmserve.request.id": record.id,
         }
-        if visit.admitted is not None:
-            span.add_event("llmserve.admitted", timestamp=at(visit.admitted))
-            # As vLLM's spans have it: seconds.
-            told["gen_ai.latency.time_in_queue"] = visit.admitted - visit.arrived
-        if visit.first is not None and visit.streamed:
-            span.add_event("llmserve.first_token", timestamp=at(visit.first))
-            told["gen_ai.response.time_to_first_chunk"] = visit.first - visit.arrived
-        if visit.model:
-            told |= {"gen_ai.response.model": visit.model,
-                     "gen_ai.usage.input_tokens": visit.read,
-                     "gen_ai.usage.output_tokens": visit.written}  # fmt: skip
-        if visit.reasons:
-            told["gen_ai.response.finish_reasons"] = list(visit.reasons.values())
-        if visit.status != 200:
-            told["error.type"] = "cancelled" if visit.outcome == "cancelled" else str(visit.status)
-        span.set_attributes(told)
-        if visit.status >= 500:
+        if record.admitted is not None:
+            span.add_event("llmserve.admitted", timestamp=timestamp(record.admitted))
+            # In seconds, as in vLLM's spans.
+            attributes["gen_ai.latency.time_in_queue"] = record.admitted - record.arrived
+        if record.first_output is not None and record.streamed:
+            span.add_event("llmserve.first_token", timestamp=timestamp(record.first_output))
+            seconds = record.first_output - record.arrived
+            attributes["gen_ai.response.time_to_first_chunk"] = seconds
+        if record.model:
+            attributes["gen_ai.response.model"] = record.model
+            attributes["gen_ai.usage.input_tokens"] = record.input_tokens
+            attributes["gen_ai.usage.output_tokens"] = record.output_tokens
+        if record.finish_reasons:
+            attributes["gen_ai.response.finish_reasons"] = list(record.finish_reasons.values())
+        if record.status != 200:
+            cancelled = record.outcome == "cancelled"
+            attributes["error.type"] = "cancelled" if cancelled else str(record.status)
+        span.set_attributes(attributes)
+        if record.status >= 500:
             span.set_status(StatusCode.ERROR)
-        span.end(at(visit.ended))
+        span.end(timestamp(record.ended))

@@ -1,4 +1,4 @@
-"""What Triton's own metrics tell: all of it, or how full the caches of models are."""
+"""Triton's own metrics: the complete pages, and the cache usage of models."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from prometheus_client.parser import text_string_to_metric_families
 _SCRAPE_SECONDS = 5.0
 _QUICK_SECONDS = 1.0
 _FRESH_SECONDS = 0.5
-_OURS = {"llmserve_cache_used_tokens": "used", "llmserve_cache_tokens": "max"}
+_LLMSERVE = {"llmserve_cache_used_tokens": "used", "llmserve_cache_tokens": "max"}
 _TENSORRT = "nv_trt_llm_kv_cache_block_metrics"
 _SAMPLE = re.compile(r'([\w:]+)(?:\{(.*)\})? ([^"}]+)')
 
 
 def scrape(url: str, seconds: float) -> str:
-    # No proxy: Triton is beside us.
+    # No proxy: Triton runs next to the gateway.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=seconds) as answer:
-        return str(answer.read().decode())
+    with opener.open(url, timeout=seconds) as response:
+        return str(response.read().decode())
 
 
 async def scrape_all(
     urls: Sequence[str], seconds: float = _SCRAPE_SECONDS
 ) -> list[str | BaseException]:
-    """Return the page of each, or why there is none."""
-    asked = [asyncio.to_thread(scrape, url, seconds) for url in urls]
-    return await asyncio.gather(*asked, return_exceptions=True)
+    """Return each page, or the exception that prevented it."""
+    scrapes = [asyncio.to_thread(scrape, url, seconds) for url in urls]
+    return await asyncio.gather(*scrapes, return_exceptions=True)
 
 
-def joined(pages: Mapping[str, str]) -> str:
-    """Join pages of metrics, and say of each sample whose it is: of which ``replica``."""
+def join_pages(pages: Mapping[str, str]) -> str:
+    """Join pages of metrics, and label each sample with its ``replica``."""
     families: dict[str, dict[str, None]] = {}
     for replica, page in pages.items():
         lines: dict[str, None] = {}
         for line in page.splitlines():
             if line.startswith("#"):
-                # What belongs to a metric has to stand together; its head stands there once.
+                # The samples of a metric must be contiguous, below a single header.
                 lines = families.setdefault(line.split()[2], {})
                 lines[line] = None
             elif sample := _SAMPLE.fullmatch(line):
@@ -51,35 +51,36 @@ def joined(pages: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
-def cache_use(text: str) -> dict[str, float]:
-    """Return how much of its cache each model uses, from 0 to 1, where it tells that."""
-    told = [line for line in text.splitlines() if line.startswith((*_OURS, _TENSORRT))]
-    found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families("\n".join(told)):
+def cache_usage(text: str) -> dict[str, float]:
+    """Return the fraction of its cache that each model uses, if it reports that."""
+    samples = [line for line in text.splitlines() if line.startswith((*_LLMSERVE, _TENSORRT))]
+    caches: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families("\n".join(samples)):
         for name, labels, value, *_ in family.samples:
-            kind = _OURS.get(name) or labels.get("kv_cache_block_type", "")
-            each = found.setdefault(labels.get("model", ""), {"used": 0.0, "max": 0.0})
-            each[kind] = each.get(kind, 0.0) + value
-    # Who does not know the size of its cache says 0.
-    return {model: each["used"] / each["max"] for model, each in found.items() if each["max"] > 0}
+            kind = _LLMSERVE.get(name) or labels.get("kv_cache_block_type", "")
+            cache = caches.setdefault(labels.get("model", ""), {"used": 0.0, "max": 0.0})
+            cache[kind] = cache.get(kind, 0.0) + value
+    # A model that does not know the size of its cache reports 0.
+    known = {model: cache for model, cache in caches.items() if cache["max"] > 0}
+    return {model: cache["used"] / cache["max"] for model, cache in known.items()}
 
 
-class CacheUse:
-    """Asks Tritons twice a second at most: endpoint pickers ask twenty times."""
+class CacheUsage:
+    """Scrapes Tritons at most twice a second: endpoint pickers ask twenty times a second."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
-        self._asked = 0.0
-        self._found: dict[str, float] = {}
+        self._scraped = 0.0
+        self._usage: dict[str, float] = {}
 
     async def read(self) -> dict[str, float]:
-        if self._urls and time.monotonic() - self._asked > _FRESH_SECONDS:
-            self._asked = time.monotonic()
+        if self._urls and time.monotonic() - self._scraped > _FRESH_SECONDS:
+            self._scraped = time.monotonic()
             pages = await scrape_all(self._urls, _QUICK_SECONDS)
-            # Of several the mean, each counted by its size.
+            # Over several replicas this is the mean, weighted by the size of each cache.
             text = "\n".join(page for page in pages if isinstance(page, str))
             try:
-                self._found = cache_use(text)
+                self._usage = cache_usage(text)
             except ValueError:
-                self._found = {}
-        return self._found
+                self._usage = {}
+        return self._usage

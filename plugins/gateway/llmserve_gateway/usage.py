@@ -1,33 +1,33 @@
-"""Tokens that a request took."""
+"""Token counts of a request."""
 
 from __future__ import annotations
 
 
 class Usage:
-    """Counts tokens of a request with several prompts and several answers to each."""
+    """Counts the tokens of a request with several prompts and several answers to each."""
 
-    def __init__(self, answers: int, each: int) -> None:
-        self._read = [0] * answers
-        self._written = [0] * answers
-        self._each = each
+    def __init__(self, answers: int, answers_per_prompt: int) -> None:
+        self._input_tokens = [0] * answers
+        self._output_tokens = [0] * answers
+        self._answers_per_prompt = answers_per_prompt
 
-    def note(self, index: int, read: int | None, written: int | None) -> None:
-        self._read[index] = read or self._read[index]
-        self._written[index] = written or self._written[index]
-
-    @property
-    def read(self) -> int:
-        """The tokens of all prompts; several answers to one prompt read it once."""
-        return sum(self._read[:: self._each])
+    def update(self, index: int, input_tokens: int | None, output_tokens: int | None) -> None:
+        self._input_tokens[index] = input_tokens or self._input_tokens[index]
+        self._output_tokens[index] = output_tokens or self._output_tokens[index]
 
     @property
-    def written(self) -> int:
-        return sum(self._written)
+    def input_tokens(self) -> int:
+        """The tokens of all prompts; one prompt with several answers counts once."""
+        return sum(self._input_tokens[:: self._answers_per_prompt])
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self._output_tokens)
 
     def as_json(self) -> dict[str, int]:
-        read, written = self.read, self.written
+        input_tokens, output_tokens = self.input_tokens, self.output_tokens
         return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
+            "prompt_tokens": input_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
         }

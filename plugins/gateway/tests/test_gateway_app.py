@@ -1,4 +1,4 @@
-"""The application with no Triton behind it: who may come in, what is refused, and in what words."""
+"""The application without Triton: authentication, refusals and error formats."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.tracing import Tracer
-from llmserve_gateway.triton_metrics import cache_use
+from llmserve_gateway.triton_metrics import cache_usage
 
-NOBODY = "127.0.0.1:9"
+NO_TRITON = "127.0.0.1:9"
 TEXT = {"model": "m", "prompt": "Hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PATHS = [
@@ -63,7 +63,7 @@ def ask(settings: Settings, method: str, path: str, drain: bool = False, **reque
 @pytest.mark.parametrize(("method", "path"), PATHS)
 def test_every_path_but_health_asks_for_a_key(tmp_path: Path, method: str, path: str) -> None:
     key = new_key(tmp_path / "keys", "me")
-    settings = Settings(NOBODY, keys=tmp_path / "keys")
+    settings = Settings(NO_TRITON, keys=tmp_path / "keys")
     for headers in ({}, {"authorization": f"Bearer {key}x"}, {"x-api-key": "sk-"}):
         answer = ask(settings, method, path, json=TEXT, headers=headers)
         assert answer.status_code == 401
@@ -74,7 +74,7 @@ def test_every_path_but_health_asks_for_a_key(tmp_path: Path, method: str, path:
 
 def test_health_and_the_page_need_no_key(tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "me")
-    settings = Settings(NOBODY, keys=tmp_path / "keys")
+    settings = Settings(NO_TRITON, keys=tmp_path / "keys")
     statuses = {path: ask(settings, "GET", path).status_code for path in ("/", "/livez", "/readyz")}
     assert statuses == {"/": 200, "/livez": 200, "/readyz": 503}
 
@@ -82,32 +82,32 @@ def test_health_and_the_page_need_no_key(tmp_path: Path) -> None:
 def test_keys_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     first = new_key(file, "first")
-    app = make_app(Settings(NOBODY, keys=file))
+    app = make_app(Settings(NO_TRITON, keys=file))
     gateway = app.state.gateway
     second = new_key(file, "second", models=["a"])
-    assert gateway.who({"authorization": f"Bearer {second}"}).name == "second"
+    assert gateway.authenticate({"authorization": f"Bearer {second}"}).name == "second"
     file.write_text('{"keys": []}', encoding="utf-8")
     with pytest.raises(Exception, match="a valid API key"):
-        gateway.who({"authorization": f"Bearer {first}"})
+        gateway.authenticate({"authorization": f"Bearer {first}"})
 
 
-@pytest.mark.parametrize("spoilt", ['{"keys"', "[]", '{"keys": [{"name": "a", "sha256": "é"}]}'])
-def test_a_file_of_keys_that_is_spoilt_costs_nobody_an_answer(
-    tmp_path: Path, spoilt: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("invalid", ['{"keys"', "[]", '{"keys": [{"name": "a", "sha256": "é"}]}'])
+def test_an_invalid_key_file_leaves_the_previous_keys_valid(
+    tmp_path: Path, invalid: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "keys"
     key = new_key(file, "me")
-    gateway = make_app(Settings(NOBODY, keys=file)).state.gateway
-    file.write_text(spoilt, encoding="utf-8")
-    assert gateway.who({"authorization": f"Bearer {key}"}).name == "me"
+    gateway = make_app(Settings(NO_TRITON, keys=file)).state.gateway
+    file.write_text(invalid, encoding="utf-8")
+    assert gateway.authenticate({"authorization": f"Bearer {key}"}).name == "me"
     assert str(file) in caplog.text
     (frontend,) = llmserve_register_frontends()
-    for begin in (
-        lambda: make_app(Settings(NOBODY, keys=file)),
-        lambda: frontend.command(Place(NOBODY, "127.0.0.1", 8080, 1.0, keys=file)),
+    for start in (
+        lambda: make_app(Settings(NO_TRITON, keys=file)),
+        lambda: frontend.command(Place(NO_TRITON, "127.0.0.1", 8080, 1.0, keys=file)),
     ):
-        with pytest.raises(ConfigError, match="no file of keys"):
-            begin()
+        with pytest.raises(ConfigError, match="not a key file"):
+            start()
     with pytest.raises(UsageError, match="a key needs a name"):
         new_key(tmp_path / "others", " ")
 
@@ -121,72 +121,72 @@ def test_a_file_of_keys_that_is_spoilt_costs_nobody_an_answer(
         ("POST", "/v1/nothing", 404, None),
     ],
 )
-def test_what_is_not_there(method: str, path: str, status: int, allow: str | None) -> None:
-    answer = ask(Settings(NOBODY), method, path)
+def test_unknown_paths_and_methods(method: str, path: str, status: int, allow: str | None) -> None:
+    answer = ask(Settings(NO_TRITON), method, path)
     assert (answer.status_code, answer.headers.get("allow")) == (status, allow)
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
 def test_no_backend_and_shutting_down_are_503() -> None:
-    gone = ask(Settings(NOBODY), "POST", "/v1/completions", json=TEXT)
-    assert (gone.status_code, gone.json()["error"]["code"]) == (503, "backend_unavailable")
-    assert gone.headers["retry-after"]
-    drained = ask(Settings(NOBODY), "POST", "/v1/completions", drain=True, json=TEXT)
-    assert (drained.status_code, drained.json()["error"]["code"]) == (503, "draining")
+    down = ask(Settings(NO_TRITON), "POST", "/v1/completions", json=TEXT)
+    assert (down.status_code, down.json()["error"]["code"]) == (503, "backend_unavailable")
+    assert down.headers["retry-after"]
+    draining = ask(Settings(NO_TRITON), "POST", "/v1/completions", drain=True, json=TEXT)
+    assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
     for path in ("/readyz", "/readyz/m"):
-        waiting = ask(Settings(NOBODY, models=("m",)), "GET", path)
+        waiting = ask(Settings(NO_TRITON, models=("m",)), "GET", path)
         assert waiting.status_code == 503
         assert "no Triton answers" in waiting.json()["why"]
-    ready = ask(Settings(NOBODY), "GET", "/readyz", drain=True)
+    ready = ask(Settings(NO_TRITON), "GET", "/readyz", drain=True)
     assert (ready.status_code, ready.json()["why"]) == (503, "shutting down")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_a_body_is_bounded_whether_its_length_is_told_or_not(path: str) -> None:
+def test_a_body_is_bounded_with_or_without_content_length(path: str) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(81):
             yield b" " * 65536
 
     for content in (b" " * (5 << 20), pieces()):
-        answer = ask(Settings(NOBODY), "POST", path, content=content)
+        answer = ask(Settings(NO_TRITON), "POST", path, content=content)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     for deep in (b"[" * 200_000, b'{"a":' * 65 + b"1" + b"}" * 65):
-        assert ask(Settings(NOBODY), "POST", path, content=deep).status_code == 400
+        assert ask(Settings(NO_TRITON), "POST", path, content=deep).status_code == 400
 
 
-def test_a_body_that_is_packed_is_refused_as_that() -> None:
-    answer = ask(Settings(NOBODY), "POST", "/v1/completions", content=b"\x1f\x8b",
+def test_a_compressed_body_is_refused() -> None:
+    answer = ask(Settings(NO_TRITON), "POST", "/v1/completions", content=b"\x1f\x8b",
                  headers={"content-encoding": "gzip"})  # fmt: skip
     assert answer.status_code == 415
     assert "'gzip'" in answer.json()["error"]["message"]
 
 
-def test_other_peoples_pages_may_ask_only_if_they_are_named() -> None:
+def test_pages_of_other_origins_need_permission() -> None:
     headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    named = Settings(NOBODY, cors_origins=("https://a.example",))
+    named = Settings(NO_TRITON, cors_origins=("https://a.example",))
     preflight = ask(named, "OPTIONS", "/v1/completions", headers=headers)
     assert preflight.headers["access-control-allow-origin"] == "https://a.example"
     headers["origin"] = "https://b.example"
-    for settings in (named, Settings(NOBODY)):
+    for settings in (named, Settings(NO_TRITON)):
         refused = ask(settings, "OPTIONS", "/v1/completions", headers=headers)
         assert "access-control-allow-origin" not in refused.headers
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmserve_gateway.bodies._SECONDS", 0.05)
+def test_a_body_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmserve_gateway.bodies._TIMEOUT_SECONDS", 0.05)
 
     async def never() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(60)
 
-    assert ask(Settings(NOBODY), "POST", "/v1/completions", content=never()).status_code == 408
+    assert ask(Settings(NO_TRITON), "POST", "/v1/completions", content=never()).status_code == 408
 
 
 class Triton:
-    """Answers at once, and keeps what it is asked."""
+    """Answers at once, and records the options and headers of requests."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.headers: dict[str, str] = {}
 
     async def models(self) -> list[str]:
@@ -197,7 +197,7 @@ class Triton:
         return ModelInfo(name, "unary", False, None, tensors, tensors, "0.1")
 
     async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
-        self.asked.append(options)
+        self.requests.append(options)
         self.headers = dict(CALL_HEADERS.get())
         return Completion("x", "stop", 2, 1)
 
@@ -207,7 +207,7 @@ class Triton:
         yield Piece("", finish_reason="length")
 
 
-def before_triton(
+def request_via(
     triton: Triton,
     path: str,
     tracer: Any = None,
@@ -216,45 +216,45 @@ def before_triton(
     **request: Any,
 ) -> Any:
     async def go() -> Any:
-        app = make_app(settings or Settings(NOBODY))
+        app = make_app(settings or Settings(NO_TRITON))
         app.state.gateway._client = triton
         app.state.gateway.tracer = tracer
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            found = [await client.post(path, **request) for _ in range(times)]
-            return found if times > 1 else found[0]
+            responses = [await client.post(path, **request) for _ in range(times)]
+            return responses if times > 1 else responses[0]
 
     return asyncio.run(go())
 
 
-def test_a_models_request_has_the_clients_id() -> None:
+def test_the_models_request_has_the_clients_id() -> None:
     triton = Triton()
-    answer = before_triton(triton, "/v1/completions", json=TEXT, headers={"x-request-id": "mine"})
+    answer = request_via(triton, "/v1/completions", json=TEXT, headers={"x-request-id": "mine"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
-    assert triton.asked[0]["x-request-id"] == "mine"
+    assert triton.requests[0]["x-request-id"] == "mine"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_is_a_span_that_the_clients_is_parent_of(stream: bool) -> None:
-    kept = InMemorySpanExporter()
-    tracer, triton = Tracer(SimpleSpanProcessor(kept)), Triton()
-    said = {**CHAT, "stream": stream, "top_p": 0.5, "max_tokens": 7, "stop": "secret"}
-    theirs, trace = "00f067aa0ba902b7", "4bf92f3577b34da6a3ce929d0e0e4736"
+def test_the_clients_span_is_the_parent_of_a_requests_span(stream: bool) -> None:
+    exporter = InMemorySpanExporter()
+    tracer, triton = Tracer(SimpleSpanProcessor(exporter)), Triton()
+    body = {**CHAT, "stream": stream, "top_p": 0.5, "max_tokens": 7, "stop": "secret"}
+    client_span, trace = "00f067aa0ba902b7", "4bf92f3577b34da6a3ce929d0e0e4736"
     for flags in ("01", "00"):
-        headers = {"traceparent": f"00-{trace}-{theirs}-{flags}", "x-request-id": "mine"}
-        before_triton(triton, "/v1/chat/completions", tracer, json=said, headers=headers)
+        headers = {"traceparent": f"00-{trace}-{client_span}-{flags}", "x-request-id": "mine"}
+        request_via(triton, "/v1/chat/completions", tracer, json=body, headers=headers)
         if flags == "00":
-            assert triton.headers == {}, "who wants no trace gets none"
+            assert triton.headers == {}, "a client that wants no trace gets none"
             break
-        (span,) = kept.get_finished_spans()
-        ours = format(span.context.span_id, "016x")
-        assert format(span.parent.span_id, "016x") == theirs
-        assert triton.headers["traceparent"] == f"00-{trace}-{ours}-01"
+        (span,) = exporter.get_finished_spans()
+        gateway_span = format(span.context.span_id, "016x")
+        assert format(span.parent.span_id, "016x") == client_span
+        assert triton.headers["traceparent"] == f"00-{trace}-{gateway_span}-01"
     assert CALL_HEADERS.get() == ()
-    told = dict(span.attributes)
-    first, waited = told.pop("gen_ai.response.time_to_first_chunk", None), "time_in_queue"
-    assert 0 <= told.pop(f"gen_ai.latency.{waited}") < 10
-    assert told == {
+    attributes = dict(span.attributes)
+    first = attributes.pop("gen_ai.response.time_to_first_chunk", None)
+    assert 0 <= attributes.pop("gen_ai.latency.time_in_queue") < 10
+    assert attributes == {
         "gen_ai.operation.name": "chat", "gen_ai.provider.name": "llmserve",
         "gen_ai.request.model": "m", "gen_ai.request.stream": stream,
         "gen_ai.request.choice.count": 1, "gen_ai.request.top_p": 0.5,
@@ -268,22 +268,22 @@ def test_a_request_is_a_span_that_the_clients_is_parent_of(stream: bool) -> None
     assert (span.name, first is not None) == ("chat m", stream)
 
 
-def test_what_is_refused_is_told_in_its_span() -> None:
-    kept = InMemorySpanExporter()
+def test_a_span_records_why_a_request_is_refused() -> None:
+    exporter = InMemorySpanExporter()
     for body in ({"model": "m", "prompt": 5}, {**TEXT, "seed": -1}):
-        before_triton(Triton(), "/v1/completions", Tracer(SimpleSpanProcessor(kept)), json=body)
-    gone = Settings(NOBODY, collector="http://127.0.0.1:9")
-    assert ask(gone, "POST", "/v1/completions", json=TEXT).status_code == 503
-    for span in kept.get_finished_spans():
+        request_via(Triton(), "/v1/completions", Tracer(SimpleSpanProcessor(exporter)), json=body)
+    no_collector = Settings(NO_TRITON, collector="http://127.0.0.1:9")
+    assert ask(no_collector, "POST", "/v1/completions", json=TEXT).status_code == 503
+    for span in exporter.get_finished_spans():
         assert (span.name, span.attributes["error.type"]) == ("text_completion", "400")
         assert span.status.is_unset
 
 
-def test_traces_take_an_address_without_secrets_and_what_sends_to_it(
+def test_traces_need_an_address_without_secrets_and_an_exporter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (frontend,) = llmserve_register_frontends()
-    place = Place(NOBODY, "127.0.0.1", 8080, 1.0)
+    place = Place(NO_TRITON, "127.0.0.1", 8080, 1.0)
     for bad in ("collector:4318", "grpc://c:4317", "http://me:sesame@c", "http://c/?key=sesame"):
         with pytest.raises(UsageError, match="--otlp-endpoint") as refused:
             frontend.command(replace(place, collector=bad))
@@ -295,12 +295,12 @@ def test_traces_take_an_address_without_secrets_and_what_sends_to_it(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr("llmserve_gateway.addresses.version", missing)
-    for wanted in (
+    for use in (
         lambda: frontend.command(place),
-        lambda: make_app(Settings(NOBODY, collector=place.collector)),
+        lambda: make_app(Settings(NO_TRITON, collector=place.collector)),
     ):
         with pytest.raises(UsageError, match=r"llmserve-gateway\[tracing\]"):
-            wanted()
+            use()
 
 
 LISTEN = """
@@ -314,9 +314,9 @@ run(Settings("127.0.0.1:9", Limits(1, 1)), Listening(port=0, {}),
 
 
 @contextmanager
-def listening(*words: str, told: str = "") -> Iterator[int]:
-    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", NOBODY, *words]
-    command = ["-c", LISTEN.format(told)] if told else command
+def listening(*args: str, fields: str = "") -> Iterator[int]:
+    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", NO_TRITON, *args]
+    command = ["-c", LISTEN.format(fields)] if fields else command
     process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -327,8 +327,8 @@ def listening(*words: str, told: str = "") -> Iterator[int]:
         process.wait()
 
 
-def test_its_address_is_one_that_a_client_takes_with_ipv6_as_well() -> None:
-    command = ["-m", "llmserve_cli", "gateway", "--host", "::1", "--port", "0", "--url", NOBODY]
+def test_the_printed_address_works_for_clients_over_ipv6() -> None:
+    command = ["-m", "llmserve_cli", "gateway", "--host", "::1", "--port", "0", "--url", NO_TRITON]
     with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -347,67 +347,67 @@ def test_tls(tmp_path: Path) -> None:
         check=True, capture_output=True,
     )  # fmt: skip
     with listening("--tls-cert", str(cert), "--tls-key", str(key)) as port:
-        trusting = ssl.create_default_context(cafile=str(cert))
-        assert httpx.get(f"https://localhost:{port}/livez", verify=trusting).status_code == 200
-    for words in (("--tls-key", str(key)), ("--tls-cert", str(cert)), ("--tls-cert", __file__)):
+        context = ssl.create_default_context(cafile=str(cert))
+        assert httpx.get(f"https://localhost:{port}/livez", verify=context).status_code == 200
+    for args in (("--tls-key", str(key)), ("--tls-cert", str(cert)), ("--tls-cert", __file__)):
         with pytest.raises(UsageError, match="--tls-cert"):
-            gateway.main(["--port", "0", *words], standalone_mode=False)
+            gateway.main(["--port", "0", *args], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
-    "words", [["--url", "here:port"], ["--url", "http://a:1"], ["--max-requests", "0"]]
+    "args", [["--url", "here:port"], ["--url", "http://a:1"], ["--max-requests", "0"]]
 )
-def test_what_cannot_be_meant_is_refused_before_it_listens(words: list[str]) -> None:
+def test_invalid_options_are_refused_before_it_listens(args: list[str]) -> None:
     with pytest.raises((UsageError, click.UsageError), match=r"port|HTTP address|range"):
-        gateway.main(["--port", "0", *words], standalone_mode=False)
+        gateway.main(["--port", "0", *args], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
-    ("told", "sent"),
+    ("fields", "sent"),
     [("header_seconds=1", b"GET /livez HTTP/1.1\r\nhos"), ("idle_seconds=1", b"")],
     ids=["headers", "idle"],
 )
-def test_who_sends_no_headers_or_no_other_request_is_not_waited_for(told: str, sent: bytes) -> None:
-    with listening(told=told) as port, socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + sent)
-        connection.settimeout(60)
-        began, answer = time.monotonic(), b""
-        while piece := connection.recv(65536):
+def test_silent_connections_are_closed(fields: str, sent: bytes) -> None:
+    with listening(fields=fields) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + sent)
+        client.settimeout(60)
+        started, answer = time.monotonic(), b""
+        while piece := client.recv(65536):
             answer += piece
         assert answer.startswith(b"HTTP/1.1 200")
-        # By itself it would be 10 s and 75.
-        assert 0.8 < time.monotonic() - began < 9
+        # The defaults are 10 s and 75 s.
+        assert 0.8 < time.monotonic() - started < 9
 
 
-def test_there_are_so_many_connections_and_no_more() -> None:
-    with listening(told="spare_connections=1") as port, ExitStack() as stack:
+def test_the_number_of_connections_is_limited() -> None:
+    with listening(fields="spare_connections=1") as port, ExitStack() as stack:
 
         def connect() -> socket.socket:
             address = ("127.0.0.1", port)
             return stack.enter_context(socket.create_connection(address, timeout=60))
 
         def answer(connection: socket.socket) -> bytes:
-            # Who is closed at once may learn it while sending.
+            # A connection that is closed at once may fail while sending.
             with suppress(ConnectionError):
                 connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
                 return connection.recv(12)
             return b""
 
-        within = [connect() for _ in range(3)]
-        assert [answer(one) for one in within] == [b"HTTP/1.1 200"] * 3
+        connections = [connect() for _ in range(3)]
+        assert [answer(connection) for connection in connections] == [b"HTTP/1.1 200"] * 3
         assert answer(connect()) == b""
-        within[0].close()
+        connections[0].close()
         deadline = time.monotonic() + 30
         while not answer(connect()):
-            assert time.monotonic() < deadline, "whoever leaves makes room"
+            assert time.monotonic() < deadline, "a closed connection does not count"
 
 
 @pytest.mark.parametrize(
-    ("headers", "read"),
+    ("headers", "accepted"),
     [(b"connection: Upgrade\r\nupgrade: h2c", True), (b"x: " + b"x" * (2 << 20), False)],
-    ids=["what Java's client offers", "too many"],
+    ids=["upgrade offer of Java's client", "too large"],
 )
-def test_headers_that_are_not_as_others(headers: bytes, read: bool) -> None:
+def test_unusual_headers(headers: bytes, accepted: bool) -> None:
     with listening() as port, socket.create_connection(("127.0.0.1", port), 60) as connection:
         answer = b""
         with suppress(ConnectionError):
@@ -415,46 +415,44 @@ def test_headers_that_are_not_as_others(headers: bytes, read: bool) -> None:
             connection.sendall(b"\r\ncontent-length: 2\r\n\r\n[]")
             while b"}}" not in answer and (piece := connection.recv(65536)):
                 answer += piece
-        assert (b"not a JSON object" in answer) is read
+        assert (b"not a JSON object" in answer) is accepted
 
 
-def test_who_reads_no_answers_is_cut_off() -> None:
-    told = "spare_connections=-1, unread_seconds=1"
-    with listening(told=told) as port, ExitStack() as stack:
+def test_a_client_that_reads_no_responses_is_disconnected() -> None:
+    fields = "spare_connections=-1, unread_seconds=1"
+    with listening(fields=fields) as port, ExitStack() as stack:
         address = ("127.0.0.1", port)
         idle = stack.enter_context(socket.socket())
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         idle.connect(address)
-        # Answers of 8 MB: what the kernel holds of them is less.
+        # Responses of 8 MB, which is more than the kernel buffers.
         idle.sendall(b"GET /main.js HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         deadline = time.monotonic() + 60
         answer = b""
         while not answer:
-            assert time.monotonic() < deadline, "its connection is the only one that there may be"
+            assert time.monotonic() < deadline, "the limit is one connection"
             with suppress(ConnectionError), socket.create_connection(address, timeout=60) as other:
                 other.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
                 answer = other.recv(12)
         assert answer == b"HTTP/1.1 200"
 
 
-def test_a_key_has_so_many_tokens_a_minute(tmp_path: Path) -> None:
+def test_a_key_is_limited_to_its_tokens_per_minute(tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "me", tokens_per_minute=10)
     headers = {"authorization": f"Bearer {key}"}
-    asked = {"json": {**TEXT, "prompt": "about eight tokens here"}, "headers": headers}
-    settings = Settings(NOBODY, keys=tmp_path / "keys")
-    first, second = before_triton(Triton(), "/v1/completions", settings=settings, times=2, **asked)
+    request = {"json": {**TEXT, "prompt": "about eight tokens here"}, "headers": headers}
+    settings = Settings(NO_TRITON, keys=tmp_path / "keys")
+    first, second = request_via(Triton(), "/v1/completions", settings=settings, times=2, **request)
     assert (first.status_code, second.status_code) == (200, 429)
     assert second.json()["error"]["code"] == "rate_limit_exceeded"
-    assert "10 tokens a minute" in second.json()["error"]["message"]
-    # 8 + 8 are 6 too many, which a minute brings in 36 s.
+    assert "10 tokens per minute" in second.json()["error"]["message"]
+    # 8 + 8 are 6 too many, which take 36 s at this rate.
     assert 30 <= int(second.headers["retry-after"]) <= 37
     assert int(second.headers["retry-after-ms"]) <= 37_000
 
 
 @pytest.mark.parametrize(("host", "refused"), [("127.0.0.1", False), ("0.0.0.0", True)])
-def test_serve_learns_where_it_may_listen_without_loading_a_server(
-    host: str, refused: bool
-) -> None:
+def test_serve_checks_the_address_without_loading_a_server(host: str, refused: bool) -> None:
     code = f"""
 import sys
 from llmserve.errors import UsageError
@@ -463,7 +461,7 @@ from llmserve_gateway import llmserve_register_frontends
 (frontend,) = llmserve_register_frontends()
 try:
     frontend.command(Place("127.0.0.1:1", {host!r}, 8080, 1.0))
-    print("taken")
+    print("accepted")
 except UsageError:
     print("refused")
 print(sorted({{"starlette", "uvicorn", "grpc", "prometheus_client"}} & sys.modules.keys()))
@@ -474,39 +472,39 @@ make_app(Settings("127.0.0.1:1"))
 print("opentelemetry" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["refused" if refused else "taken", "[]", "False"]
+    assert done.stdout.split() == ["refused" if refused else "accepted", "[]", "False"]
 
 
-def test_the_document_has_every_path_and_the_bounds_that_requests_are_held_to() -> None:
-    told = ask(Settings(NOBODY), "GET", "/openapi.json").json()
-    routes = [route for route in make_app(Settings(NOBODY)).routes if isinstance(route, Route)]
-    assert {*told["paths"]} == {route.path.replace(":path", "") for route in routes}
-    chat = told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
+def test_the_document_has_every_path_and_the_limits_of_requests() -> None:
+    document = ask(Settings(NO_TRITON), "GET", "/openapi.json").json()
+    routes = [route for route in make_app(Settings(NO_TRITON)).routes if isinstance(route, Route)]
+    assert {*document["paths"]} == {route.path.replace(":path", "") for route in routes}
+    chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
     fields = chat["application/json"]["schema"]["properties"]
     assert fields["temperature"] == {"type": ["number", "null"], "minimum": 0, "maximum": 2}
     for value, refused in ((fields["temperature"]["maximum"], False), (2.1, True)):
         body = {**CHAT, "temperature": value}
-        answer = ask(Settings(NOBODY), "POST", "/v1/chat/completions", json=body)
+        answer = ask(Settings(NO_TRITON), "POST", "/v1/chat/completions", json=body)
         assert (answer.status_code == 400) is refused
 
 
-def test_a_model_that_nobody_has_asked_yet_has_figures_to_scale_by() -> None:
+def test_a_model_without_requests_has_metrics_to_scale_by() -> None:
     metrics = Metrics()
-    metrics.show(["m"], [], {})
+    metrics.update(["m"], [], {})
     assert 'vllm:num_requests_running{model_name="m"} 0.0' in metrics.text().decode()
 
 
-def test_metrics_may_be_opened_and_nothing_else(tmp_path: Path) -> None:
+def test_only_metrics_can_be_opened(tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "me")
-    settings = Settings(NOBODY, keys=tmp_path / "keys", open_metrics=True)
-    found = {path: ask(settings, method, path, json=TEXT).status_code for method, path in PATHS}
-    assert {path for path, status in found.items() if status != 401} == {
+    settings = Settings(NO_TRITON, keys=tmp_path / "keys", open_metrics=True)
+    statuses = {path: ask(settings, method, path, json=TEXT).status_code for method, path in PATHS}
+    assert {path for path, status in statuses.items() if status != 401} == {
         "/metrics", "/metrics/triton",
     }  # fmt: skip
 
 
-def test_one_that_answers_is_enough_unless_all_are_asked_for() -> None:
-    """Of two models one is dead; a third that was named is not there."""
+def test_one_ready_model_is_enough_unless_all_are_required() -> None:
+    """One of two models has died; a third, which the settings name, does not exist."""
 
     class Two(Triton):
         async def models(self) -> list[str]:
@@ -522,7 +520,7 @@ def test_one_that_answers_is_enough_unless_all_are_asked_for() -> None:
             return ModelInfo(name, "unary", False, None, tensors, tensors, "0.1")
 
     async def go(dead: str, *named: str) -> list[int]:
-        app = make_app(Settings(NOBODY, models=named))
+        app = make_app(Settings(NO_TRITON, models=named))
         app.state.gateway._client = Two()
         app.state.gateway.catalog.health(dead).miss("it has died", certain=True)
         transport = httpx.ASGITransport(app=app)
@@ -535,14 +533,14 @@ def test_one_that_answers_is_enough_unless_all_are_asked_for() -> None:
     assert asyncio.run(go("x", "a", "c")) == [200, 503, 200, 404, 503]
 
 
-def test_parts_of_ensembles_are_not_among_what_a_404_offers() -> None:
+def test_a_404_does_not_offer_parts_of_ensembles() -> None:
     class Ensemble(Triton):
         async def models(self) -> list[str]:
             return ["whole", "whole-part"]
 
         async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
             if name not in await self.models():
-                raise ModelNotReadyError(f"the server does not have {name!r}", mend="all of it")
+                raise ModelNotReadyError(f"the server does not have {name!r}", mend="load it")
             parts = ("whole-part",) if name == "whole" else ()
             tensors: Any = {"text_input": None, "text_output": None}
             return ModelInfo(name, "unary", False, 1, tensors, tensors, "0.1", parts=parts)
@@ -554,7 +552,7 @@ def test_parts_of_ensembles_are_not_among_what_a_404_offers() -> None:
     assert str(caught.value) == "the server does not have 'hole': choose one of whole"
 
 
-def test_what_a_model_tells_of_itself_is_asked_again_for_it_may_have_been_built_anew() -> None:
+def test_a_models_description_is_refreshed_because_it_may_be_rebuilt() -> None:
     class Rebuilt(Triton):
         length = 512
 
@@ -562,7 +560,7 @@ def test_what_a_model_tells_of_itself_is_asked_again_for_it_may_have_been_built_
             return Completion(json.dumps({"ids": [], "text": "", "context_length": self.length}))
 
     async def go() -> None:
-        app = make_app(Settings(NOBODY))
+        app = make_app(Settings(NO_TRITON))
         app.state.gateway._client = triton = Rebuilt()
         catalog = app.state.gateway.catalog
         assert await catalog.context_length("m") == 512
@@ -577,8 +575,8 @@ def test_what_a_model_tells_of_itself_is_asked_again_for_it_may_have_been_built_
     asyncio.run(go())
 
 
-def test_how_full_a_cache_is_as_its_engine_tells_it() -> None:
-    told = """# TYPE llmserve_cache_tokens gauge
+def test_cache_usage_is_computed_from_the_engines_metrics() -> None:
+    page = """# TYPE llmserve_cache_tokens gauge
 llmserve_cache_tokens{model="ours"} 1000
 llmserve_cache_used_tokens{model="ours"} 250
 llmserve_cache_tokens{model="of no size"} 0
@@ -589,4 +587,4 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="t",version="
 nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="t",version="1"} 4
 nv_inference_count{model="x",version="1"} 9
 """
-    assert cache_use(told) == {"ours": 0.25, "t": 0.75}
+    assert cache_usage(page) == {"ours": 0.25, "t": 0.75}

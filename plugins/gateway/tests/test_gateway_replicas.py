@@ -1,4 +1,4 @@
-"""Which of several Tritons is asked, and what is made of one that fails."""
+"""The choice between several Tritons, and the exclusion of those that fail."""
 
 from __future__ import annotations
 
@@ -15,90 +15,91 @@ from llmserve.client import Completion, Piece
 from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
 from llmserve_gateway import replicas
 from llmserve_gateway.replicas import Replicas, _Request, blocks
-from llmserve_gateway.triton_metrics import joined
+from llmserve_gateway.triton_metrics import join_pages
 
-SYSTEM = {"role": "system", "content": "You answer questions of sailors. " * 12}
+SYSTEM = {"role": "system", "content": "You answer questions from sailors. " * 12}
 
 
-def some(count: int) -> Replicas:
+def make_replicas(count: int) -> Replicas:
     return Replicas([f"127.0.0.1:{port}" for port in range(1, count + 1)])
 
 
-def asked(prompt: str = "", **options: Any) -> _Request:
+def make_request(prompt: str = "", **options: Any) -> _Request:
     return _Request("m", blocks("m", prompt, options), None)
 
 
 def chat(*texts: str) -> _Request:
-    said = [{"role": "user", "content": text} for text in texts]
-    return asked(messages=[SYSTEM, *said])
+    messages = [{"role": "user", "content": text} for text in texts]
+    return make_request(messages=[SYSTEM, *messages])
 
 
 @given(
     st.integers(2, 5),
     st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 99)), max_size=200),
 )
-def test_no_replica_is_ahead_by_more_than_the_bound(
+def test_no_replica_exceeds_the_others_by_more_than_the_limit(
     count: int, events: list[tuple[bool, int, int]]
 ) -> None:
-    group, under_way = some(count), []
-    for comes, topic, which in events:
-        if comes:
-            least = min(one.running for one in group.all)
-            chosen = group.choose(asked(f"{topic}" * 600 + str(which)))
+    group, in_flight = make_replicas(count), []
+    for arrives, topic, number in events:
+        if arrives:
+            least = min(replica.running for replica in group.all)
+            chosen = group.choose(make_request(f"{topic}" * 600 + str(number)))
             chosen.running += 1
-            under_way.append(chosen)
+            in_flight.append(chosen)
             assert chosen.running <= least + max(2, 1 + least / 4)
-        elif under_way:
-            under_way.pop(which % len(under_way)).running -= 1
+        elif in_flight:
+            in_flight.pop(number % len(in_flight)).running -= 1
 
 
 @given(st.integers(2, 5), st.text(max_size=2000))
-def test_a_prompt_comes_back_to_who_has_read_it(count: int, prompt: str) -> None:
-    group, others = some(count), some(count)
-    first = group.choose(asked(prompt))
-    assert group.choose(asked(prompt)) is first
-    assert others.choose(asked(prompt)).url == first.url, "another gateway says the same"
+def test_a_prompt_returns_to_the_replica_that_has_read_it(count: int, prompt: str) -> None:
+    group, others = make_replicas(count), make_replicas(count)
+    first = group.choose(make_request(prompt))
+    assert group.choose(make_request(prompt)) is first
+    assert others.choose(make_request(prompt)).url == first.url, "all gateways choose the same"
 
 
-def test_a_conversation_stays_though_all_have_read_its_system_prompt() -> None:
-    group = some(4)
-    for one in group.all:
+def test_a_conversation_stays_even_if_all_have_read_its_system_prompt() -> None:
+    group = make_replicas(4)
+    for replica in group.all:
         for other in group.all:
-            other.running = 2 * (other is not one)
-        assert group.choose(chat("the first question of " + one.url + "?" * 300)) is one
-    for one in group.all:
-        one.running = 1
-    for one in group.all:
-        question = "the first question of " + one.url + "?" * 300
-        assert group.choose(chat(question, "and what then?")) is one
+            other.running = 2 * (other is not replica)
+        question = "the first question to " + replica.url + "?" * 300
+        assert group.choose(chat(question)) is replica
+    for replica in group.all:
+        replica.running = 1
+    for replica in group.all:
+        question = "the first question to " + replica.url + "?" * 300
+        assert group.choose(chat(question, "and what then?")) is replica
     group.all[2].running = 0
-    assert group.choose(chat("somebody else's question")) is group.all[2]
+    assert group.choose(chat("a question from another user")) is group.all[2]
 
 
-def test_who_is_out_is_asked_only_where_nobody_else_is_left() -> None:
-    group = some(2)
-    first = group.choose(asked("x"))
+def test_an_excluded_replica_is_only_chosen_if_no_other_is_left() -> None:
+    group = make_replicas(2)
+    first = group.choose(make_request("x"))
     (second,) = set(group.all) - {first}
-    first.out.add("m")
-    assert group.choose(asked("x")) is second
+    first.excluded.add("m")
+    assert group.choose(make_request("x")) is second
     assert group.choose(_Request("other", blocks("other", "", {}), None)) in group.all
-    second.out.add("")
-    assert group.choose(asked("x")) in group.all
+    second.excluded.add("")
+    assert group.choose(make_request("x")) in group.all
 
 
 class Scripted:
-    """A client whose answers are a list: a text is a piece, an error is raised."""
+    """A client that yields each text of its script as a piece, and raises each error."""
 
     def __init__(self, *script: str | LLMServeError) -> None:
         self.script = script
-        self.asked = 0
+        self.requests = 0
 
     async def stream(self, *_: Any, **__: Any) -> AsyncGenerator[Piece, None]:
-        self.asked += 1
-        for each in self.script:
-            if isinstance(each, LLMServeError):
-                raise each
-            yield Piece(each)
+        self.requests += 1
+        for item in self.script:
+            if isinstance(item, LLMServeError):
+                raise item
+            yield Piece(item)
 
     async def generate(self, *_: Any, **__: Any) -> Completion:
         return Completion("".join([piece.text async for piece in self.stream()]), "stop", 1, 1)
@@ -112,23 +113,23 @@ REFUSED = RequestRejectedError("the server refused the request: max_tokens must 
 
 
 async def answer_of(*scripts: list[str | LLMServeError]) -> tuple[str, list[int], Replicas]:
-    """Ask replicas that play these scripts, in this order; say how often each was asked."""
-    group = some(len(scripts))
+    """Ask replicas with these scripts, in this order; return also how often each was asked."""
+    group = make_replicas(len(scripts))
     clients = [Scripted(*script) for script in scripts]
-    for number, (one, client) in enumerate(zip(group.all, clients, strict=True)):
-        one.client, one.running = client, number  # type: ignore[assignment]
-    told = ""
+    for number, (replica, client) in enumerate(zip(group.all, clients, strict=True)):
+        replica.client, replica.running = client, number  # type: ignore[assignment]
+    text = ""
     try:
         async for piece in group.stream("m", "x"):
-            told += piece.text
+            text += piece.text
     except LLMServeError as error:
-        told += f"<{error.problem}>"
-    assert [one.running for one in group.all] == list(range(len(scripts)))
-    return told, [client.asked for client in clients], group
+        text += f"<{error.problem}>"
+    assert [replica.running for replica in group.all] == list(range(len(scripts)))
+    return text, [client.requests for client in clients], group
 
 
 @pytest.mark.parametrize(
-    ("first", "told", "counts"),
+    ("first", "text", "counts"),
     [
         ([GONE], "b", [1, 1]),
         ([DEAD], "b", [1, 1]),
@@ -136,30 +137,30 @@ async def answer_of(*scripts: list[str | LLMServeError]) -> tuple[str, list[int]
         ([REFUSED], f"<{REFUSED.problem}>", [1, 0]),
     ],
 )
-def test_a_request_is_tried_elsewhere_before_its_first_piece_and_for_the_replicas_sake(
-    first: list[str | LLMServeError], told: str, counts: list[int]
+def test_a_request_is_retried_before_its_first_piece_if_the_replica_failed(
+    first: list[str | LLMServeError], text: str, counts: list[int]
 ) -> None:
-    assert asyncio.run(answer_of(first, ["b"]))[:2] == (told, counts)
+    assert asyncio.run(answer_of(first, ["b"]))[:2] == (text, counts)
 
 
-def test_where_all_have_failed_the_error_is_told() -> None:
+def test_if_all_replicas_fail_the_error_is_raised() -> None:
     assert asyncio.run(answer_of([GONE], [GONE]))[:2] == (f"<{GONE.problem}>", [1, 1])
 
 
-def test_who_has_failed_is_asked_again_when_a_canary_is_answered(
+def test_a_failed_replica_serves_again_after_it_answers_a_canary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     canaries = [Scripted(GONE), Scripted("it", " lives")]
-    monkeypatch.setattr(replicas, "_AGAIN", 0.001)
+    monkeypatch.setattr(replicas, "_RETRY_SECONDS", 0.001)
 
     async def go() -> None:
         _, _, group = await answer_of([GONE], ["b"])
-        made: Callable[[str], Any] = lambda _: canaries.pop(0)  # noqa: E731
-        monkeypatch.setattr(replicas, "connect_async", made)
-        one = group.all[0]
-        assert not one.answers("m")
-        assert not one.answers("any other")
-        while not one.answers("m"):
+        connect: Callable[[str], Any] = lambda _: canaries.pop(0)  # noqa: E731
+        monkeypatch.setattr(replicas, "connect_async", connect)
+        failed = group.all[0]
+        assert not failed.serves("m")
+        assert not failed.serves("any other")
+        while not failed.serves("m"):
             await asyncio.sleep(0.001)
         assert not canaries
         assert (await group.generate("m", "x")).text == "it lives"
@@ -168,15 +169,15 @@ def test_who_has_failed_is_asked_again_when_a_canary_is_answered(
     asyncio.run(go())
 
 
-def test_metrics_of_several_tritons_are_one_page() -> None:
+def test_metrics_of_several_tritons_are_joined() -> None:
     page = (
         '# HELP n Count of {things}\n# TYPE n counter\nn{{model="a}} b",version="1"}} {things}\n'
         "# HELP m Memory\n# TYPE m gauge\nm 2.5e-3\n"
     )
     pages = {"one:1": page.format(things=1), "other:1": page.format(things=7)}
-    found = list(text_string_to_metric_families(joined(pages)))
-    assert [each.name for each in found] == ["n", "m"]
+    n, m = text_string_to_metric_families(join_pages(pages))
+    assert (n.name, m.name) == ("n", "m")
     labels = {"model": "a} b", "version": "1"}
-    told = [(sample.labels, sample.value) for sample in found[0].samples]
-    assert told == [({**labels, "replica": "one:1"}, 1), ({**labels, "replica": "other:1"}, 7)]
-    assert [sample.value for sample in found[1].samples] == [0.0025, 0.0025]
+    samples = [(sample.labels, sample.value) for sample in n.samples]
+    assert samples == [({**labels, "replica": "one:1"}, 1), ({**labels, "replica": "other:1"}, 7)]
+    assert [sample.value for sample in m.samples] == [0.0025, 0.0025]

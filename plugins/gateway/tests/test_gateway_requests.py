@@ -1,4 +1,4 @@
-"""Requests as they are read, without a server: what is taken, refused and passed on."""
+"""Reading of requests without a server: accepted and refused fields, errors and admission."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from llmserve.errors import (
     UnreachableError,
 )
 from llmserve_gateway.admission import Admission, Limits
-from llmserve_gateway.anthropic import MessageAnswers, read_messages_request
+from llmserve_gateway.anthropic import MessagesWriter, read_messages_request
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.errors import ApiError, from_llmserve
-from llmserve_gateway.fields import Asked
-from llmserve_gateway.openai_answers import ChatAnswers, CompletionAnswers
+from llmserve_gateway.fields import ParsedRequest
+from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter
 from llmserve_gateway.openai_requests import read_chat, read_completion
-from llmserve_gateway.responses import ResponseAnswers, read_response_request
+from llmserve_gateway.responses import ResponsesWriter, read_response_request
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"model": "m", "prompt": "Hi"}
 
 
-def test_fields_go_by_the_names_of_the_contract() -> None:
-    asked = read_chat({**CHAT, "max_completion_tokens": 5, "stop": "x", "top_k": -1, "seed": 1,
+def test_options_have_the_names_of_the_tensor_contract() -> None:
+    request = read_chat({**CHAT, "max_completion_tokens": 5, "stop": "x", "top_k": -1, "seed": 1,
                        "chat_template_kwargs": {"a": 1}, "logit_bias": {"5": 2}})  # fmt: skip
-    assert asked.options == {
+    assert request.options == {
         "max_tokens": 5,
         "stop_words": ["x"],
         "seed": 1,
@@ -48,9 +48,9 @@ def test_fields_go_by_the_names_of_the_contract() -> None:
     }
 
 
-def test_each_answer_is_asked_for_by_itself() -> None:
-    asked = read_completion({"model": "m", "prompt": [[1, 2], [3]], "n": 2, "seed": 9})
-    assert asked.calls() == [
+def test_each_answer_is_a_separate_model_call() -> None:
+    request = read_completion({"model": "m", "prompt": [[1, 2], [3]], "n": 2, "seed": 9})
+    assert request.model_calls() == [
         ("", {"seed": 9, "input_ids": [1, 2]}),
         ("", {"seed": 10, "input_ids": [1, 2]}),
         ("", {"seed": 9, "input_ids": [3]}),
@@ -59,7 +59,7 @@ def test_each_answer_is_asked_for_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "options"),
+    ("constraint", "options"),
     [
         ({"response_format": {"type": "text"}}, {}),
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
@@ -71,8 +71,8 @@ def test_each_answer_is_asked_for_by_itself() -> None:
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
     ],
 )
-def test_forms_that_answers_are_held_to(form: Any, options: Any) -> None:
-    assert read_completion({**TEXT, **form}).options == options
+def test_output_constraints(constraint: Any, options: Any) -> None:
+    assert read_completion({**TEXT, **constraint}).options == options
 
 
 @pytest.mark.parametrize(
@@ -97,35 +97,37 @@ def test_forms_that_answers_are_held_to(form: Any, options: Any) -> None:
         ({"guided_regex": ""}, "regex"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_invalid_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         read_completion({**TEXT, **body})
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_a_response_says_how_it_was_asked() -> None:
+def test_a_response_echoes_its_request() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     named = {"type": "function", "name": "f"}
-    whole = {"model": "m", "input": "Hi"}
-    told = {"instructions": "Be short", "metadata": {"for": "a test"}, "tool_choice": named}
-    asked = read_response_request({**whole, **told, "tools": [function]})
-    answer = json.loads(ResponseAnswers(asked, "x").whole([Completion("")]))
-    assert {name: answer[name] for name in told} == told
-    assert answer["text"] == {"format": {"type": "text"}}
-    form = {"format": {"type": "json_schema", "name": "f", "schema": {"type": "object"}}}
-    asked = read_response_request({**whole, "text": form})
-    assert json.loads(ResponseAnswers(asked, "x").whole([Completion("")]))["text"] == form
+    body = {"model": "m", "input": "Hi"}
+    echoed = {"instructions": "Be short", "metadata": {"for": "a test"}, "tool_choice": named}
+    request = read_response_request({**body, **echoed, "tools": [function]})
+    response = json.loads(ResponsesWriter(request, "x").whole([Completion("")]))
+    assert {name: response[name] for name in echoed} == echoed
+    assert response["text"] == {"format": {"type": "text"}}
+    text = {"format": {"type": "json_schema", "name": "f", "schema": {"type": "object"}}}
+    request = read_response_request({**body, "text": text})
+    assert json.loads(ResponsesWriter(request, "x").whole([Completion("")]))["text"] == text
     with pytest.raises(ApiError) as caught:
-        read_response_request({**whole, "text": {"format": {"type": "poem"}}})
+        read_response_request({**body, "text": {"format": {"type": "poem"}}})
     assert caught.value.param == "text.format"
 
 
-def test_an_error_in_a_response_has_its_place_among_the_events() -> None:
-    answers = ResponseAnswers(read_response_request({"model": "m", "input": "Hi"}), "x")
-    events = answers.opening(Piece("")) + answers.failure(ApiError(503, "gone"))
-    told = [json.loads(line[6:]) for line in events.decode().splitlines() if line[:6] == "data: "]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert ResponseErrorEvent.model_validate(told[-1]).message == "gone"
+def test_an_error_in_a_response_continues_the_event_sequence() -> None:
+    writer = ResponsesWriter(read_response_request({"model": "m", "input": "Hi"}), "x")
+    lines = (
+        (writer.opening(Piece("")) + writer.failure(ApiError(503, "gone"))).decode().splitlines()
+    )
+    events = [json.loads(line[6:]) for line in lines if line[:6] == "data: "]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert ResponseErrorEvent.model_validate(events[-1]).message == "gone"
 
 
 VALUES = st.recursive(
@@ -148,51 +150,51 @@ NAMES = st.sampled_from(
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([CHAT, TEXT, {"model": "m", "input": "Hi"}]), st.dictionaries(NAMES, VALUES))
-def test_any_body_is_read_or_refused(whole: dict[str, Any], changed: dict[str, Any]) -> None:
+def test_any_body_is_read_or_refused(body: dict[str, Any], changes: dict[str, Any]) -> None:
     for read in READERS:
-        refused = None
+        refusal = None
         try:
-            asked = read({**whole, **changed})
+            request = read({**body, **changes})
         except ApiError as error:
-            refused = error
+            refusal = error
         except ToolsError as error:
-            refused = from_llmserve(error)
-        if refused:
-            assert refused.status == 400
-            assert json.loads(refused.json())
+            refusal = from_llmserve(error)
+        if refusal:
+            assert refusal.status == 400
+            assert json.loads(refusal.json())
         else:
-            assert 1 <= len(asked.calls()) <= 128
-            assert asked.tokens >= 1
+            assert 1 <= len(request.model_calls()) <= 128
+            assert request.estimated_tokens >= 1
 
 
 READERS = (read_chat, read_completion, read_messages_request, read_response_request)
 
 
-@pytest.mark.parametrize("whole", [CHAT, {**TEXT, "stop": ["a"], "seed": 1}])
-def test_spoilt_bodies_are_the_clients_fault(whole: dict[str, Any]) -> None:
-    """Bytes that are changed, lost or added: a request all the same, or refused as one."""
-    rng, refused = random.Random(0), list[int]()
+@pytest.mark.parametrize("example", [CHAT, {**TEXT, "stop": ["a"], "seed": 1}])
+def test_corrupt_bodies_are_the_clients_fault(example: dict[str, Any]) -> None:
+    """A body with changed, lost or added bytes is still a request, or is refused with 400."""
+    rng, statuses = random.Random(0), list[int]()
     for _ in range(500):
-        body = bytearray(json.dumps(whole).encode())
+        body = bytearray(json.dumps(example).encode())
         for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(body))
-            body[at : at + rng.randint(0, 3)] = rng.choices(b'{}[]",:0\\u\xff\x00', k=2)
+            start = rng.randrange(len(body))
+            body[start : start + rng.randint(0, 3)] = rng.choices(b'{}[]",:0\\u\xff\x00', k=2)
 
         async def receive(body: bytes = bytes(body)) -> Any:
             return {"type": "http.request", "body": body}
 
         try:
-            told = asyncio.run(read_json(receive, {}))
+            content = asyncio.run(read_json(receive, {}))
         except ApiError as error:
-            refused.append(error.status)
+            statuses.append(error.status)
             continue
         for read in READERS:
             try:
-                read(told)
+                read(content)
             except ApiError as error:
-                refused.append(error.status)
-    assert len(refused) > 300
-    assert {*refused} == {400}
+                statuses.append(error.status)
+    assert len(statuses) > 300
+    assert {*statuses} == {400}
 
 
 @pytest.mark.parametrize(
@@ -208,8 +210,8 @@ def test_spoilt_bodies_are_the_clients_fault(whole: dict[str, Any]) -> None:
         (RequestRejectedError("text_input is empty: send"), 400, "prompt", None),
         (RequestRejectedError("messages is not UTF-8: half"), 400, "messages", None),
         (RequestRejectedError("min_tokens 9 is over max_tokens 4"), 400, "min_tokens", None),
-        (RequestRejectedError("the json schema cannot be kept"), 400, "response_format", None),
-        (RequestRejectedError("the regex cannot be kept to: x"), 400, "regex", None),
+        (RequestRejectedError("the json schema cannot be enforced"), 400, "response_format", None),
+        (RequestRejectedError("the regex cannot be enforced: x"), 400, "regex", None),
         (RequestRejectedError("the chat template refuses these"), 400, "messages", None),
         (RequestRejectedError("the text has a character that UTF-8"), 400, "prompt", None),
         (RequestRejectedError("the prompt has a fault"), 400, None, None),
@@ -224,74 +226,74 @@ def test_spoilt_bodies_are_the_clients_fault(whole: dict[str, Any]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_failures_in_openais_words(
+def test_failures_in_openais_format(
     error: LLMServeError, status: int, param: str | None, code: str | None
 ) -> None:
-    told = from_llmserve(error)
-    assert (told.status, told.param, told.code) == (status, param, code)
+    api_error = from_llmserve(error)
+    assert (api_error.status, api_error.param, api_error.code) == (status, param, code)
 
 
 @pytest.mark.parametrize("text", ['say "\n\t"', "\x00\x1f\u2028", "naïve 😀", "\\", "</script>"])
-def test_any_text_travels_in_a_chunk(text: str) -> None:
-    asked = Asked("m", {}, include_usage=True)
+def test_any_text_survives_in_a_chunk(text: str) -> None:
+    request = ParsedRequest("m", {}, include_usage=True)
     piece = Piece(text, finish_reason="stop", input_tokens=1, output_tokens=2)
-    for answers in (ChatAnswers(asked, "x"), CompletionAnswers(asked, "x")):
-        chunk = answers.chunk(piece)
+    for writer in (ChatWriter(request, "x"), CompletionWriter(request, "x")):
+        chunk = writer.chunk(piece)
         assert chunk.endswith(b"}\n\n")
         (choice,) = json.loads(chunk.removeprefix(b"data: "))["choices"]
         assert choice.get("text", choice.get("delta", {}).get("content")) == text
-    for others in (MessageAnswers(asked, "x"), ResponseAnswers(asked, "x")):
-        told = json.loads(others.chunk(piece).split(b"data: ")[-1])["delta"]
-        assert (told if isinstance(told, str) else told["text"]) == text
+    for other in (MessagesWriter(request, "x"), ResponsesWriter(request, "x")):
+        delta = json.loads(other.chunk(piece).split(b"data: ")[-1])["delta"]
+        assert (delta if isinstance(delta, str) else delta["text"]) == text
 
 
-def test_an_echo_alone_has_written_nothing_in_a_stream_either() -> None:
-    asked = read_completion({**TEXT, "echo": True, "max_tokens": 0, "stream": True,
+def test_a_streamed_echo_alone_has_no_output_tokens() -> None:
+    request = read_completion({**TEXT, "echo": True, "max_tokens": 0, "stream": True,
                              "stream_options": {"include_usage": True}})  # fmt: skip
-    answers = CompletionAnswers(asked, "x")
-    answers.chunk(Piece("!", finish_reason="length", input_tokens=2, output_tokens=1))
-    assert (answers.usage.read, answers.usage.written) == (2, 0)
+    writer = CompletionWriter(request, "x")
+    writer.chunk(Piece("!", finish_reason="length", input_tokens=2, output_tokens=1))
+    assert (writer.usage.input_tokens, writer.usage.output_tokens) == (2, 0)
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_tokens_stand_where_they_began_whatever_was_held_back_or_cut(echo: bool) -> None:
-    asked = read_completion({**TEXT, "echo": echo, "logprobs": 0})
-    first, *others = [Logprob(place, token, -1.0) for place, token in enumerate((" a", "bc", "d."))]
+def test_text_offsets_are_exact_even_for_held_back_or_cut_text(echo: bool) -> None:
+    request = read_completion({**TEXT, "echo": echo, "logprobs": 0})
+    first, *others = [Logprob(id, token, -1.0) for id, token in enumerate((" a", "bc", "d."))]
     start = len("Hi") if echo else 0
     expected = [start, start + 2, start + 4]
-    whole = CompletionAnswers(asked, "x").whole(
+    whole = CompletionWriter(request, "x").whole(
         [Completion(" ab", "stop", 1, 3, logprobs=(first, *others))]
     )
     assert json.loads(whole)["choices"][0]["logprobs"]["text_offset"] == expected
-    answers = CompletionAnswers(asked, "x")
+    writer = CompletionWriter(request, "x")
     pieces = [
         Piece("", logprobs=(first,)),
         Piece(" a", logprobs=tuple(others)),
         Piece("b", finish_reason="stop"),
     ]
-    chunks = [json.loads(answers.chunk(one).removeprefix(b"data: ")) for one in pieces]
-    told = [chunk["choices"][0]["logprobs"] or {"text_offset": []} for chunk in chunks]
-    assert [place for one in told for place in one["text_offset"]] == expected
+    chunks = [json.loads(writer.chunk(piece).removeprefix(b"data: ")) for piece in pieces]
+    logprobs = [chunk["choices"][0]["logprobs"] or {"text_offset": []} for chunk in chunks]
+    assert [offset for entry in logprobs for offset in entry["text_offset"]] == expected
 
 
-def test_places_are_taken_in_the_step_that_checks() -> None:
+def test_slots_are_taken_in_the_step_that_checks() -> None:
     async def fill() -> tuple[list[ApiError], int]:
         admission = Admission(Limits(max_requests=1, max_queue=2, max_queued_tokens=100))
         release = asyncio.Event()
         refused: list[ApiError] = []
 
-        async def one(tokens: int) -> None:
+        async def ask(tokens: int) -> None:
             try:
-                async with admission.place(tokens):
+                async with admission.admit(tokens):
                     await release.wait()
             except ApiError as error:
                 refused.append(error)
 
-        tasks = [asyncio.ensure_future(one(30)) for _ in range(5)]
+        tasks = [asyncio.ensure_future(ask(30)) for _ in range(5)]
         await asyncio.sleep(0)
         tasks[1].cancel()
         await asyncio.sleep(0)
-        tasks.append(asyncio.ensure_future(one(90)))  # There is a place, and no room for tokens.
+        tasks.append(asyncio.ensure_future(ask(90)))  # The queue has space, but not for 90 tokens.
         await asyncio.sleep(0)
         release.set()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -303,47 +305,47 @@ def test_places_are_taken_in_the_step_that_checks() -> None:
     assert left == 0
 
 
-def test_a_place_is_not_waited_for_longer_than_the_request_may_take() -> None:
+def test_the_wait_for_a_slot_is_limited_by_the_requests_timeout() -> None:
     async def wait() -> tuple[ApiError, int]:
         admission = Admission(Limits(max_requests=1))
-        async with admission.place(1):
+        async with admission.admit(1):
             with pytest.raises(ApiError) as caught:
-                async with admission.place(1, seconds=0.01):
+                async with admission.admit(1, seconds=0.01):
                     pass
-        async with admission.place(1, seconds=60):
+        async with admission.admit(1, seconds=60):
             return caught.value, admission.running + admission.waiting
 
-    late, held = asyncio.run(wait())
-    assert (late.status, late.code, held) == (504, "timeout", 1)
+    error, slots = asyncio.run(wait())
+    assert (error.status, error.code, slots) == (504, "timeout", 1)
 
 
-def test_several_answers_take_several_places() -> None:
-    async def meet() -> list[str]:
+def test_several_answers_take_several_slots() -> None:
+    async def run() -> list[str]:
         admission = Admission(Limits(max_requests=4, max_queue=4))
-        began: list[str] = []
+        started: list[str] = []
         ends = {name: asyncio.Event() for name in ("three", "two", "one", "many")}
 
         async def ask(name: str, answers: int) -> None:
-            async with admission.place(1, answers):
-                began.append(name)
+            async with admission.admit(1, answers):
+                started.append(name)
                 await ends[name].wait()
 
         tasks = [
             asyncio.ensure_future(ask(*call)) for call in (("three", 3), ("two", 2), ("one", 1))
         ]
         await asyncio.sleep(0)
-        assert (began, admission.waiting) == (["three"], 3), "nobody is overtaken"
+        assert (started, admission.waiting) == (["three"], 3), "no request overtakes another"
         with pytest.raises(ApiError, match="3 wait"):
             await ask("many", 2)
         tasks[1].cancel()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert began == ["three", "one"], "who waited behind one that left has room"
+        assert started == ["three", "one"], "a request gets the slots of a cancelled one before it"
         for end in ends.values():
             end.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         await ask("many", 128)
         assert (admission.running, admission.waiting) == (0, 0)
-        return began
+        return started
 
-    assert asyncio.run(meet()) == ["three", "one", "many"]
+    assert asyncio.run(run()) == ["three", "one", "many"]

@@ -1,4 +1,4 @@
-"""Calls of tools in what models write, without a server: each family's own form, cut anywhere."""
+"""Tool calls in generated text, without a server: the format of each family, split anywhere."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from llmserve_gateway.anthropic import read_messages_request
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.openai_requests import read_chat
 from llmserve_gateway.responses import read_response_request
-from llmserve_gateway.tool_calls import Answer
+from llmserve_gateway.tool_calls import CallStream
 from llmserve_gateway.tool_parsers import PARSERS, Arguments
 
 NAMES = frozenset({"weather", "add"})
 READERS: dict[str, Any] = {parser.name: parser.reader for parser in PARSERS}
 CITY, SUM = '{"city": "Zürich \\"} ]"}', '{"a": 1, "b": [2]}'
 
-# What each family writes for both calls, as its chat template shows it to the model.
-WRITTEN = {
+# Both calls in the format of each family, as its chat template shows them to the model.
+CALLS = {
     "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {CITY}}}\n</tool_call>\n'
     f'<tool_call>\n{{"arguments": {SUM}, "name": "add"}}\n</tool_call>',
     "llama3": f'<|python_tag|>{{"name": "weather", "parameters": {CITY}}}; '
@@ -42,7 +42,7 @@ WRITTEN = {
     "generic": f'```json\n[{{"name": "weather", "arguments": {CITY}}}, '
     f'{{"type": "function", "name": "add", "id": 1, "arguments": {SUM}}}]\n```',
 }
-# What is no call, though it begins like one.
+# Text that begins like a call, but is not one.
 BROKEN = {
     "hermes": [
         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
@@ -66,9 +66,9 @@ BROKEN = {
         "",
     ],
 }
-# DeepSeek's bars are wider than others.
+# DeepSeek's bars are wider than the ASCII character.
 for name in ("deepseek", "deepseek-3.1"):
-    WRITTEN[name] = WRITTEN[name].replace("|", "\uff5c")
+    CALLS[name] = CALLS[name].replace("|", "\uff5c")
 BROKEN["deepseek"] = [text.replace("|", "\uff5c") for text in BROKEN["deepseek"]]
 
 
@@ -83,49 +83,49 @@ def whole(family: str, text: str) -> tuple[str, list[tuple[str, str]], str | Non
 
 
 def streamed(family: str, pieces: list[str]) -> tuple[str, list[list[str]], str | None]:
-    answer = Answer(reader(family), True)
+    answer = CallStream(reader(family), True)
     text, calls = "", list[list[str]]()
     for piece in [*map(Piece, pieces), Piece("", finish_reason="stop")]:
-        told = answer.take(piece)
-        text += told.text
-        for part in told.tool_calls:
+        piece = answer.convert(piece)
+        text += piece.text
+        for part in piece.tool_calls:
             if part.name:
                 assert (part.index, len(part.id)) == (len(calls), 9)
                 calls.append([part.name, ""])
             calls[part.index][1] += part.arguments
-    return text, calls, told.finish_reason
+    return text, calls, piece.finish_reason
 
 
-def cuts(text: str) -> st.SearchStrategy[list[str]]:
-    places = st.lists(st.integers(0, len(text)), max_size=8).map(sorted)
-    return places.map(lambda at: [text[i:j] for i, j in zip([0, *at], [*at, None], strict=True)])
+def splits(text: str) -> st.SearchStrategy[list[str]]:
+    indexes = st.lists(st.integers(0, len(text)), max_size=8).map(sorted)
+    return indexes.map(lambda at: [text[i:j] for i, j in zip([0, *at], [*at, None], strict=True)])
 
 
-@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.parametrize("family", CALLS)
 def test_each_familys_calls_are_read(family: str) -> None:
-    found = whole(family, WRITTEN[family])
-    assert found == ("", [("weather", CITY), ("add", SUM)], "tool_calls")
+    expected = ("", [("weather", CITY), ("add", SUM)], "tool_calls")
+    assert whole(family, CALLS[family]) == expected
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-11", "deepseek", "llama3"])
 def test_text_before_calls_is_content(family: str) -> None:
-    text, calls, _ = whole(family, f"Let me see.\n\n{WRITTEN[family]}")
+    text, calls, _ = whole(family, f"Let me see.\n\n{CALLS[family]}")
     assert (text, len(calls)) == ("Let me see.", 2)
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_stream_says_the_same_however_it_is_cut(data: st.DataObject) -> None:
-    family = data.draw(st.sampled_from(sorted(WRITTEN)))
-    others = [*BROKEN[family.partition("-")[0]], "So: \n", "\n", " ", "{", "[", WRITTEN[family]]
+def test_a_stream_is_parsed_the_same_however_it_is_split(data: st.DataObject) -> None:
+    family = data.draw(st.sampled_from(sorted(CALLS)))
+    others = [*BROKEN[family.partition("-")[0]], "So: \n", "\n", " ", "{", "[", CALLS[family]]
     text = "".join(data.draw(st.lists(st.sampled_from(others), max_size=4)))
-    at_once = streamed(family, [text])
-    assert streamed(family, data.draw(cuts(text))) == at_once
-    assert streamed(family, list(text)) == at_once
+    unsplit = streamed(family, [text])
+    assert streamed(family, data.draw(splits(text))) == unsplit
+    assert streamed(family, list(text)) == unsplit
     content, calls, reason = whole(family, text)
-    begun = iter(map(tuple, at_once[1]))
-    assert all(call in begun for call in calls), "a stream begins what a whole answer has"
-    assert reason == at_once[2] == ("tool_calls" if calls else "stop")
+    started = iter(map(tuple, unsplit[1]))
+    assert all(call in started for call in calls), "a stream has all calls of a whole answer"
+    assert reason == unsplit[2] == ("tool_calls" if calls else "stop")
     if not calls:
         assert content == text
     for _, arguments in calls:
@@ -135,27 +135,27 @@ def test_a_stream_says_the_same_however_it_is_cut(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("family", "text"), [(family, text) for family, texts in BROKEN.items() for text in texts]
 )
-def test_what_is_no_call_is_content(family: str, text: str) -> None:
+def test_broken_calls_are_content(family: str, text: str) -> None:
     assert whole(family, text) == (text, [], "stop")
 
 
 @settings(deadline=None)
 @given(st.sampled_from([*READERS, "named"]), st.text('{}[]"\\:,` <tool_call>a1\n', max_size=40))
 def test_any_text_is_read_without_loss(family: str, text: str) -> None:
-    read: Any = Arguments(frozenset({"add"})) if family == "named" else reader(family)
-    answer = read_calls(read, Completion(text, "length"))
+    parser: Any = Arguments(frozenset({"add"})) if family == "named" else reader(family)
+    answer = read_calls(parser, Completion(text, "length"))
     assert answer.tool_calls or answer.text == text
     assert answer.finish_reason == "length"
 
 
-def test_arguments_come_as_they_are_written_and_the_name_once() -> None:
-    answer = Answer(reader("hermes"), False)
-    told = [answer.take(Piece(text)).tool_calls for text in (
+def test_arguments_are_streamed_after_the_name() -> None:
+    answer = CallStream(reader("hermes"), False)
+    pieces = [answer.convert(Piece(text)).tool_calls for text in (
         'Well <tool_call>{"name": "add", "argu', 'ments": {"a"', ": 1", "}}",
         '</tool_call><tool_call>{"name": "add", "arguments": {}}',
     )]  # fmt: skip
-    flat = [(call.index, call.name, call.arguments) for calls in told for call in calls]
-    assert flat == [(0, "add", '{"a"'), (0, "", ": 1"), (0, "", "}")]
+    parts = [(call.index, call.name, call.arguments) for calls in pieces for call in calls]
+    assert parts == [(0, "add", '{"a"'), (0, "", ": 1"), (0, "", "}")]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_arguments_come_as_they_are_written_and_the_name_once() -> None:
         ("{{ tools }}", "generic"),
     ],
 )
-def test_a_family_is_known_by_its_template(template: str, family: str) -> None:
+def test_the_template_selects_the_family(template: str, family: str) -> None:
     assert max(PARSERS, key=lambda parser: parser.suits(template)).name == family
 
 
@@ -183,26 +183,26 @@ FUNCTION: Any = {
     },
 }
 TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
-TALK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def test_a_call_that_has_to_be_made_is_a_form() -> None:
+def test_a_required_call_is_a_json_schema() -> None:
     named = {"type": "function", "function": {"name": "add"}}
-    asked = read_chat({**TALK, **TOOLS, "tool_choice": named})
-    schema = json.loads(asked.options["json_schema"])
+    request = read_chat({**CHAT, **TOOLS, "tool_choice": named})
+    schema = json.loads(request.options["json_schema"])
     assert schema.pop("x-guidance")["key_separator"] == ": "
     assert schema == {**FUNCTION["parameters"], "additionalProperties": False}
-    assert asked.options["chat_template_kwargs"] == TOOLS
-    asked = read_chat({**TALK, **TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
-    schema = json.loads(asked.options["json_schema"])
+    assert request.options["chat_template_kwargs"] == TOOLS
+    request = read_chat({**CHAT, **TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
+    schema = json.loads(request.options["json_schema"])
     (call,) = schema["items"]["anyOf"]
     assert (call["properties"]["name"], schema["maxItems"]) == ({"const": "add"}, 1)
-    # What refers into its own definitions still does, one level deeper.
+    # References to its own definitions are moved along with the schema.
     assert call["properties"]["arguments"] == {"$ref": "#/$defs/0"}
     assert schema["$defs"]["0"]["properties"]["a"] == {"$ref": "#/$defs/0/$defs/N"}
-    without: list[Any] = [{"tool_choice": "none"}, {"tools": []}]
-    for free in without:
-        assert "chat_template_kwargs" not in read_chat({**TALK, **TOOLS, **free}).options
+    without_tools: list[Any] = [{"tool_choice": "none"}, {"tools": []}]
+    for fields in without_tools:
+        assert "chat_template_kwargs" not in read_chat({**CHAT, **TOOLS, **fields}).options
 
 
 @pytest.mark.parametrize(
@@ -223,20 +223,20 @@ def test_a_call_that_has_to_be_made_is_a_form() -> None:
                         "arguments": "["}}]}]}, "messages[0].tool_calls[0]"),
     ],
 )  # fmt: skip
-def test_tools_that_cannot_be_meant_are_refused_by_name(body: Any, param: str) -> None:
+def test_invalid_tools_are_refused_by_name(body: Any, param: str) -> None:
     with pytest.raises((ApiError, LLMServeError)) as caught:
-        read_chat({**TALK, **TOOLS, **body})
+        read_chat({**CHAT, **TOOLS, **body})
     error = caught.value
-    told = from_llmserve(error) if isinstance(error, LLMServeError) else error
-    assert isinstance(told, ApiError)
-    assert (told.status, told.param) == (400, param)
+    api_error = from_llmserve(error) if isinstance(error, LLMServeError) else error
+    assert isinstance(api_error, ApiError)
+    assert (api_error.status, api_error.param) == (400, param)
 
 
-def test_every_dialect_says_the_same_to_the_template() -> None:
-    past = {"name": "add", "arguments": {"a": 1}}
-    chat = read_chat({**TALK, **TOOLS, "messages": [
+def test_every_dialect_gives_the_template_the_same_messages() -> None:
+    function = {"name": "add", "arguments": {"a": 1}}
+    chat = read_chat({**CHAT, **TOOLS, "messages": [
         {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "1", "type": "function", "function": {**past, "arguments": '{"a": 1}'}}]},
+            {"id": "1", "type": "function", "function": {**function, "arguments": '{"a": 1}'}}]},
         {"role": "tool", "tool_call_id": "1", "content": "2"}]})  # fmt: skip
     tool = {"name": "add", "input_schema": FUNCTION["parameters"]}
     message = read_messages_request({"model": "m", "max_tokens": 9, "tools": [tool], "messages": [
@@ -250,10 +250,10 @@ def test_every_dialect_says_the_same_to_the_template() -> None:
             {"type": "function_call_output", "call_id": "1", "output": "2"}]})  # fmt: skip
     assert chat.options["messages"] == [
         {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "1", "type": "function", "function": past}]},
+            {"id": "1", "type": "function", "function": function}]},
         {"role": "tool", "content": "2", "tool_call_id": "1"},
     ]  # fmt: skip
     for other in (message, response):
         assert other.options["messages"] == chat.options["messages"]
-        (told,) = other.options["chat_template_kwargs"]["tools"]
-        assert {k: told["function"][k] for k in FUNCTION} == FUNCTION
+        (offered,) = other.options["chat_template_kwargs"]["tools"]
+        assert {key: offered["function"][key] for key in FUNCTION} == FUNCTION

@@ -1,9 +1,9 @@
-"""What the kept cache and the sequence batcher bring, through Triton, all in one run.
+"""Measures the benefit of keeping the cache and of the sequence batcher, through Triton.
 
     python plugins/gpt2/bench/table.py [ROUNDS]
 
-A GPT-2 of the small size with random weights and a small vocabulary, in float32. What is
-compared is measured in turns; the table shows medians, and says what answered.
+The model is a GPT-2 of the small size with random weights and a small vocabulary, in float32. The
+formats are measured alternately; the table shows medians, and which backend answered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_model(folder: Path) -> str:
 
 
 def milliseconds_at(live: LiveTriton, model: str, context: int) -> float:
-    """Return how long a token takes once a sequence has so many."""
+    """Return the milliseconds per token once a sequence has ``context`` tokens."""
 
     def advance(steps: Any, tokens: int) -> None:
         while tokens > 0:
@@ -51,64 +51,65 @@ def milliseconds_at(live: LiveTriton, model: str, context: int) -> float:
     with live.client.sequence(model) as steps:
         piece = steps.send("so " * (context - 8), ignore_eos=True, max_tokens=200)
         advance(steps, context - (piece.input_tokens or 0) - 1)
-        began = time.perf_counter()
+        start = time.perf_counter()
         advance(steps, 3 * STEP)
-        return (time.perf_counter() - began) / (3 * STEP) * 1000
+        return (time.perf_counter() - start) / (3 * STEP) * 1000
 
 
 def rate(live: LiveTriton, model: str, count: int, tokens: int = TOKENS) -> float:
-    """Return tokens a second of so many sequences at a time."""
+    """Return the tokens per second of ``count`` concurrent sequences."""
 
-    def ask(at: int) -> int:
-        asked: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "timeout": 600}
-        return live.client.generate(model, f"{PROMPT} {at}", **asked).output_tokens or 0
+    def ask(index: int) -> int:
+        options: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "timeout": 600}
+        return live.client.generate(model, f"{PROMPT} {index}", **options).output_tokens or 0
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
-        made = sum(pool.map(ask, range(count)))
-    return made / (time.perf_counter() - began)
+        generated = sum(pool.map(ask, range(count)))
+    return generated / (time.perf_counter() - start)
 
 
-def resent(live: LiveTriton, model: str) -> float:
-    """Return tokens a second where every token's request brings the whole text."""
-    text, began = PROMPT, time.perf_counter()
+def rate_with_resent_text(live: LiveTriton, model: str) -> float:
+    """Return the tokens per second if every token's request sends the whole text."""
+    text, start = PROMPT, time.perf_counter()
     for _ in range(LONG):
         answer = live.client.generate(model, text, max_tokens=1, ignore_eos=True)
-        # What has no text of its own still has to make the text longer by a token.
+        # A token without text must still make the text a token longer.
         text += answer.text or " a"
-    return LONG / (time.perf_counter() - began)
+    return LONG / (time.perf_counter() - start)
 
 
 def main(rounds: int) -> None:
-    seen: dict[tuple[str, str], list[float]] = {}
+    measured: dict[tuple[str, str], list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         LiveTriton.start(Path(folder) / "repository") as live,
     ):
         path = make_model(Path(folder) / "model")
         models = {form: live.build(f"gpt2-{form}", path) for form in FORMATS}
-        for turn in range(rounds + 1):
+        for round_number in range(rounds + 1):
             for form, model in models.items():
-                found = {
+                results = {
                     "ms a token at context 32": milliseconds_at(live, model, 32),
                     "ms a token at context 512": milliseconds_at(live, model, 512),
                     "tokens/s, one sequence": rate(live, model, 1),
                     "tokens/s, four sequences": rate(live, model, 4),
                     f"tokens/s over {LONG} tokens, cache kept": rate(live, model, 1, LONG),
                 }
-                for what, value in found.items():
+                for label, value in results.items():
                     # The first round warms up.
-                    seen.setdefault((what, form), []).extend([value] if turn else [])
-        what = "tokens/s, whole text with every step"
+                    measured.setdefault((label, form), []).extend([value] if round_number else [])
+        label = "tokens/s, whole text with every step"
         for form, model in models.items():
-            seen[what, form] = [resent(live, model)]
-        backends = live.server.stand_ins()
-    table = Table("what", *FORMATS, title="GPT-2 shape of 86 M parameters, float32, through Triton")
-    for what in dict.fromkeys(what for what, _ in seen):
-        table.add_row(what, *(f"{median(seen[what, form]):.1f}" for form in FORMATS))
+            measured[label, form] = [rate_with_resent_text(live, model)]
+        stand_ins = live.server.stand_ins()
+    title = "GPT-2 shape of 86 M parameters, float32, through Triton"
+    table = Table("measurement", *FORMATS, title=title)
+    for label in dict.fromkeys(label for label, _ in measured):
+        table.add_row(label, *(f"{median(measured[label, form]):.1f}" for form in FORMATS))
     Console().print(table)
-    for model, instead in backends.items():
-        Console().print(f"{model}: answered by a stand-in for {instead}")
+    for model, backend in stand_ins.items():
+        Console().print(f"{model}: answered by a stand-in for {backend}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The plugin ``gpt2``: exported graphs behind a sequence-batched ensemble, with a kept cache."""
+"""The plugin ``gpt2``: exported graphs in a sequence-batched ensemble that keeps the KV cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmserve.plugin import Assembly
 
 STEP_TOKENS = Tensor("step_tokens", "TYPE_INT32")
-"""How many tokens a request of a sequence asks for; without it, one."""
+"""The number of tokens that a request of a sequence asks for; defaults to one."""
 
 _DIRECT_OLDEST = Pair(
     "sequence-direct-oldest",
@@ -46,8 +46,8 @@ _GENERATOR_OPTIONS = (
     Option(
         "layout",
         "llmserve",
-        "tutorial speaks the names of Triton's sequence batcher tutorial: INPUT_TOKENS, resent as "
-        "a whole with every step, and NEXT_TOKENS.",
+        "tutorial uses the names of Triton's sequence batcher tutorial: INPUT_TOKENS, the whole "
+        "text, resent with every step, and NEXT_TOKENS.",
         choices=("llmserve", "tutorial"),
         renamed=(("seed", "tutorial"),),
     ),
@@ -56,28 +56,29 @@ _BATCHING_OPTIONS = (
     Option(
         "max_batch_size",
         16,
-        "Most sequences in a batch; with direct slots the most under way, others wait.",
+        "Maximum number of sequences in a batch; with direct slots also of concurrent sequences, "
+        "others wait.",
         minimum=1,
         maximum=4096,
     ),
     Option(
         "idle_seconds",
         60.0,
-        "How long a sequence is kept whose client sends nothing.",
+        "How long a sequence is kept after its client's last request.",
         minimum=0.1,
         maximum=86400,
     ),
     Option(
         "queue_delay_us",
-        # Clients that were answered together ask again within so long.
+        # Clients whose requests were answered together send the next ones within this time.
         5000,
-        "How long a request may wait for those of other sequences, in microseconds.",
+        "How long a request may wait for other sequences' requests, in microseconds.",
         minimum=0,
     ),
     Option(
         "most_tokens",
         16,
-        "Most tokens for one request: as long a newcomer may have to wait.",
+        "Maximum number of tokens per request; a new sequence may have to wait that long.",
         minimum=1,
     ),
 )
@@ -102,21 +103,21 @@ def llmserve_register_batchings() -> Sequence[Batching]:
     return [
         Batching(
             name="sequence-direct",
-            summary="Every sequence has a slot of its own in the batch from its start to its end",
+            summary="Every sequence has its own slot in the batch from start to end",
             prepare=_prepare_direct,
             options=_BATCHING_OPTIONS,
             **shared,
         ),
         Batching(
             name="sequence-oldest",
-            summary="A batch is filled from all sequences under way, the oldest requests first",
+            summary="A batch is filled from all active sequences, oldest requests first",
             prepare=_prepare_oldest,
             options=(
                 *_BATCHING_OPTIONS,
                 Option(
                     "candidates",
                     0,
-                    "Most sequences under way, others wait; 0 is four for each of a batch.",
+                    "Maximum number of concurrent sequences, others wait; 0 is 4 per batch slot.",
                     minimum=0,
                     maximum=65536,
                 ),
@@ -131,32 +132,32 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name=f"gpt2-{form}",
-            summary=f"A graph in {kind}, with a kept cache",
+            summary=f"A graph in {label} that keeps the KV cache",
             tokenizer="transformers",
             generator=f"graph-{form}",
             batching="sequence-direct",
             formatter="text",
             pairs=(_DIRECT_OLDEST,) if form == "onnx" else (),
         )
-        for form, kind in (("onnx", "ONNX"), ("torchscript", "TorchScript"))
+        for form, label in (("onnx", "ONNX"), ("torchscript", "TorchScript"))
     ]
 
 
-def _generator(form: str, kind: str, backend: str, needed: tuple[str, ...]) -> Generator:
+def _generator(form: str, label: str, backend: str, packages: tuple[str, ...]) -> Generator:
     def assemble(assembly: Assembly) -> None:
-        from llmserve_gpt2.build import assemble as wire
+        from llmserve_gpt2.build import assemble as assemble_graph
 
-        wire(assembly, form, backend)
+        assemble_graph(assembly, form, backend)
 
     return Generator(
         name=f"graph-{form}",
-        summary=f"A decoder-only model's {kind} in Triton's backend for it",
+        summary=f"A decoder-only model's {label} in Triton's backend for it",
         runtime="llmserve_gpt2.session.graph:Graph",
         modes=frozenset({"sequence"}),
         inputs=(*contract.SAMPLING, contract.LOGIT_BIAS, STEP_TOKENS),
         options=_GENERATOR_OPTIONS,
         assemble=assemble,
-        requires=("llmserve-gpt2", "torch", "transformers", *needed),
+        requires=("llmserve-gpt2", "torch", "transformers", *packages),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a build makes: an ensemble around a session, and the graph that the session asks."""
+"""Builds an ensemble around a session model, and the graph that the session calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llmserve_gpt2.export.run import Exported, export, quietly
 
 _PROMPT_IDS = Tensor("prompt_ids", "TYPE_INT64", (-1,), optional=False, ragged=True)
 _REQUEST = Tensor("params", "TYPE_STRING", optional=False)
-_READ = (_PROMPT_IDS, _REQUEST)
+_STEP = (_PROMPT_IDS, _REQUEST)
 _ANSWER = (
     Tensor("piece", "TYPE_STRING", optional=False),
     Tensor("so_far", "TYPE_STRING", optional=False),
@@ -43,7 +43,7 @@ def assemble(assembly: Assembly, form: str, backend: str) -> None:
     session = assembly.add("session")
     last = assembly.add("postprocess", max_batch_size=0 if tutorial else None)
 
-    # The first stage refuses what is far over the context before it makes tokens of it.
+    # The first stage refuses prompts that are far over the context before it encodes them.
     assembly.stage(
         first,
         "llmserve_gpt2.stages.preprocess:Preprocess",
@@ -66,8 +66,8 @@ def assemble(assembly: Assembly, form: str, backend: str) -> None:
     inputs = [Tensor(text, "TYPE_STRING", optional=False)] if tutorial else assembly.inputs
     outputs = assembly.outputs
     add_inputs(first.config, inputs)
-    add_outputs(first.config, _READ)
-    add_inputs(session.config, _READ)
+    add_outputs(first.config, _STEP)
+    add_inputs(session.config, _STEP)
     add_outputs(session.config, _ANSWER)
     if tutorial:
         _declare_tutorial(assembly, last)
@@ -78,9 +78,9 @@ def assemble(assembly: Assembly, form: str, backend: str) -> None:
         assembly.context.exchange = "sequence"
     for part in (first, session, last):
         part.config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
-    assembly.step(first, _same(inputs), _same(_READ))
-    assembly.step(session, _same(_READ), _same(_ANSWER))
-    assembly.step(last, _same(_ANSWER), _same(outputs))
+    assembly.step(first, _same_names(inputs), _same_names(_STEP))
+    assembly.step(session, _same_names(_STEP), _same_names(_ANSWER))
+    assembly.step(last, _same_names(_ANSWER), _same_names(outputs))
 
 
 def _declare_tutorial(assembly: Assembly, last: BuildContext) -> None:
@@ -95,18 +95,18 @@ def _declare_tutorial(assembly: Assembly, last: BuildContext) -> None:
     last.config.output.add(name="NEXT_TOKENS", data_type=pb.TYPE_STRING, dims=[-1])
 
 
-def _same(tensors: object) -> dict[str, str]:
+def _same_names(tensors: object) -> dict[str, str]:
     return {tensor.name: tensor.name for tensor in tensors}  # type: ignore[attr-defined]
 
 
 _CANDIDATES = 4
-# An answer that has left is back as the next request after a few times of what requests may wait.
-_BACK = 4
+# After an answer, the client's next request arrives within this multiple of the queue delay.
+_WAIT_FACTOR = 4
 
 
 def prepare_direct(context: BuildContext) -> Mapping[str, Any]:
     sequence = _sequence(context)
-    # A full batch leaves at once, any other when its oldest request has waited so long.
+    # A full batch runs at once, any other after its oldest request has waited for the queue delay.
     sequence.direct.minimum_slot_utilization = 1.0
     sequence.direct.max_queue_delay_microseconds = int(context.options["queue_delay_us"])
     return _settings(context, int(context.options["max_batch_size"]))
@@ -126,7 +126,7 @@ def _sequence(context: BuildContext) -> Any:
     sequence = context.config.sequence_batching
     idle = float(context.options["idle_seconds"])
     sequence.max_sequence_idle_microseconds = int(idle * 1_000_000)
-    # With direct slots Triton fills those that have no request now, and says so here.
+    # With direct slots Triton pads slots that have no request, and marks them with this input.
     control = sequence.control_input.add(name="READY").control.add()
     control.kind = pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_READY
     control.int32_false_true.extend([0, 1])
@@ -138,21 +138,21 @@ def _settings(context: BuildContext, slots: int) -> Mapping[str, Any]:
         "slots": slots,
         "idle_seconds": float(context.options["idle_seconds"]),
         "most_tokens": int(context.options["most_tokens"]),
-        "wait_seconds": _BACK * int(context.options["queue_delay_us"]) / 1e6,
+        "wait_seconds": _WAIT_FACTOR * int(context.options["queue_delay_us"]) / 1e6,
         "resent": context.options["layout"] == "tutorial",
     }
 
 
 SETTINGS = "graph.json"
-"""Beside the files of who reads prompts and asks for steps: what is known of the generator."""
+"""The file with the generator's settings, next to the models that read prompts and run steps."""
 
-_LATER = 10.0
+_EXTRA_IDLE_SECONDS = 10.0
 _CUDA = re.compile(r"cuda(:[0-9]{1,4})?")
 
 
 def build_graph(context: BuildContext, form: str, *, slots: int) -> dict[str, Any]:
-    """Export the model into a part and configure it; return what the session must know."""
-    _place(context)
+    """Export the model into a part and configure it; return the settings for the session."""
+    _place_on_device(context)
     check_causal(context.source, trust_remote_code=bool(context.options["trust_remote_code"]))
     exported = export(
         _load(context), form, context.folder, name=context.source.asked, report=context.report
@@ -160,7 +160,7 @@ def build_graph(context: BuildContext, form: str, *, slots: int) -> dict[str, An
     declare(context.config, exported)
     _schedule(context, slots)
     if form == "torchscript":
-        # The profiling executor compiles a graph anew for every length that it has not seen.
+        # The profiling executor recompiles a graph for every new length.
         context.config.parameters["DISABLE_OPTIMIZED_EXECUTION"].string_value = "true"
         context.config.parameters["INFERENCE_MODE"].string_value = "true"
     shape = exported.shape
@@ -170,8 +170,7 @@ def build_graph(context: BuildContext, form: str, *, slots: int) -> dict[str, An
         "eos_ids": list(exported.eos_ids),
         "slots": slots,
         "longest": shape.context or 4096,
-        # A slot is written and first twice with every step, where a batch of one's own would
-        # first all weights.
+        # Each step writes a slot and reads it twice; a separate batch would read all weights.
         "gap": shape.weights // (3 * shape.slot),
     }
 
@@ -185,7 +184,7 @@ def _load(context: BuildContext) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             context.source.path,
             dtype=torch.float32,
-            # Plain products, which ONNX Runtime fuses; other forms turn all keys with each token.
+            # Plain products, which ONNX Runtime fuses; other forms transpose all keys per token.
             attn_implementation="eager",
             use_safetensors=None if context.options["pickle"] else True,
             trust_remote_code=bool(context.options["trust_remote_code"]),
@@ -193,7 +192,7 @@ def _load(context: BuildContext) -> Any:
         ).eval()
 
 
-def _place(context: BuildContext) -> None:
+def _place_on_device(context: BuildContext) -> None:
     device = str(context.options["device"])
     group = context.config.instance_group.add(count=1)
     if device == "cpu":
@@ -206,35 +205,35 @@ def _place(context: BuildContext) -> None:
 
 
 def declare(config: ModelConfig, exported: Exported) -> None:
-    """Configure the graph's tensors, and the states that go from one request to the next."""
+    """Configure the graph's tensors, and the states that are kept between requests."""
     shape = exported.shape
     for name in names.INPUTS:
         config.input.add(name=name, data_type=pb.TYPE_INT64, dims=[-1])
     config.output.add(name=names.LOGITS, data_type=pb.TYPE_FP32, dims=[shape.vocabulary])
-    for at, (past, present) in enumerate(names.states(shape.layers)):
+    for index, (past, present) in enumerate(names.states(shape.layers)):
         state = config.sequence_batching.state.add(
             input_name=past,
             output_name=present,
             data_type=pb.TYPE_FP32,
-            dims=[shape.heads, -1, shape.width(at)],
+            dims=[shape.heads, -1, shape.width(index)],
         )
-        # Without it the first slot would hold whatever was in memory, and a NaN there would go
+        # Without it the first slot would contain uninitialized memory, and a NaN there would pass
         # through any mask.
         state.initial_state.add(
             name=f"no_{past}",
             data_type=pb.TYPE_FP32,
-            dims=[shape.heads, 1, shape.width(at)],
+            dims=[shape.heads, 1, shape.width(index)],
             zero_data=True,
         )
 
 
 def _schedule(context: BuildContext, slots: int) -> None:
-    """Oldest first, whatever the session has: direct would compute rows that nobody asked for."""
+    """Batch oldest first, whatever the session does: direct slots would compute unused rows."""
     sequence = context.config.sequence_batching
-    # The session ends its sequences itself; this is for those that it had no occasion to end.
-    idle = float(context.options["idle_seconds"]) + _LATER
+    # The session ends its sequences itself; the timeout is for those that it could not end.
+    idle = float(context.options["idle_seconds"]) + _EXTRA_IDLE_SECONDS
     sequence.max_sequence_idle_microseconds = int(idle * 1_000_000)
-    # One may start in the step in which another ends.
+    # A sequence may start in the step in which another ends.
     sequence.oldest.max_candidate_sequences = 2 * slots
     size = context.config.max_batch_size
     sequence.oldest.preferred_batch_size.append(size)

@@ -1,4 +1,4 @@
-"""The plugin held to what every recipe promises, in both formats and with both strategies."""
+"""Runs the conformance suite for recipes, in both formats and with both kinds of batching."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from llmserve.testing import RecipeConformance
 from tests.support import one_layer
 
 
-class _OfASmallModel(RecipeConformance):
+class _SmallModelConformance(RecipeConformance):
     @pytest.fixture(autouse=True)
     def _small(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         type(self).model = str(one_layer(tmp_path_factory.getbasetemp() / "one-layer"))
 
 
-class TestOnnxDirect(_OfASmallModel):
+class TestOnnxDirect(_SmallModelConformance):
     recipe = "gpt2-onnx"
 
 
-class TestTorchScriptOldest(_OfASmallModel):
+class TestTorchScriptOldest(_SmallModelConformance):
     recipe = "gpt2-torchscript"
-    # As the live tests build it, so that both have the same model.
+    # The same build as in the live tests, so that both use one model.
     options = {"batching": "sequence-oldest", "tokenizer": "tokenizers"}

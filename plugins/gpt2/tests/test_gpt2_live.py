@@ -1,4 +1,4 @@
-"""Sequences on a real Triton: state that is kept, kept apart, and let go."""
+"""Tests of sequences on a real Triton: their state is kept, separate, and freed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from llmserve.client.exchange import Steps
-from llmserve.client.failures import Where, from_rpc
+from llmserve.client.failures import Target, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
@@ -36,7 +36,7 @@ PROMPTS = [
     "The capital of France is",
 ]
 TOKENS = 24
-# The processes around the graph start in a tenth of the time where none of them loads torch.
+# The processes around the graph start in a tenth of the time if none of them loads torch.
 LIGHT: dict[str, Any] = {"tokenizer": "tokenizers"}
 
 
@@ -47,21 +47,21 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["onnx", "torchscript"])
 def model(request: pytest.FixtureRequest, triton: LiveTriton, small: Path) -> str:
-    """Each form, and each way of batching: the two that the conformance suite builds as well."""
+    """Return a model of each format and kind of batching; the conformance suite uses both too."""
     options = {"batching": "sequence-oldest", **LIGHT} if request.param == "torchscript" else {}
     return triton.build(f"gpt2-{request.param}", str(small), **options)
 
 
 @pytest.fixture
 def idling(triton: LiveTriton, small: Path) -> str:
-    """A model that keeps no sequence for long."""
-    asked = {"idle_seconds": 5.0, "max_batch_size": 2, **LIGHT}
-    return triton.build("gpt2-torchscript", str(small), **asked)
+    """Return a model with a short idle timeout for sequences."""
+    options = {"idle_seconds": 5.0, "max_batch_size": 2, **LIGHT}
+    return triton.build("gpt2-torchscript", str(small), **options)
 
 
 @pytest.fixture
 def expected(triton: LiveTriton, small: Path) -> dict[str, str]:
-    """What generate() answers, alone."""
+    """Return the answers of generate(), one prompt at a time."""
     hf = triton.build("hf", str(small))
     return {
         prompt: triton.client.generate(hf, prompt, max_tokens=TOKENS, ignore_eos=True).text
@@ -74,18 +74,16 @@ def test_sequences_at_random_answer_as_generate_does(
     triton: LiveTriton, model: str, expected: dict[str, str], count: int
 ) -> None:
     def ask(seed: int) -> tuple[str, str]:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         prompt = PROMPTS[seed % len(PROMPTS)]
         text, reason = "", None
         with triton.client.sequence(model) as steps:
-            asked: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+            options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
             while reason is None:
-                piece = steps.send(
-                    "" if text else prompt, step_tokens=chance.randint(1, 9), **asked
-                )
-                text, reason, asked = text + piece.text, piece.finish_reason, {}
-                if chance.random() < 0.2:
-                    time.sleep(chance.random() / 50)
+                piece = steps.send("" if text else prompt, step_tokens=rng.randint(1, 9), **options)
+                text, reason, options = text + piece.text, piece.finish_reason, {}
+                if rng.random() < 0.2:
+                    time.sleep(rng.random() / 50)
         return prompt, text
 
     with ThreadPoolExecutor(count) as pool:
@@ -94,13 +92,13 @@ def test_sequences_at_random_answer_as_generate_does(
 
 
 def send(triton: LiveTriton, model: str, request: Any) -> Any:
-    """Send a request as it is, past the client, which would not make such a one."""
+    """Send a request without the client, which would not create such a request."""
     with grpc.insecure_channel(triton.server.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
             return stub.ModelInfer(request, timeout=60)
         except grpc.RpcError as error:
-            raise from_rpc(error, Where(triton.server.grpc_url, model)) from None
+            raise from_rpc(error, Target(triton.server.grpc_url, model)) from None
 
 
 def test_a_sequence_without_start_and_after_its_end(
@@ -108,44 +106,44 @@ def test_a_sequence_without_start_and_after_its_end(
 ) -> None:
     info = triton.client.model(model)
     with triton.client.sequence(model) as other:
-        told = other.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True, step_tokens=4).text
+        text = other.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True, step_tokens=4).text
         steps = Steps(info)
         start = steps.step("Hello", {"max_tokens": 8})
-        stranger = Steps(info).step("", {})
-        del stranger.parameters["sequence_start"]
+        without_start = Steps(info).step("", {})
+        del without_start.parameters["sequence_start"]
         with pytest.raises(RequestRejectedError, match="START"):
-            send(triton, model, stranger)
+            send(triton, model, without_start)
         send(triton, model, start)
         (end,) = steps.end_requests()
         send(triton, model, end)
         with pytest.raises(RequestRejectedError, match="START"):
             send(triton, model, steps.step("", {}))
-        while len(told) < len(expected[PROMPTS[0]]):
-            told += other.send(step_tokens=4).text
-    assert told == expected[PROMPTS[0]]
+        while len(text) < len(expected[PROMPTS[0]]):
+            text += other.send(step_tokens=4).text
+    assert text == expected[PROMPTS[0]]
 
 
-def test_a_sequence_that_is_idle_too_long_is_told_so(
+def test_a_sequence_that_was_idle_too_long_is_refused(
     triton: LiveTriton, idling: str, expected: dict[str, str]
 ) -> None:
     with triton.client.sequence(idling) as idle, triton.client.sequence(idling) as busy:
         idle.send("Hello", max_tokens=8)
-        told = busy.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True).text
-        until = time.monotonic() + 7.0
-        while time.monotonic() < until:
-            if len(told) < len(expected[PROMPTS[0]]):
-                told += busy.send().text
+        text = busy.send(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True).text
+        deadline = time.monotonic() + 7.0
+        while time.monotonic() < deadline:
+            if len(text) < len(expected[PROMPTS[0]]):
+                text += busy.send().text
             else:
                 busy.send()
             time.sleep(0.2)
         with pytest.raises(ClientError, match=r"START|no sequence"):
             idle.send()
-        while len(told) < len(expected[PROMPTS[0]]):
-            told += busy.send().text
-    assert told == expected[PROMPTS[0]]
+        while len(text) < len(expected[PROMPTS[0]]):
+            text += busy.send().text
+    assert text == expected[PROMPTS[0]]
 
 
-def test_clients_that_are_lost_give_their_places_back(triton: LiveTriton, idling: str) -> None:
+def test_slots_of_lost_clients_are_freed(triton: LiveTriton, idling: str) -> None:
     info = triton.client.model(idling)
     with ThreadPoolExecutor(6) as pool:
         lost = [Steps(info).step("Hello", {"max_tokens": 8}) for _ in range(6)]
@@ -157,18 +155,16 @@ def test_batches_form_in_the_generator(triton: LiveTriton, small: Path) -> None:
     name = triton.build("gpt2-onnx", str(small))
     generator = f"{name}_generator"
 
-    def steps_of_an_execution() -> float:
+    def requests_per_execution() -> float:
         before = triton.requests(generator), triton.executions(generator)
         with ThreadPoolExecutor(4) as pool:
-            asked = {"max_tokens": 64, "ignore_eos": True}
-            list(
-                pool.map(lambda prompt: triton.client.generate(name, prompt, **asked), PROMPTS[:4])
-            )
-        steps = triton.requests(generator) - before[0]
-        return steps / (triton.executions(generator) - before[1])
+            options = {"max_tokens": 64, "ignore_eos": True}
+            list(pool.map(lambda p: triton.client.generate(name, p, **options), PROMPTS[:4]))
+        requests = triton.requests(generator) - before[0]
+        return requests / (triton.executions(generator) - before[1])
 
-    # A machine that stalls may keep them from meeting once, but not every time.
-    assert any(steps_of_an_execution() > 1.5 for _ in range(4))
+    # On a machine that stalls, the requests may miss each other once, but not every time.
+    assert any(requests_per_execution() > 1.5 for _ in range(4))
 
 
 def test_the_emitted_client_and_the_command_line(triton: LiveTriton, small: Path) -> None:
@@ -189,10 +185,8 @@ def test_the_emitted_client_and_the_command_line(triton: LiveTriton, small: Path
         assert (run.stdout, run.returncode) == (f"{whole}\n", 0), run.stderr
 
 
-def test_a_prompt_far_over_the_context_is_not_made_into_tokens(
-    triton: LiveTriton, model: str
-) -> None:
-    # That would take a second a megabyte, and every other request of the model would wait.
+def test_a_prompt_far_over_the_context_is_not_encoded(triton: LiveTriton, model: str) -> None:
+    # That would take a second per megabyte, and every other request of the model would wait.
     with pytest.raises(RequestRejectedError, match="300000 characters, which are over"):
         triton.client.generate(model, "x" * 300_000)
 
@@ -202,12 +196,12 @@ def test_the_repository_passes_the_check(triton: LiveTriton, model: str) -> None
     assert [p for p in check_repository(triton.repository) if p.model in ours] == []
     config = modelconfig.read(triton.repository / f"{model}_generator")
     assert (config.backend, config.platform) in {("onnxruntime", ""), ("", "pytorch_libtorch")}
-    # What checks an exported graph would report its use over the network.
+    # Otherwise onnxruntime, which checks the exported graph, sends usage data over the network.
     assert config.platform or os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
 def tutorial_client(url: str, text: str, number: int, steps: int) -> str:
-    """Do over HTTP what each of the tutorial's clients does."""
+    """Send the HTTP requests of one of the tutorial's clients."""
     for step in range(steps):
         body = {
             "inputs": [
@@ -233,11 +227,11 @@ def tutorial_client(url: str, text: str, number: int, steps: int) -> str:
 def test_the_tutorials_clients_run_unchanged(
     triton: LiveTriton, small: Path, expected: dict[str, str]
 ) -> None:
-    asked = {"name": "ensemble_pipeline", "layout": "tutorial", **LIGHT}
-    triton.build("gpt2-torchscript", str(small), **asked)
+    options = {"name": "ensemble_pipeline", "layout": "tutorial", **LIGHT}
+    triton.build("gpt2-torchscript", str(small), **options)
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(
-            lambda at: tutorial_client(triton.server.http_url, PROMPTS[at], 1001 + at, 10), range(4)
+            lambda i: tutorial_client(triton.server.http_url, PROMPTS[i], 1001 + i, 10), range(4)
         )
         for prompt, text in zip(PROMPTS, texts, strict=False):
             assert (prompt + expected[prompt]).startswith(text)

@@ -1,4 +1,4 @@
-"""Sequences and how long their caches are, without a model; and what the plugin is told."""
+"""Tests of sequences and the lengths of their caches, without a model."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from llmserve.registry import Registry
 from llmserve.runtime import Params, RequestError, Sampler, read_params
 from llmserve.testing import ByteTokenizer
 from llmserve_gpt2.session.sequences import (
-    FIRST,
+    INITIAL_LENGTH,
+    Cache,
     ClientSequence,
-    Lane,
     Sequences,
     StepRequest,
-    rooms,
+    next_lengths,
 )
 from tests.support import generation
 
 
-def sequence(seen: float = 0.0) -> ClientSequence:
-    one = generation([65], 4)
-    return ClientSequence(one, Sampler(one, ByteTokenizer()), 1, seen)
+def sequence(last_active: float = 0.0) -> ClientSequence:
+    answer = generation([65], 4)
+    return ClientSequence(answer, Sampler(answer, ByteTokenizer()), 1, last_active)
 
 
-def test_a_second_start_gives_up_the_first() -> None:
+def test_a_second_start_replaces_the_first() -> None:
     sequences = Sequences(slots=2, idle_seconds=5)
     first, second = sequence(), sequence()
     sequences.start("a", first)
@@ -35,30 +35,30 @@ def test_a_second_start_gives_up_the_first() -> None:
     assert sequences.step("a", 1.0) is second
 
 
-def test_who_was_seen_lately_is_waited_for_unless_done() -> None:
+def test_recently_active_sequences_count_as_others_unless_done() -> None:
     sequences = Sequences(slots=4, idle_seconds=5)
-    here, lately, before = sequence(3.0), sequence(2.0), sequence(1.0)
-    for key, one in enumerate((here, lately, before)):
-        sequences.start(key, one)
-    assert sequences.apart([here], since=2.0)
-    assert not sequences.apart([here], since=2.5)
-    assert not sequences.apart([here, lately], since=2.0)
+    current, recent, old = sequence(3.0), sequence(2.0), sequence(1.0)
+    for key, started in enumerate((current, recent, old)):
+        sequences.start(key, started)
+    assert sequences.has_others([current], since=2.0)
+    assert not sequences.has_others([current], since=2.5)
+    assert not sequences.has_others([current, recent], since=2.0)
     for _ in range(4):
-        lately.generation.push(66)
-    assert not sequences.apart([here], since=2.0)
+        recent.generation.push(66)
+    assert not sequences.has_others([current], since=2.0)
 
 
-def test_a_lane_masks_what_is_no_token() -> None:
-    lane = Lane()
-    assert lane.held == FIRST
-    assert lane.mask(3, 6).tolist() == [0, 0, 0, 1, 1, 1]
-    lane.grow(3, 6)
-    assert lane.positions(1).tolist() == [3]
-    assert lane.mask(1, 9).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+def test_a_cache_masks_slots_without_tokens() -> None:
+    cache = Cache()
+    assert cache.length == INITIAL_LENGTH
+    assert cache.mask(3, 6).tolist() == [0, 0, 0, 1, 1, 1]
+    cache.grow(3, 6)
+    assert cache.positions(1).tolist() == [3]
+    assert cache.mask(1, 9).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("held", "longest", "gap", "expected"),
+    ("lengths", "longest", "gap", "expected"),
     [
         ([9, 3, 5], 64, 64, [10, 10, 10]),
         ([9, 3, 5], 64, 4, [10, 6, 10]),
@@ -67,20 +67,20 @@ def test_a_lane_masks_what_is_no_token() -> None:
         ([4], 64, 64, [5]),
     ],
 )
-def test_lanes_grow_to_one_length_where_that_pays(
-    held: list[int], longest: int, gap: int, expected: list[int]
+def test_caches_grow_to_one_length_if_that_is_worthwhile(
+    lengths: list[int], longest: int, gap: int, expected: list[int]
 ) -> None:
-    lanes = [Lane(length, 1) for length in held]
-    assert rooms(lanes, [1] * len(lanes), longest=longest, gap=gap) == expected
+    caches = [Cache(length, 1) for length in lengths]
+    assert next_lengths(caches, [1] * len(caches), longest=longest, gap=gap) == expected
 
 
-def test_the_layout_is_still_taken_by_its_old_name() -> None:
+def test_the_old_name_of_the_layout_is_still_accepted() -> None:
     plan = make_plan(BuildSpec("gpt2-onnx", "demo", options={"layout": "seed"}), Registry.load())
     assert plan.options["layout"] == "tutorial"
-    assert list(plan.notices) == ["layout=seed is called layout=tutorial now"]
+    assert list(plan.notices) == ["layout=seed is now called layout=tutorial"]
 
 
-def test_what_a_request_asks_for_reaches_the_session_unchanged() -> None:
+def test_request_parameters_reach_the_session_unchanged() -> None:
     params = read_params(
         {
             "stop_words": ["a", "b"],
@@ -99,12 +99,12 @@ def test_what_a_request_asks_for_reaches_the_session_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "told"),
+    ("step", "message"),
     [
         (StepRequest("Hello", (), Params(), 1), "the prompt is sent once"),
-        (StepRequest("", (), Params(temperature=0.7), 1), "temperature is said with"),
+        (StepRequest("", (), Params(temperature=0.7), 1), "temperature must be set with"),
     ],
 )
-def test_what_belongs_to_the_start_is_refused_later(late: StepRequest, told: str) -> None:
-    with pytest.raises(RequestError, match=told):
-        late.refuse_as_step(Params(temperature=0.5))
+def test_parameters_of_the_start_are_refused_later(step: StepRequest, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        step.refuse_as_step(Params(temperature=0.5))

@@ -16,7 +16,6 @@ from llmserve.plugin import (
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    """Register transformers' own ``generate``."""
     return [
         Generator(
             name="transformers",
@@ -39,7 +38,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``build --plugin hf`` selects."""
     return [
         Recipe(
             name="hf",
@@ -48,7 +46,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator="transformers",
             batching="dynamic",
             formatter="text",
-            # Who wants Triton's /infer sets it to false.
+            # Triton's /infer needs false.
             defaults={"decoupled": True},
         )
     ]

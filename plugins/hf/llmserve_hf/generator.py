@@ -1,4 +1,4 @@
-"""transformers' ``generate`` in Triton, with every row of a batch on its own terms."""
+"""Runs transformers' ``generate`` in Triton, with separate parameters for each row of a batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from llmserve.runtime import Generation, Tokenizer, causal
 if TYPE_CHECKING:
     from llmserve_hf.rows import Row
 
-# torch and transformers are imported where a model is loaded: a build, which looks at the class
-# and no more, need not wait for them.
+# torch and transformers are imported when a model is loaded: a build only inspects the class and
+# need not wait for them.
 
 
 class TransformersGenerator:
@@ -26,10 +26,10 @@ class TransformersGenerator:
         self._model = causal.load(settings, folder)
         self.context_length = causal.context_length(self._model)
         self.eos_ids = causal.eos_ids(self._model)
-        # When a row ends is for its request to say, so generate() itself knows no end; and it is
-        # not to sample by the model's defaults, which no request asked for.
+        # Each row's request decides when it ends, so generate() itself has no end token; and it
+        # must not sample with the model's defaults, which no request asked for.
         self._model.generation_config = GenerationConfig(pad_token_id=0)
-        # What is spread over devices keeps its modules: they know where their weights are.
+        # A model spread over devices keeps its modules: they know where their weights are.
         if self._model.device.type == "cpu" and settings["device"] != "balanced":
             speed_up(self._model)
 
@@ -40,13 +40,12 @@ class TransformersGenerator:
         rows = [Row(generation, tokenizer) for generation in generations]
         for generation in generations:
             if generation.wants_prompt_logits:
-                self._read(generation)
+                self._push_prompt_logits(generation)
         while rows:
             self._run(rows, self._length(rows))
             rows = [row for row in rows if not row.generation.done]
 
-    def _read(self, generation: Generation) -> None:
-        """Tell how likely the prompt's own tokens are."""
+    def _push_prompt_logits(self, generation: Generation) -> None:
         import torch
 
         ids = torch.tensor([generation.prompt_ids], device=self._model.device)
@@ -58,13 +57,13 @@ class TransformersGenerator:
     def _length(self, rows: Sequence[Row]) -> int:
         """Return for how many tokens the rows can run together.
 
-        A row that is done goes along to the end, so the end must be within everybody's context;
-        who needs more runs on without it.
+        A row that is done stays in the batch until its end, so the end must be within the context
+        of every row; rows that need more tokens continue in another batch.
         """
-        wanted = max(row.wanted for row in rows)
+        length = max(row.tokens_left for row in rows)
         if self.context_length is None:
-            return wanted
-        return min(wanted, *(self.context_length - len(row.ids) for row in rows))
+            return length
+        return min(length, *(self.context_length - len(row.ids) for row in rows))
 
     def _run(self, rows: Sequence[Row], length: int) -> None:
         import torch
@@ -72,7 +71,7 @@ class TransformersGenerator:
         from llmserve_hf.rows import RowChooser, RowFinisher
 
         width = max(len(row.ids) for row in rows)
-        # Padding stands on the left, so that the last position of every row is its newest token.
+        # Padding is on the left, so that the last position of every row is its newest token.
         ids = [[0] * (width - len(row.ids)) + row.ids for row in rows]
         mask = [[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in rows]
         device = self._model.device

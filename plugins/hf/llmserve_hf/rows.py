@@ -1,4 +1,4 @@
-"""Rows of a batch, and the two places where ``generate`` lets each go its own way."""
+"""Rows of a batch, and the two hooks of ``generate`` that treat each row separately."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ class Row:
         return self.generation.prompt_ids + self.generation.token_ids
 
     @property
-    def wanted(self) -> int:
-        """How many tokens may still come."""
+    def tokens_left(self) -> int:
         return self.generation.max_tokens - len(self.generation.token_ids)
 
 
 class RowChooser(LogitsProcessor):  # type: ignore[misc]
-    """Chooses the token of each row that does not just want the likeliest.
+    """Chooses the token of each row that does not simply take the likeliest.
 
-    ``generate`` runs greedily, so leaving one token in a row is choosing it.
+    ``generate`` runs greedily, so leaving only one token in a row chooses it.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores with one token left in every row that was chosen for."""
+        """Return the scores, with only the chosen token left in every row that has a sampler."""
         del input_ids
         for index, row in enumerate(self._rows):
             if row.generation.done or not (row.sampler or row.generation.wants_logits):
                 continue
-            # A copy, for the row is written to below.
+            # A copy, because the row is overwritten below.
             logits = scores[index].float().cpu().numpy().copy()
             if row.generation.wants_logits:
                 row.logits = logits
@@ -57,7 +56,7 @@ class RowChooser(LogitsProcessor):  # type: ignore[misc]
 
 
 class RowFinisher(StoppingCriteria):  # type: ignore[misc]
-    """Hands each row its newest token and tells ``generate`` which rows are done."""
+    """Passes each row its newest token and reports to ``generate`` which rows are done."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows

@@ -1,4 +1,4 @@
-"""The plugin held to what every recipe promises, as it comes and in one piece."""
+"""The conformance suite of recipes, for the plugin's defaults and other options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TestHfInOnePiece(RecipeConformance):
 
 
 class TestHfUnbatched(RecipeConformance):
-    """As the tutorial serves Persimmon: one prompt at a time, and the answer begins with it."""
+    """The options of Persimmon in the tutorial: single prompts, repeated in the answer."""
 
     recipe = "hf"
     options = {"max_batch_size": 0, "echo": True}

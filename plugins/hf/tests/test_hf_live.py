@@ -1,4 +1,4 @@
-"""What the plugin does beyond the suite, on a real Triton."""
+"""Tests of the plugin on a real Triton that the conformance suite does not have."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def post(triton: LiveTriton, path: str, body: str) -> dict[str, Any]:
     """Do what ``curl -X POST localhost:8000/PATH -d BODY`` does."""
     request = urllib.request.Request(f"{triton.server.http_url}/{path}", body.encode())
     try:
-        with urllib.request.urlopen(request) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
+        with urllib.request.urlopen(request) as response:
+            reply: dict[str, Any] = json.loads(response.read())
     except urllib.error.HTTPError as error:
-        found = json.loads(error.read())
-    return found
+        reply = json.loads(error.read())
+    return reply
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def batched(triton: LiveTriton) -> str:
 
 
 @pytest.fixture
-def patient(triton: LiveTriton) -> str:
-    """Triton waits until all are there, so that they are one batch on a slow machine too.
+def delayed(triton: LiveTriton) -> str:
+    """Triton waits for all requests, so that they form one batch even on a slow machine.
 
     Its prompts go through the chat template."""
     return triton.build("hf", decoupled=False, queue_delay_us=3_000_000, chat=True)
@@ -55,32 +55,28 @@ def streaming(triton: LiveTriton) -> str:
     return triton.build("hf")
 
 
-def test_the_tutorials_infer_command_works_letter_by_letter(
-    triton: LiveTriton, falcon: str
-) -> None:
+def test_the_tutorials_infer_command_works_verbatim(triton: LiveTriton, falcon: str) -> None:
     body = (
         '{"inputs": [{"name":"text_input","datatype":"BYTES","shape":[1],"data":["I am going"]}]}'
     )
-    answer = post(triton, f"v2/models/{falcon}/infer", body)
-    text = next(output for output in answer["outputs"] if output["name"] == "text_output")
+    reply = post(triton, f"v2/models/{falcon}/infer", body)
+    text = next(output for output in reply["outputs"] if output["name"] == "text_output")
     assert text["shape"] == [1]
     assert text["data"][0].startswith("I am going ")
 
 
-def test_the_tutorials_generate_command_works_letter_by_letter(
-    triton: LiveTriton, falcon: str
-) -> None:
+def test_the_tutorials_generate_command_works_verbatim(triton: LiveTriton, falcon: str) -> None:
     for model in (falcon, triton.build("hf", max_batch_size=0, echo=True)):
-        answer = post(triton, f"v2/models/{model}/generate", '{"text_input":"How can you be"}')
-        assert answer["text_output"].startswith("How can you be")
-        assert answer["model_name"] == model
+        reply = post(triton, f"v2/models/{model}/generate", '{"text_input":"How can you be"}')
+        assert reply["text_output"].startswith("How can you be")
+        assert reply["model_name"] == model
 
 
-def test_eight_requests_with_different_wishes_share_a_batch(
-    triton: LiveTriton, patient: str
+def test_eight_requests_with_different_parameters_share_a_batch(
+    triton: LiveTriton, delayed: str
 ) -> None:
-    asked, before = triton.requests(patient), triton.executions(patient)
-    wishes: list[dict[str, Any]] = [
+    requests, executions = triton.requests(delayed), triton.executions(delayed)
+    parameters: list[dict[str, Any]] = [
         {"max_tokens": 40},
         {"max_tokens": 50, "temperature": 0.7, "seed": 1},
         {"max_tokens": 30, "stop_words": ["."]},
@@ -91,28 +87,26 @@ def test_eight_requests_with_different_wishes_share_a_batch(
         {"max_tokens": 40, "ignore_eos": True},
     ]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda w: triton.client.generate(patient, PROMPT, **w), wishes))
+        answers = list(pool.map(lambda p: triton.client.generate(delayed, PROMPT, **p), parameters))
     assert all(answer.text for answer in answers)
-    assert triton.requests(patient, at_least=asked + 8) == asked + 8
-    assert triton.executions(patient) - before == 1
+    assert triton.requests(delayed, at_least=requests + 8) == requests + 8
+    assert triton.executions(delayed) - executions == 1
 
 
-def test_a_short_answer_does_not_wait_for_a_long_neighbour(
-    triton: LiveTriton, patient: str
-) -> None:
-    asked, before = triton.requests(patient), triton.executions(patient)
+def test_a_short_answer_does_not_wait_for_a_long_one(triton: LiveTriton, delayed: str) -> None:
+    requests, executions = triton.requests(delayed), triton.executions(delayed)
     order: list[str] = []
 
-    def ask(name: str, tokens: int) -> None:
-        triton.client.generate(patient, PROMPT, max_tokens=tokens, ignore_eos=True)
+    def generate(name: str, tokens: int) -> None:
+        triton.client.generate(delayed, PROMPT, max_tokens=tokens, ignore_eos=True)
         order.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        for job in [pool.submit(ask, "long", 300), pool.submit(ask, "short", 5)]:
+        for job in [pool.submit(generate, "long", 300), pool.submit(generate, "short", 5)]:
             job.result()
     assert order == ["short", "long"]
-    assert triton.requests(patient, at_least=asked + 2) == asked + 2
-    assert triton.executions(patient) - before == 1
+    assert triton.requests(delayed, at_least=requests + 2) == requests + 2
+    assert triton.executions(delayed) - executions == 1
 
 
 def test_stop_words_do_not_leak(triton: LiveTriton, batched: str, streaming: str) -> None:
@@ -132,25 +126,25 @@ def test_bad_words_do_not_appear(triton: LiveTriton, batched: str) -> None:
     assert f" {word} " not in f"{other} "
 
 
-def test_a_stream_comes_in_pieces_and_whole_if_not_asked_for(
+def test_answers_are_streamed_in_pieces_or_returned_whole(
     triton: LiveTriton, streaming: str
 ) -> None:
     pieces = list(triton.client.stream(streaming, PROMPT, max_tokens=20))
     assert len(pieces) > 5
     url = f"v2/models/{streaming}/generate"
-    answer = post(triton, url, json.dumps({"text_input": PROMPT, "max_tokens": 20}))
-    assert answer["text_output"] == "".join(piece.text for piece in pieces)
+    reply = post(triton, url, json.dumps({"text_input": PROMPT, "max_tokens": 20}))
+    assert reply["text_output"] == "".join(piece.text for piece in pieces)
 
 
-def test_a_stream_from_a_model_in_one_piece_is_refused_with_what_to_build(
+def test_a_model_that_does_not_stream_refuses_with_the_build_option(
     triton: LiveTriton, batched: str
 ) -> None:
-    asked = json.dumps({"text_input": PROMPT, "stream": True})
-    answer = post(triton, f"v2/models/{batched}/generate", asked)
-    assert "build it with --set decoupled=true" in answer["error"]
+    body = json.dumps({"text_input": PROMPT, "stream": True})
+    reply = post(triton, f"v2/models/{batched}/generate", body)
+    assert "build it with --set decoupled=true" in reply["error"]
 
 
-def test_several_prompts_stream_beside_each_other(triton: LiveTriton, streaming: str) -> None:
+def test_several_prompts_stream_concurrently(triton: LiveTriton, streaming: str) -> None:
     prompts = [PROMPT, "The capital of France is", "Once upon a time"]
     alone = [triton.client.generate(streaming, prompt, max_tokens=20).text for prompt in prompts]
     texts = ["", "", ""]
@@ -159,38 +153,38 @@ def test_several_prompts_stream_beside_each_other(triton: LiveTriton, streaming:
     assert texts == alone
 
 
-def test_a_request_that_is_left_stops_generating(triton: LiveTriton, streaming: str) -> None:
+def test_an_abandoned_request_stops_generating(triton: LiveTriton, streaming: str) -> None:
     def seconds(tokens: int) -> float:
-        began = time.perf_counter()
+        started = time.perf_counter()
         triton.client.generate(streaming, PROMPT, max_tokens=tokens, ignore_eos=True)
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
-    def one_behind_a_request_that_was_left() -> float:
+    def seconds_after_an_abandoned_request() -> float:
         for piece in triton.client.stream(streaming, PROMPT, max_tokens=480, ignore_eos=True):
             assert piece.text
             break
         return seconds(1)
 
-    # Were it still running, the next would wait behind it for all of its tokens. A machine that
+    # If it were still running, the next request would wait for all of its tokens. A machine that
     # stalls may be slow once, but not every time.
-    assert any(one_behind_a_request_that_was_left() < seconds(480) / 2 for _ in range(4))
+    assert any(seconds_after_an_abandoned_request() < seconds(480) / 2 for _ in range(4))
 
 
 def test_a_conversation_goes_through_the_chat_template(
-    triton: LiveTriton, batched: str, patient: str
+    triton: LiveTriton, batched: str, delayed: str
 ) -> None:
     question = "What is the capital of France?"
-    talk = [{"role": "user", "content": question}]
-    by_messages = triton.client.generate(batched, messages=talk, max_tokens=30).text
-    by_template = triton.client.generate(patient, question, max_tokens=30).text
+    messages = [{"role": "user", "content": question}]
+    by_messages = triton.client.generate(batched, messages=messages, max_tokens=30).text
+    by_template = triton.client.generate(delayed, question, max_tokens=30).text
     assert by_messages == by_template
     assert by_messages != triton.client.generate(batched, question, max_tokens=30).text
-    body = json.dumps({"messages": json.dumps(talk), "max_tokens": 30})
-    answer = post(triton, f"v2/models/{batched}/generate", body)
-    assert answer["text_output"] == by_messages
+    body = json.dumps({"messages": json.dumps(messages), "max_tokens": 30})
+    reply = post(triton, f"v2/models/{batched}/generate", body)
+    assert reply["text_output"] == by_messages
 
 
-def test_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: str) -> None:
+def test_token_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: str) -> None:
     from transformers import AutoTokenizer
 
     from llmserve.demo import demo_model_path
@@ -207,9 +201,9 @@ def test_greedy_answers_are_those_of_generate(triton: LiveTriton, batched: str) 
 
     from llmserve.demo import demo_model_path
 
-    alone = pipeline("text-generation", model=str(demo_model_path()), device="cpu")
+    generate = pipeline("text-generation", model=str(demo_model_path()), device="cpu")
     for prompt in (PROMPT, "Once upon a time", "Hello"):
-        expected = alone(prompt, max_new_tokens=32, return_full_text=False, do_sample=False)
+        expected = generate(prompt, max_new_tokens=32, return_full_text=False, do_sample=False)
         assert (
             triton.client.generate(batched, prompt, max_tokens=32).text
             == (expected[0]["generated_text"])
@@ -228,7 +222,7 @@ class City(BaseModel):
 def test_an_answer_is_parsed_into_a_pydantic_model(triton: LiveTriton, streaming: str) -> None:
     city = triton.client.parse(streaming, PROMPT, City, max_tokens=200)
     assert isinstance(city, City)
-    with pytest.raises(RequestRejectedError, match="cut after 3 tokens"):
+    with pytest.raises(RequestRejectedError, match="cut off after 3 tokens"):
         triton.client.parse(streaming, PROMPT, City, max_tokens=3)
     with pytest.raises(RequestRejectedError, match="Unimplemented keys"):
         triton.client.generate(streaming, PROMPT, json_schema={"not": {}})

@@ -1,10 +1,10 @@
-"""A soak on a real Triton: a mixed load, 40 of 100 clients leave, and what is left is looked at.
+"""A soak test on a real Triton: a mixed load in which 40 of 100 clients disconnect.
 
     python bench/soak.py --seconds 600 [--model demo] [--clients 24]
 
-The first half a minute finds out how much can be asked; from then on it is 80 % of that. Prints
-how memory, sequences and requests stand over time. Exits with 1 if a request failed, a sequence is
-left at the end, or memory grew by over 5 %, or 100 MB, after its first two minutes.
+The first half minute measures the peak load; from then on the load is 80 % of it. Prints memory,
+sequences and requests over time. Exits with 1 if a request failed, a sequence is left at the end,
+or memory grew by over 5 %, or 100 MB, after its first two minutes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from llmserve.options import parse_assignments
 from llmserve.testing import LiveTriton
 
 WORDS = ("Programming", "The capital", "Once upon a time", "weather", "in", "a", "cat", "grüße")
-WARM = 120.0
+WARM_UP = 120.0
 """Seconds after which memory has no reason to grow any more."""
-GROWTH = 0.05
-MOST = 100 << 20
-SHARE, TRIAL = 0.8, 30.0
-"""How much of the peak is asked for, and for so many seconds the peak is looked for."""
-PATIENCE = 5.0
-"""Seconds after which nothing may be left of those who have gone."""
+MAX_GROWTH = 0.05
+MAX_GROWN_BYTES = 100 << 20
+PEAK_SHARE, TRIAL_SECONDS = 0.8, 30.0
+"""The share of the peak that the soak requests, and how long the peak is measured."""
+RELEASE_SECONDS = 5.0
+"""Seconds after which nothing may be left of disconnected clients."""
 
 
 @dataclass(frozen=True)
-class Moment:
-    """How things stood so many seconds after the start; memory is in bytes."""
+class Sample:
+    """The state at this many seconds after the start; memory is in bytes."""
 
     seconds: float
     model_memory: int
@@ -55,39 +55,38 @@ class Moment:
 
 @dataclass
 class Report:
-    """What a soak saw. ``failures`` has a line for each request that failed and should not."""
+    """The result of a soak; ``failures`` has a line for each unexpectedly failed request."""
 
-    moments: list[Moment] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     left: float = 0.0
 
     def growth(self) -> float | None:
-        """Return by how much the model's memory grew after it was warm, as a part of itself."""
-        warm = [moment.model_memory for moment in self.moments if moment.seconds >= WARM]
+        """Return the relative growth of the model's memory after the warm-up."""
+        warm = [sample.model_memory for sample in self.samples if sample.seconds >= WARM_UP]
         return warm[-1] / warm[0] - 1 if len(warm) > 1 else None
 
-    def grown(self) -> int:
-        """Return by how many bytes the model and its server grew after they were warm."""
-        warm = [m.model_memory + m.server_memory for m in self.moments if m.seconds >= WARM]
+    def grown_bytes(self) -> int:
+        """Return the growth of the model's and its server's memory after the warm-up."""
+        warm = [s.model_memory + s.server_memory for s in self.samples if s.seconds >= WARM_UP]
         return warm[-1] - warm[0] if warm else 0
 
     def problems(self) -> list[str]:
-        """Return what is wrong, a line each."""
-        found = [f"a request failed: {failure}" for failure in self.failures[:5]]
+        problems = [f"a request failed: {failure}" for failure in self.failures[:5]]
         if len(self.failures) > 5:
-            found.append(f"and {len(self.failures) - 5} more failed")
+            problems.append(f"and {len(self.failures) - 5} more failed")
         if self.left:
-            found.append(f"{self.left:g} sequences are left when nobody asks any more")
+            problems.append(f"{self.left:g} sequences are left after all requests ended")
         growth = self.growth()
-        if growth is not None and growth > GROWTH:
-            found.append(f"memory grew by {growth:.0%} after it was warm")
-        if self.grown() > MOST:
-            found.append(f"memory grew by {self.grown() >> 20} MB after it was warm")
-        return found
+        if growth is not None and growth > MAX_GROWTH:
+            problems.append(f"memory grew by {growth:.0%} after the warm-up")
+        if self.grown_bytes() > MAX_GROWN_BYTES:
+            problems.append(f"memory grew by {self.grown_bytes() >> 20} MB after the warm-up")
+        return problems
 
 
 class Soak:
-    """Clients that ask for all kinds of things, leave at random, and ask again."""
+    """Clients that send all kinds of requests, disconnect at random, and go on."""
 
     def __init__(
         self,
@@ -95,59 +94,59 @@ class Soak:
         model: str,
         *,
         clients: int = 24,
-        longest: int = 200,
+        max_tokens: int = 200,
         seed: int = 0,
         rate: float | None = None,
     ) -> None:
         self._pause = 1 / rate if rate else 0.0
         self._due = 0.0
         self._live, self._model = live, model
-        self._clients, self._longest, self._seed = clients, longest, seed
+        self._clients, self._max_tokens, self._seed = clients, max_tokens, seed
         self._counts = dict.fromkeys(("answered", "cancelled", "refused"), 0)
         self._lock = threading.Lock()
         self._report = Report()
 
     def run(
-        self, seconds: float, *, every: float = 10.0, on_moment: Callable[[Moment], object] = id
+        self, seconds: float, *, every: float = 10.0, on_sample: Callable[[Sample], object] = id
     ) -> Report:
-        """Ask for so long; tell how things stand every few seconds and when all is over."""
-        begun = time.monotonic()
+        """Send requests for this long; take a sample every few seconds and at the end."""
+        started = time.monotonic()
         threads = [
-            threading.Thread(target=self._ask_on, args=(number, begun + seconds))
+            threading.Thread(target=self._run_client, args=(number, started + seconds))
             for number in range(self._clients)
         ]
         for thread in threads:
             thread.start()
         for count in itertools.count(1):
-            pause = min(begun + count * every, begun + seconds) - time.monotonic()
+            pause = min(started + count * every, started + seconds) - time.monotonic()
             time.sleep(max(0.0, pause))
-            on_moment(self._observe(time.monotonic() - begun))
-            if time.monotonic() - begun >= seconds:
+            on_sample(self._observe(time.monotonic() - started))
+            if time.monotonic() - started >= seconds:
                 break
         for thread in threads:
             thread.join()
-        # Who has gone is noticed when nothing comes any more; then nobody may be left.
-        patience = time.monotonic() + PATIENCE
+        # Disconnected clients are noticed when no request arrives; then no sequence may be left.
+        deadline = time.monotonic() + RELEASE_SECONDS
         while figure(self._live, self._model, "running_sequences"):
-            if time.monotonic() > patience:
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        on_moment(last := self._observe(time.monotonic() - begun))
+        on_sample(last := self._observe(time.monotonic() - started))
         self._report.left = last.running
         return self._report
 
-    def _ask_on(self, number: int, end: float) -> None:
-        chance = random.Random(f"{self._seed} {number}")
+    def _run_client(self, number: int, end: float) -> None:
+        rng = random.Random(f"{self._seed} {number}")
         while time.monotonic() < end:
             self._wait_for_turn()
             try:
-                what = self._ask(chance)
+                outcome = self._send(rng)
             except Exception as error:
                 with self._lock:
                     self._report.failures.append(f"{type(error).__name__}: {error}")
             else:
                 with self._lock:
-                    self._counts[what] += 1
+                    self._counts[outcome] += 1
 
     def _wait_for_turn(self) -> None:
         with self._lock:
@@ -155,51 +154,51 @@ class Soak:
             due = self._due
         time.sleep(max(0.0, due - time.monotonic()))
 
-    def _ask(self, chance: random.Random) -> str:
-        prompt = " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, 60)))
-        kind = chance.random()
+    def _send(self, rng: random.Random) -> str:
+        prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 60)))
+        kind = rng.random()
         if kind < 0.4:
-            return self._leave(prompt, chance)
+            return self._send_and_disconnect(prompt, rng)
         if kind < 0.45:
-            return self._ask_wrongly(prompt, chance)
-        options: dict[str, Any] = chance.choice(
+            return self._send_invalid(prompt, rng)
+        options: dict[str, Any] = rng.choice(
             [{}, {"temperature": 0.8}, {"top_p": 0.9}, {"repetition_penalty": 1.2}]
         )
-        tokens = chance.randint(1, self._longest // 2)
+        tokens = rng.randint(1, self._max_tokens // 2)
         options |= {"max_tokens": tokens, "ignore_eos": True}
         client = self._live.client
         if kind < 0.6:
             pieces = client.stream(self._model, prompt, **options)
-            made = [piece.output_tokens for piece in pieces][-1]
+            output_tokens = [piece.output_tokens for piece in pieces][-1]
         else:
-            made = client.generate(self._model, prompt, **options).output_tokens
-        if made != tokens:
-            raise RuntimeError(f"{made} tokens came, not {tokens}")
+            output_tokens = client.generate(self._model, prompt, **options).output_tokens
+        if output_tokens != tokens:
+            raise RuntimeError(f"got {output_tokens} tokens, not {tokens}")
         return "answered"
 
-    def _leave(self, prompt: str, chance: random.Random) -> str:
-        """Ask for a stream and go after some pieces, or right away."""
-        patience, tokens = chance.randint(0, 6), chance.randint(1, self._longest)
+    def _send_and_disconnect(self, prompt: str, rng: random.Random) -> str:
+        """Request a stream and disconnect after some pieces."""
+        limit, tokens = rng.randint(0, 6), rng.randint(1, self._max_tokens)
         pieces = self._live.client.stream(self._model, prompt, max_tokens=tokens, ignore_eos=True)
         for count, _ in enumerate(pieces):
-            if count >= patience:
+            if count >= limit:
                 break
         pieces.close()
         return "cancelled"
 
-    def _ask_wrongly(self, prompt: str, chance: random.Random) -> str:
-        wrong: dict[str, Any] = chance.choice(
+    def _send_invalid(self, prompt: str, rng: random.Random) -> str:
+        invalid: dict[str, Any] = rng.choice(
             [{"max_tokens": -1}, {"temperature": -1.0}, {"max_tokens": 2**31 - 1}]
         )
         try:
-            self._live.client.generate(self._model, prompt, **wrong)
+            self._live.client.generate(self._model, prompt, **invalid)
         except RequestRejectedError:
             return "refused"
-        raise LLMServeError(f"{wrong} was not refused")
+        raise LLMServeError(f"{invalid} was not refused")
 
-    def _observe(self, seconds: float) -> Moment:
+    def _observe(self, seconds: float) -> Sample:
         with self._lock:
-            moment = Moment(
+            sample = Sample(
                 seconds,
                 memory_of("triton_python_backend_stub", f"/{self._model}/1/model.py"),
                 memory_of("bin/tritonserver", str(self._live.repository)),
@@ -207,45 +206,47 @@ class Soak:
                 **self._counts,
                 failed=len(self._report.failures),
             )
-            self._report.moments.append(moment)
-        return moment
+            self._report.samples.append(sample)
+        return sample
 
 
 def figure(live: LiveTriton, model: str, name: str) -> float:
-    """Return one of a model's figures on ``/metrics``."""
-    with urllib.request.urlopen(live.server.metrics_url) as answer:
-        lines = answer.read().decode().splitlines()
-    begin = f'llmserve_{name}{{model="{model}"'
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(begin))
+    """Return one of a model's metrics from ``/metrics``."""
+    with urllib.request.urlopen(live.server.metrics_url) as response:
+        lines = response.read().decode().splitlines()
+    prefix = f'llmserve_{name}{{model="{model}"'
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
 
 
-def memory_of(*marks: str) -> int:
-    """Return the resident memory of the process whose command line has all the marks."""
+def memory_of(*fragments: str) -> int:
+    """Return the resident memory of the process whose command line contains all fragments."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             status = (process / "status").read_text()
         except OSError:
             continue
-        if all(mark in command for mark in marks) and "VmRSS" in status:
+        if all(fragment in command for fragment in fragments) and "VmRSS" in status:
             kilobytes = status.split("VmRSS:")[1].split()[0]
             return int(kilobytes) * 1024
     return 0
 
 
-COLUMNS = ("seconds", "model MB", "server MB", "live", "answered", "left", "refused", "failed")
+COLUMNS = (
+    "seconds", "model MB", "server MB", "running", "answered", "cancelled", "refused", "failed"
+)  # fmt: skip
 
 
-def line(moment: Moment) -> str:
+def line(sample: Sample) -> str:
     values = (
-        round(moment.seconds),
-        moment.model_memory >> 20,
-        moment.server_memory >> 20,
-        moment.running,
-        moment.answered,
-        moment.cancelled,
-        moment.refused,
-        moment.failed,
+        round(sample.seconds),
+        sample.model_memory >> 20,
+        sample.server_memory >> 20,
+        sample.running,
+        sample.answered,
+        sample.cancelled,
+        sample.refused,
+        sample.failed,
     )
     return " ".join(f"{value:>9}" for value in values)
 
@@ -266,18 +267,19 @@ def main() -> int:
     ):
         model = live.build("iterative", args.model, **options)
         console.print(" ".join(f"{name:>9}" for name in COLUMNS))
-        last = Soak(live, model, clients=args.clients, seed=args.seed).run(TRIAL).moments[-1]
+        trial = Soak(live, model, clients=args.clients, seed=args.seed)
+        last = trial.run(TRIAL_SECONDS).samples[-1]
         peak = (last.answered + last.cancelled + last.refused) / last.seconds
-        console.print(f"peak: {peak:.1f} requests a second, and from now on {SHARE:.0%} of that")
-        soak = Soak(live, model, clients=args.clients, seed=args.seed, rate=SHARE * peak)
+        console.print(f"peak: {peak:.1f} requests a second, from now on {PEAK_SHARE:.0%} of that")
+        soak = Soak(live, model, clients=args.clients, seed=args.seed, rate=PEAK_SHARE * peak)
         report = soak.run(
             args.seconds,
             every=max(1.0, args.seconds / 20),
-            on_moment=lambda moment: console.print(line(moment)),
+            on_sample=lambda sample: console.print(line(sample)),
         )
     if (growth := report.growth()) is not None:
-        told = f"the model {growth:+.1%}, with its server {report.grown() / 1e6:+.1f} MB"
-        console.print(f"memory after the first two minutes: {told}")
+        summary = f"the model {growth:+.1%}, with its server {report.grown_bytes() / 1e6:+.1f} MB"
+        console.print(f"memory after the first two minutes: {summary}")
     for problem in report.problems():
         console.print(problem)
     return 1 if report.problems() else 0

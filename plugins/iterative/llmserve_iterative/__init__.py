@@ -18,24 +18,24 @@ from llmserve.plugin import (
     place_causal_model,
 )
 
-# A request that is cancelled keeps Triton's place for its sequence until it has been idle for
-# long enough (seen on 2.51). So there are many more places than sequences under way.
-_PLACES = 65_536
-_EIGHT = "static=iterative:batching=static,max_batch_size=8"
+# Triton keeps the slot of a cancelled request's sequence until that has been idle for long enough
+# (seen on 2.51). So there are many more slots than sequences in flight.
+_SEQUENCE_SLOTS = 65_536
+_STATIC = "static=iterative:batching=static,max_batch_size=8"
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
     cache_tokens = Option(
-        "cache_tokens", 0, "Tokens that the cache holds; 0 is four contexts, or more.", minimum=0
+        "cache_tokens", 0, "Size of the cache in tokens; 0 means four contexts, or more.", minimum=0
     )
     prefill_chunk = Option(
-        "prefill_chunk", 256, "Most prompt tokens in one step, beside the others'.", minimum=1
+        "prefill_chunk", 256, "Most prompt tokens in one step, for all new prompts.", minimum=1
     )
     return [
         Generator(
             name="stepwise",
-            summary="Any decoder-only transformers model, a token of every sequence at a time",
+            summary="Any decoder-only transformers model, one token per sequence and step",
             runtime="llmserve_iterative.generator:StepwiseGenerator",
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
@@ -55,28 +55,28 @@ def llmserve_register_generators() -> Sequence[Generator]:
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
     max_batch_size = Option(
-        "max_batch_size", 32, "Most sequences under way at a time; others wait.", minimum=1
+        "max_batch_size", 32, "Most sequences in flight at once; others wait.", minimum=1
     )
     idle_seconds = Option(
         "idle_seconds",
         300.0,
-        "How long Triton keeps the place of a sequence whose client has gone. Steps that take "
-        "nearly as long let nobody join.",
+        "How long Triton keeps the slot of a sequence whose client disconnected. If steps take "
+        "nearly that long, no request can join.",
         minimum=0.001,
         maximum=3600,
     )
     burst_ms = Option(
         "burst_ms",
         8.0,
-        "How long steps follow one another before new requests can join; 0 makes one step at a "
-        "time and sends every piece by itself.",
+        "How long steps run in a row before new requests can join; 0 runs single steps and "
+        "sends every piece separately.",
         minimum=0,
         maximum=1000,
     )
     return [
         Batching(
             name="iterative",
-            summary="New requests join while others are under way, by iterative scheduling",
+            summary="New requests join while others are running, by iterative scheduling",
             runtime="llmserve_iterative.driver:IterativeDriver",
             mode="step",
             prepare=_prepare_batching,
@@ -90,12 +90,12 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="iterative",
-            summary="Decoder-only models, batched in flight",
+            summary="Decoder-only models with in-flight batching",
             generator="stepwise",
             batching="iterative",
             suits={"cpu": 10, "cuda": 10},
             pairs=(
-                Pair("static-inflight", _EIGHT, "inflight=iterative:max_batch_size=64"),
+                Pair("static-inflight", _STATIC, "inflight=iterative:max_batch_size=64"),
                 Pair("static-iterative", "static=hf:batching=static", "iterative=iterative:"),
             ),
         )
@@ -113,20 +113,20 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
 
 
 def _prepare_batching(context: BuildContext) -> Mapping[str, Any]:
-    """Let Triton schedule each request again and again, with the id of its sequence."""
+    """Make Triton reschedule each request until it is done, and pass its sequence's number."""
     from tritonclient.grpc.model_config_pb2 import TYPE_UINT64
 
     context.streams()
     batching = context.config.sequence_batching
     batching.iterative_sequence = True
-    # Too short an idle time ends sequences under way.
-    idle = float(context.options["idle_seconds"])
-    batching.max_sequence_idle_microseconds = int(idle * 1_000_000)
-    batching.oldest.max_candidate_sequences = max(_PLACES, context.config.max_batch_size)
+    # If the idle time is too short, Triton ends sequences in flight.
+    idle_seconds = float(context.options["idle_seconds"])
+    batching.max_sequence_idle_microseconds = int(idle_seconds * 1_000_000)
+    batching.oldest.max_candidate_sequences = max(_SEQUENCE_SLOTS, context.config.max_batch_size)
     start = batching.control_input.add(name="START").control.add()
     start.kind = start.CONTROL_SEQUENCE_START
     start.bool_false_true.extend([False, True])
     number = batching.control_input.add(name="CORRID").control.add()
     number.kind = number.CONTROL_SEQUENCE_CORRID
     number.data_type = TYPE_UINT64
-    return {"burst_ms": context.options["burst_ms"], "idle_seconds": idle}
+    return {"burst_ms": context.options["burst_ms"], "idle_seconds": idle_seconds}

@@ -1,4 +1,4 @@
-"""The engine behind the roles: stepwise for in-flight batching, whole batches for static."""
+"""The generator: runs the engine step by step, or over whole batches with static batching."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class StepwiseGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._model = load(settings, folder)
         self.context_length = exact_length(self._model)
-        if self.context_length != (whole := context_length(self._model)):
+        if self.context_length != (full_length := context_length(self._model)):
             LOG.warning(
-                "llmserve: note: of this model's context of %s tokens %s are served: beyond them "
-                "it reads all tokens otherwise, which iterative does not follow. hf serves all.",
-                whole,
+                "llmserve: note: of this model's context of %s tokens, %s are served: beyond them "
+                "it treats all tokens differently, which iterative cannot do. hf serves all.",
+                full_length,
                 self.context_length,
             )
         self.eos_ids = eos_ids(self._model)
@@ -29,19 +29,19 @@ class StepwiseGenerator:
         self._engine: Stepper | None = None
 
     def stepper(self, tokenizer: Tokenizer) -> Stepper:
-        """Return the engine; it takes the model over, so there is one."""
+        """Return the engine; it takes over the model, so there is only one."""
         if self._engine is None:
-            # Here and not above: a build only looks at the class, and need not wait for torch.
+            # Imported here because a build only inspects the class and need not load torch.
             from llmserve_iterative.engine.engine import Engine
 
-            sequences = self._settings["max_sequences"]
+            max_sequences = self._settings["max_sequences"]
             context = self.context_length or 2048
             self._engine = Engine(
                 self._model,
                 tokenizer,
-                max_sequences=sequences,
+                max_sequences=max_sequences,
                 cache_tokens=self._settings["cache_tokens"]
-                or max(4 * context, sequences * context // 4),
+                or max(4 * context, max_sequences * context // 4),
                 prefill_chunk=self._settings["prefill_chunk"],
             )
         return self._engine
@@ -51,16 +51,16 @@ class StepwiseGenerator:
 
 
 def exact_length(model: Any) -> int | None:
-    """Return how many tokens a sequence may have for its answer to depend on nothing else.
+    """Return how long a sequence may be for its answer not to depend on other sequences.
 
-    With longrope every token of a pass is turned another way once one of them is that far behind,
-    of whichever sequence; attention in chunks is left to a mask, and there is none here.
+    With longrope, all tokens of a pass are rotated differently once one of them, of any sequence,
+    is beyond the original context. Chunked attention needs a mask, and there is none here.
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    # Some models have one for each kind of layer.
-    ropes = [rope, *(one for one in rope.values() if isinstance(one, dict))]
-    long = [one for one in ropes if one.get("rope_type") == "longrope"]
-    ends = [one["original_max_position_embeddings"] for one in long]
-    ends += [context_length(model), getattr(config, "attention_chunk_size", None)]
-    return min((end for end in ends if end), default=None)
+    # Some models have parameters for each type of layer.
+    ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    longropes = [rope for rope in ropes if rope.get("rope_type") == "longrope"]
+    limits = [rope["original_max_position_embeddings"] for rope in longropes]
+    limits += [context_length(model), getattr(config, "attention_chunk_size", None)]
+    return min((limit for limit in limits if limit), default=None)

@@ -1,4 +1,4 @@
-"""Triton's part in unit tests of the driver: a queue, and an engine without a model."""
+"""A stand-in for Triton in unit tests of the driver: a queue, and an engine without a model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llmserve.runtime.protocols import Answer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import FakeRequest, make_parts
 from llmserve_iterative.driver import IterativeDriver
-from tests.echoes import Echoes
+from tests.echoes import EchoEngine
 
 
 class Picky(TextFormatter):
-    """A formatter that fails over one word."""
+    """A formatter that fails on one word."""
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         if any("picky" in answer.so_far for answer in answers):
@@ -27,7 +27,7 @@ class Picky(TextFormatter):
 
 
 class Clock:
-    """Time that passes as a test says, and a little with every look."""
+    """A clock that a test sets, and that advances a little with every call."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -36,15 +36,12 @@ class Clock:
         self._now += 1e-6
         return self._now
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self._now += seconds
 
 
 class Scheduler:
-    """What Triton does: schedules again what is given back, with a batch of some at a time.
-
-    Whose client has left is let go instead.
-    """
+    """Reschedules returned requests as Triton does, and drops those of disconnected clients."""
 
     def __init__(
         self,
@@ -53,20 +50,20 @@ class Scheduler:
         idle_seconds: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.engine = Echoes(context_length=1000)
+        self.engine = EchoEngine(context_length=1000)
         settings = {"burst_ms": burst_ms, "idle_seconds": idle_seconds}
         self.driver = IterativeDriver(settings, Path(), clock=clock)
         self.driver.start(make_parts(self.engine, formatter=Picky({}, Path())))
         self.queue: list[FakeRequest] = []
         self._number = 0
 
-    def send(self, text: str, *, number: int | None = None, **asked: Any) -> FakeRequest:
+    def send(self, text: str, *, number: int | None = None, **parameters: Any) -> FakeRequest:
         self._number += 1
         sequence = self._number if number is None else number
         request = FakeRequest(
             {"text_input": [text], "START": np.array([[True]]), "CORRID": np.array([[sequence]])},
             sequence=sequence,
-            **asked,
+            **parameters,
         )
         self.queue.append(request)
         return request
@@ -77,7 +74,7 @@ class Scheduler:
             self.queue.remove(request)
         self.driver.execute(batch)
         for request in batch:
-            assert request.closed != request.rescheduled, "answered or given back, one of both"
+            assert request.closed != request.rescheduled, "either answered or returned, not both"
             if request.rescheduled and not request.cancelled:
                 request.replace_input("START", np.array([[False]]))
                 self.queue.append(request)

@@ -1,4 +1,4 @@
-"""The plugin held to what every recipe promises, in each of its ways of batching."""
+"""The conformance suite of recipes, for each of the plugin's batching strategies."""
 
 from __future__ import annotations
 

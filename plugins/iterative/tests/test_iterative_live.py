@@ -1,4 +1,4 @@
-"""In-flight batching on a real Triton: who joins whom, what clients send, what is left."""
+"""In-flight batching on a real Triton: joining requests, unusual clients, disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tritonclient import grpc as triton_grpc
 
 from llmserve.testing import LiveTriton
 from tests.logprobs import check_logprobs
-from tests.support import order_of_ends
+from tests.support import completion_order
 
 PROMPT = "Programming in C++ is like"
 
@@ -27,7 +27,7 @@ def in_flight(triton: LiveTriton) -> str:
     return triton.build("iterative")
 
 
-# As the conformance suite builds them, so that both ask the same models.
+# The same options as in the conformance suite, so that both use the same models.
 DRIVERS: list[dict[str, Any]] = [
     {},
     {"batching": "continuous", "max_batch_size": 8},
@@ -37,24 +37,24 @@ DRIVERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", DRIVERS, ids=str)
-def test_behind_every_driver_it_gives_the_answers_of_generate(
+def test_every_driver_returns_the_answers_of_generate(
     triton: LiveTriton, options: dict[str, Any]
 ) -> None:
     prompts = [PROMPT, "Once upon a time", "Hello", "The capital of France is"]
     hf, model = triton.build("hf"), triton.build("iterative", **options)
     expected = [triton.client.generate(hf, p, max_tokens=32).text for p in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        found = pool.map(lambda p: triton.client.generate(model, p, max_tokens=32).text, prompts)
-        assert list(found) == expected
+        texts = pool.map(lambda p: triton.client.generate(model, p, max_tokens=32).text, prompts)
+        assert list(texts) == expected
 
 
 TUTORIAL: dict[str, Any] = {"name": "iterative-gpt2", "stream": True, "burst_ms": 0.0}
 
 
-def tokens_told(triton: LiveTriton, model: str) -> dict[str, float]:
-    """Return how many tokens each process of a model says it has made."""
-    with urllib.request.urlopen(triton.server.metrics_url, timeout=30) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
+def output_tokens(triton: LiveTriton, model: str) -> dict[str, float]:
+    """Return how many tokens each process of a model reports to have generated."""
+    with urllib.request.urlopen(triton.server.metrics_url, timeout=30) as response:
+        families = text_string_to_metric_families(response.read().decode())
     samples = [sample for family in families for sample in family.samples]
     return {
         labels["process"]: value
@@ -64,40 +64,40 @@ def tokens_told(triton: LiveTriton, model: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("options", [TUTORIAL, {"batching": "continuous"}])
-def test_figures_outlive_the_process_before(triton: LiveTriton, options: dict[str, Any]) -> None:
-    """Triton forgets a figure as soon as one of two processes that tell it lets go of it.
+def test_metrics_outlive_the_old_process(triton: LiveTriton, options: dict[str, Any]) -> None:
+    """Triton drops a metric as soon as one of two processes that publish it releases it.
 
-    The other goes on writing to it, into freed memory: for a while that went well.
+    The other process then writes into freed memory, which went well for a while.
     """
     model = triton.build("iterative", **options)
-    (before,) = tokens_told(triton, model)
+    (old_process,) = output_tokens(triton, model)
     config = triton.repository / model / "config.pbtxt"
-    # Without a change it would stay as it is; the new one comes before the old one goes.
+    # Triton reloads only a changed model; the new process starts before the old one ends.
     os.utime(config, (time.time() + 2, time.time() + 2))
     triton.server.load(model)
     deadline = time.monotonic() + 60
-    while before in tokens_told(triton, model):
+    while old_process in output_tokens(triton, model):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     triton.client.generate(model, PROMPT, max_tokens=7, ignore_eos=True)
-    # The answer may be here before its figures are there.
-    while (told := list(tokens_told(triton, model).values())) != [7]:
-        assert time.monotonic() < deadline, told
+    # The answer may arrive before its metrics are published.
+    while (counts := list(output_tokens(triton, model).values())) != [7]:
+        assert time.monotonic() < deadline, counts
         time.sleep(0.1)
 
 
-def test_a_request_joins_while_others_are_under_way(triton: LiveTriton, in_flight: str) -> None:
-    # A fast engine can be done before a busy machine runs the second client; one that lets
-    # nobody join is first every time.
-    tries = (order_of_ends(triton, in_flight, long=400, short=5) for _ in range(3))
+def test_a_request_joins_while_others_are_running(triton: LiveTriton, in_flight: str) -> None:
+    # A fast engine can be done before a busy machine runs the second client. If no request can
+    # join, the long one is first every time.
+    tries = (completion_order(triton, in_flight, long=400, short=5) for _ in range(3))
     assert ["short", "long"] in tries
 
 
-def ask_as_the_tutorial(triton: LiveTriton, model: str, **asked: Any) -> list[Any]:
-    """Do what the client of the iterative scheduling tutorial does, on its library."""
-    answers: queue.Queue[Any] = queue.Queue()
+def run_tutorial_client(triton: LiveTriton, model: str) -> list[Any]:
+    """Do what the client of the iterative scheduling tutorial does, with the same library."""
+    incoming: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(triton.server.grpc_url) as client:
-        client.start_stream(callback=lambda result, error: answers.put(error or result))
+        client.start_stream(callback=lambda result, error: incoming.put(error or result))
         text = triton_grpc.InferInput("text_input", [1, 1], "BYTES")
         text.set_data_from_numpy(np.array([[PROMPT.encode()]], dtype=np.object_))
         client.async_stream_infer(
@@ -106,55 +106,54 @@ def ask_as_the_tutorial(triton: LiveTriton, model: str, **asked: Any) -> list[An
             request_id="0",
             parameters={"max_tokens": 12, "ignore_eos": False},
             enable_empty_final_response=True,
-            **asked,
         )
-        found = [answers.get(timeout=60)]
-        while not isinstance(found[-1], Exception):
-            if found[-1].get_response().parameters["triton_final_response"].bool_param:
+        responses = [incoming.get(timeout=60)]
+        while not isinstance(responses[-1], Exception):
+            if responses[-1].get_response().parameters["triton_final_response"].bool_param:
                 break
-            found.append(answers.get(timeout=60))
+            responses.append(incoming.get(timeout=60))
         client.stop_stream()
-    return found
+    return responses
 
 
 def test_the_tutorials_client_runs_unchanged(triton: LiveTriton) -> None:
     model = triton.build("iterative", **TUTORIAL)
-    answers = ask_as_the_tutorial(triton, model)
-    texts = [answer.as_numpy("text_output").reshape(-1)[0].decode() for answer in answers]
+    responses = run_tutorial_client(triton, model)
+    texts = [response.as_numpy("text_output").reshape(-1)[0].decode() for response in responses]
     assert len(texts) > 5
     assert "".join(texts) == triton.client.generate(model, PROMPT, max_tokens=12).text
 
 
-# Places that Triton keeps for clients that have gone make it wait when it is stopped.
-PATIENT: dict[str, Any] = {"idle_seconds": 5.0}
+# Slots that Triton keeps for disconnected clients make it wait when it is stopped.
+SHORT_IDLE_TIME: dict[str, Any] = {"idle_seconds": 5.0}
 
 
-def until_nothing_runs(triton: LiveTriton, model: str, seconds: float) -> None:
+def wait_until_idle(triton: LiveTriton, model: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while figure(triton, model, "running_sequences"):
-        assert time.monotonic() < deadline, "a sequence that nobody waits for is still there"
+        assert time.monotonic() < deadline, "a sequence without a client is still running"
         time.sleep(0.05)
     assert figure(triton, model, "cache_used_tokens") == 0
 
 
-def test_nothing_is_left_of_clients_that_go_and_nobody_else_asks(triton: LiveTriton) -> None:
-    """No further request is needed to bring it to light."""
-    model = triton.build("iterative", **PATIENT)
-    for turn in range(6):
+def test_nothing_is_left_of_disconnected_clients_without_further_requests(
+    triton: LiveTriton,
+) -> None:
+    model = triton.build("iterative", **SHORT_IDLE_TIME)
+    for count in range(6):
         pieces = triton.client.stream(model, PROMPT, max_tokens=480, ignore_eos=True)
-        for _ in range(turn):
+        for _ in range(count):
             next(pieces)
         pieces.close()
-    until_nothing_runs(triton, model, 5)
+    wait_until_idle(triton, model, 5)
 
 
 def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
-    """The ten minutes of bench/soak.py, in short; memory needs the long one."""
-    report = Soak(triton, triton.build("iterative", **PATIENT), clients=12, longest=120).run(
-        8, every=4
-    )
+    """A short version of bench/soak.py; measuring memory needs the ten minutes."""
+    model = triton.build("iterative", **SHORT_IDLE_TIME)
+    report = Soak(triton, model, clients=12, max_tokens=120).run(8, every=4)
     assert not report.problems()
-    last = report.moments[-1]
+    last = report.samples[-1]
     assert min(last.answered, last.cancelled, last.refused) > 0
     assert last.model_memory > 0
 

@@ -1,11 +1,11 @@
-"""What guessing gains: prompt lookup and draft models, each against answers without.
+"""Measures what guessing gains: prompt lookup and draft models, compared with no guessing.
 
     python plugins/openvino/bench/guessing.py [--rounds 5]
 
-The model answers as the demo model does and costs what GPT-2 does: it is the demo model with every
-width five times as large, all parts of which are copies, and with layers that add nothing. A draft
-is the demo model with noise on its weights: the more there is, the fewer of its guesses are right.
-Everything runs in this process, in turns, and has to give the same tokens.
+The model answers like the demo model and costs as much as GPT-2: it is the demo model with every
+width five times as large, filled with copies, and with layers that add nothing. A draft is the demo
+model with noise on its weights: the more noise, the fewer of its guesses are right. Everything runs
+in this process, in alternation, and must generate the same tokens.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from llmserve_openvino.engine import OpenVinoGenerator
 
 TOKENS = 96
 COUNTS = (1, 8)
-WIDER, LAYERS = 5, 12
+FACTOR, LAYERS = 5, 12
 GUESSES = 4
 NOISE = (0.0, 0.4, 0.7)
-"""In parts of the spread of each tensor's weights."""
+"""Relative to the standard deviation of each tensor's weights."""
 SUBJECTS = (
     "Programming in Python is like", "The capital of France is", "Once upon a time",
     "A model server is", "The quick brown fox", "Tell me about Seoul.", "What is a batch?",
     "Programming in C++ is like",
 )  # fmt: skip
-WAYS: dict[str, dict[str, Any]] = {
-    "by itself": {},
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no guessing": {},
     "prompt_lookup=4": {"prompt_lookup": GUESSES},
     **{
         f"draft_model, noise {noise}": {"draft_model": str(noise), "draft_tokens": GUESSES}
@@ -53,42 +53,42 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Result:
-    """What a way did with one kind of prompts and so many at a time."""
+    """The measurements of a variant with one kind and number of prompts."""
 
     rates: list[float] = field(default_factory=list)
-    made: int = 0
+    tokens: int = 0
     steps: int = 0
 
 
-def widened(demo: GPT2LMHeadModel) -> GPT2LMHeadModel:
+def widen(demo: GPT2LMHeadModel) -> GPT2LMHeadModel:
     """Return a model of GPT-2's cost whose logits are the demo model's."""
     config = demo.config.__class__(**{**demo.config.to_dict(), "n_layer": LAYERS})
-    config.n_embd, config.n_head = WIDER * config.n_embd, WIDER * config.n_head
+    config.n_embd, config.n_head = FACTOR * config.n_embd, FACTOR * config.n_head
     wide = GPT2LMHeadModel(config)
-    own = demo.state_dict()
+    weights = demo.state_dict()
     for name, target in wide.state_dict().items():
         layer = int(name.split(".")[2]) if name.startswith("transformer.h.") else 0
         if layer >= demo.config.n_layer:
             if "c_proj" in name:
                 target.zero_()
             continue
-        source = own[name]
+        source = weights[name]
         if "c_attn" in name:
-            # Queries, keys and values lie beside one another.
+            # Queries, keys and values are stored next to each other.
             source = source.unflatten(-1, (3, -1))
         copies = [1] * source.dim()
-        copies[-1] = WIDER
+        copies[-1] = FACTOR
         if name.startswith("transformer.h.") and source.dim() > 1 and name.endswith("weight"):
-            copies[0], source = WIDER, source / WIDER
+            copies[0], source = FACTOR, source / FACTOR
         if ".ln_f." in name:
-            # As many copies are summed for each logit.
-            source = source / WIDER
+            # Each logit is the sum of this many copies.
+            source = source / FACTOR
         target.copy_(source.repeat(copies).view_as(target))
     return wide
 
 
-def save(network: Any, folder: Path) -> str:
-    network.save_pretrained(folder)
+def save(model: Any, folder: Path) -> str:
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(demo_model_path()).save_pretrained(folder)
     return str(folder)
 
@@ -101,7 +101,7 @@ def answer(engine: Any, prompts: Sequence[list[int]], result: Result) -> list[li
         )
         for ids in prompts
     ]  # fmt: skip
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for generation in generations:
         engine.admit(generation)
     steps = 0
@@ -109,9 +109,9 @@ def answer(engine: Any, prompts: Sequence[list[int]], result: Result) -> list[li
         steps += sum(not generation.done for generation in generations)
         if failed := engine.step().failed:
             raise failed[0][1]
-    made = sum(len(generation.token_ids) for generation in generations)
-    result.rates.append(made / (time.perf_counter() - begun))
-    result.made += made
+    tokens = sum(len(generation.token_ids) for generation in generations)
+    result.rates.append(tokens / (time.perf_counter() - started))
+    result.tokens += tokens
     result.steps += steps
     return [generation.token_ids for generation in generations]
 
@@ -128,51 +128,52 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         with torch.inference_mode():
-            model = save(widened(demo), folder / "wide")
+            model = save(widen(demo), folder / "wide")
             for noise in NOISE:
                 draft = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
                 for tensor in draft.parameters():
                     tensor += noise * tensor.std() * torch.randn_like(tensor)
                 save(draft, folder / str(noise))
         engines = {}
-        for number, (way, options) in enumerate(WAYS.items()):
+        for number, (variant, options) in enumerate(VARIANTS.items()):
             if draft := options.get("draft_model"):
                 options = {**options, "draft_model": str(folder / draft)}
             built = llmserve.build(
                 "openvino", model, output=folder / str(number), dtype="float32", **options
             )
             settings = built.manifest.components["generator"]["settings"]
-            engines[way] = OpenVinoGenerator(settings, built.folder / "1").engine
-        first = [tokenizer.encode(text) for text in SUBJECTS]
-        told = answer(engines["by itself"], first, Result())
-        # What an answer repeats stands in the prompt: the text so far, and its beginning again.
-        again = [[*ids, *said, *ids] for ids, said in zip(first, told, strict=True)]
-        kinds = {"new": first, "repeating": again}
+            engines[variant] = OpenVinoGenerator(settings, built.folder / "1").engine
+        new = [tokenizer.encode(text) for text in SUBJECTS]
+        answers = answer(engines["no guessing"], new, Result())
+        # The prompt contains what its answer repeats: a prompt, its answer, and the prompt again.
+        repeating = [[*ids, *tokens, *ids] for ids, tokens in zip(new, answers, strict=True)]
+        kinds = {"new": new, "repeating": repeating}
         results = {
-            way: {(kind, count): Result() for kind in kinds for count in COUNTS} for way in WAYS
+            variant: {(kind, count): Result() for kind in kinds for count in COUNTS}
+            for variant in VARIANTS
         }
-        for turn in range(rounds):
+        for seed in range(rounds):
             for kind, prompts in kinds.items():
                 for count in COUNTS:
-                    right = None
-                    for way in random.Random(turn).sample(list(engines), len(engines)):
-                        result = results[way][kind, count]
-                        found = answer(engines[way], prompts[:count], result)
-                        if right not in (None, found):
-                            raise SystemExit(f"{way} gave other tokens")
-                        right = found
+                    expected = None
+                    for variant in random.Random(seed).sample(list(engines), len(engines)):
+                        result = results[variant][kind, count]
+                        answers = answer(engines[variant], prompts[:count], result)
+                        if expected not in (None, answers):
+                            raise SystemExit(f"{variant} generated different tokens")
+                        expected = answers
     columns = [f"{kind} text, {count}" for kind in kinds for count in COUNTS]
-    table = Table("", *columns, title="tokens/s (range); tokens of a step; right guesses")
-    for way in WAYS:
-        table.add_row(way, *(_cell(result, way) for result in results[way].values()))
+    table = Table("", *columns, title="tokens/s (range); tokens per step; correct guesses")
+    for variant in VARIANTS:
+        table.add_row(variant, *(_cell(result, variant) for result in results[variant].values()))
     Console(width=140).print(table)
 
 
-def _cell(result: Result, way: str) -> str:
-    rates, a_step = result.rates, result.made / result.steps
-    text = f"{median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f}); {a_step:.1f}"
-    if way.startswith("draft"):
-        text += f"; {(a_step - 1) / GUESSES:.0%}"
+def _cell(result: Result, variant: str) -> str:
+    rates, per_step = result.rates, result.tokens / result.steps
+    text = f"{median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f}); {per_step:.1f}"
+    if variant.startswith("draft"):
+        text += f"; {(per_step - 1) / GUESSES:.0%}"
     return text
 
 

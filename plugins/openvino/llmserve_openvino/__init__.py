@@ -16,13 +16,12 @@ from llmserve.plugin import (
     hookimpl,
 )
 
-# OpenVINO cannot forbid words, so the model does not take them: who sends some is refused.
+# OpenVINO cannot forbid words, so the model has no such input and requests with it are refused.
 _SAMPLING = tuple(tensor for tensor in contract.SAMPLING if tensor.name != "bad_words")
 
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
-    """Register the engine: it can be stepped by any driver, or run whole batches."""
     return [
         Generator(
             name="openvino",
@@ -34,37 +33,37 @@ def llmserve_register_generators() -> Sequence[Generator]:
             inputs=_SAMPLING,
             options=(
                 DTYPE_OPTION,
-                Option("device", "auto", "Where it runs: the CPU.", choices=("auto", "cpu")),
+                Option("device", "auto", "Where the model runs: the CPU.", choices=("auto", "cpu")),
                 Option(
                     "weight_format",
                     "fp32",
-                    "How weights are kept when a model is converted.",
+                    "How weights are stored when a model is converted.",
                     choices=("fp32", "fp16", "bf16", "int8", "int4"),
                 ),
                 Option(
                     "int4_group",
                     128,
-                    "So many int4 weights share a scale; -1 is a scale for each output.",
+                    "How many int4 weights share a scale; -1 means one scale per output.",
                     minimum=-1,
                 ),
                 Option(
                     "int4_ratio",
                     1.0,
-                    "Which part of the layers is int4; the others are int8.",
+                    "Share of the layers in int4; the others are int8.",
                     minimum=0,
                     maximum=1,
                 ),
                 Option(
                     "kv_cache",
                     "auto",
-                    "Type of the cache; auto is what is computed in, so that nothing is rounded.",
+                    "Type of the cache; auto is the type used to compute, so nothing is rounded.",
                     choices=("auto", "f32", "bf16", "f16", "u8"),
                 ),
                 Option(
                     "dynamic_quantization",
                     128,
-                    "With int8 or int4 weights, so many activations share a scale; 0 keeps them "
-                    "as they are.",
+                    "With int8 or int4 weights, how many activations share a scale; 0 leaves them "
+                    "unchanged.",
                     minimum=0,
                 ),
                 Option(
@@ -74,17 +73,14 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     minimum=0,
                 ),
                 Option(
-                    "max_sequences",
-                    64,
-                    "Most sequences under way at a time; others wait.",
-                    minimum=1,
+                    "max_sequences", 64, "Most sequences in flight at once; others wait.", minimum=1
                 ),
-                Option("prefix_cache", True, "Keep what prompts that begin alike have in common."),
+                Option("prefix_cache", True, "Reuse the cache of prompts that begin alike."),
                 Option(
                     "prompt_lookup",
                     0,
-                    "Most tokens that a step takes from the prompt and checks, where an answer "
-                    "repeats what stands there; 0 is none.",
+                    "Most tokens that a step guesses from the prompt and checks, for answers that "
+                    "repeat parts of it; 0 disables this.",
                     minimum=0,
                     maximum=64,
                 ),
@@ -92,7 +88,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "draft_model",
                     "",
                     "A smaller model with the same tokens, in a folder or on the hub: it guesses, "
-                    "and this one checks several guesses in a step. Answers are greedy then.",
+                    "and the model checks several guesses in a step. Answers are greedy then.",
                 ),
                 Option(
                     "draft_tokens",
@@ -101,7 +97,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     minimum=1,
                     maximum=64,
                 ),
-                Option("threads", 0, "Threads that compute; 0 is one per core.", minimum=0),
+                Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
             ),
             requires=("openvino-genai",),
         )
@@ -110,11 +106,10 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``build --plugin openvino`` selects."""
     return [
         Recipe(
             name="openvino",
-            summary="Models on a CPU, by OpenVINO GenAI",
+            summary="Models on a CPU, with OpenVINO GenAI",
             tokenizer="transformers",
             generator="openvino",
             batching="continuous",

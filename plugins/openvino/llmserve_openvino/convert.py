@@ -1,12 +1,12 @@
-"""From a model of transformers to the form that OpenVINO GenAI serves.
+"""Converts a transformers model to the form that OpenVINO GenAI serves.
 
 The model is traced as one function of new tokens and past keys and values. OpenVINO reads the
-trace, the past becomes its state, and weights are compressed if that was asked for. Before that,
-what OpenVINO makes of it is compared with the model itself: what it does not understand, such as
-a mask of its own kind, it would leave out without a word.
+trace, the past becomes its state, and weights are compressed if requested. Before that, the
+converted model is compared with the original: OpenVINO silently leaves out what it does not
+understand, such as an unusual mask.
 
-It runs as a program, because it takes several times the model's memory, which comes back with
-its end, and because it prints a lot that helps nobody while all goes well.
+It runs as a separate program, because it takes several times the model's memory, which is freed
+when it ends, and because it prints a lot that is useless as long as it succeeds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOLERANCE = 0.02
 
 
 class Past(DynamicCache):  # type: ignore[misc]
-    """A cache of a single pass: the past goes in, and comes out with what is new behind it."""
+    """A cache for a single pass, which appends the new keys and values to the past ones."""
 
     def __init__(self, past: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -42,10 +42,10 @@ class Past(DynamicCache):  # type: ignore[misc]
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         del args, kwargs
-        at = 2 * layer_idx
-        for place, new in ((at, key_states), (at + 1, value_states)):
-            self.present[place] = torch.cat([self._past[place], new], dim=2)
-        return self.present[at], self.present[at + 1]
+        first = 2 * layer_idx
+        for index, new in ((first, key_states), (first + 1, value_states)):
+            self.present[index] = torch.cat([self._past[index], new], dim=2)
+        return self.present[first], self.present[first + 1]
 
     def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
         del args, kwargs
@@ -59,7 +59,7 @@ class Past(DynamicCache):  # type: ignore[misc]
 
 
 class Step(torch.nn.Module):
-    """One pass over new tokens: their logits, and the keys and values as they are then."""
+    """One pass over new tokens, which returns their logits and all keys and values."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -70,18 +70,18 @@ class Step(torch.nn.Module):
         *past: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         cache = Past(past)
-        answer = self._model(
+        output = self._model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=True,
         )
-        return (answer.logits, *cache.present)
+        return (output.logits, *cache.present)
 
 
 def convert(model: Any) -> Any:
-    """Return a model of transformers as OpenVINO's, with its past as state."""
+    """Return a transformers model as an OpenVINO model, with its past as state."""
     ids = torch.tensor([[1, 2], [3, 4]])
     with torch.inference_mode():
         layers = model(input_ids=ids, use_cache=True).past_key_values.layers
@@ -95,8 +95,8 @@ def convert(model: Any) -> Any:
         )
     converted = ov.convert_model(traced, example_input=example)
     names = ["input_ids", "attention_mask", "position_ids"]
-    kinds = [f"{at // 2}.{'value' if at % 2 else 'key'}" for at in range(len(past))]
-    states = {f"past_key_values.{kind}": f"present.{kind}" for kind in kinds}
+    suffixes = [f"{index // 2}.{'value' if index % 2 else 'key'}" for index in range(len(past))]
+    states = {f"past_key_values.{suffix}": f"present.{suffix}" for suffix in suffixes}
     for port, name in zip(converted.inputs, [*names, *states], strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_friendly_name(name)
@@ -116,22 +116,22 @@ def convert(model: Any) -> Any:
 
 
 def _reorder_past(model: Any, names: Sequence[str]) -> None:
-    """Add the input that says whose past each row goes on with, as GenAI expects it."""
+    """Add the input that selects which row's past each row continues, as GenAI expects it."""
     ops = ov.opset13
     rows = ops.parameter([-1], ov.Type.i32, name="beam_idx")
     rows.output(0).get_tensor().set_names({"beam_idx"})
     model.add_parameters([rows])
     for name in names:
         past = model.input(name).get_node()
-        readers = past.output(0).get_target_inputs()
-        chosen = ops.gather(past, rows, ops.constant(np.int64(0)))
-        for reader in readers:
-            reader.replace_source_output(chosen.output(0))
+        consumers = past.output(0).get_target_inputs()
+        selected = ops.gather(past, rows, ops.constant(np.int64(0)))
+        for consumer in consumers:
+            consumer.replace_source_output(selected.output(0))
     model.validate_nodes_and_infer_types()
 
 
 def _begin_empty(model: Any) -> None:
-    """Let each state begin with no tokens, for as many rows as there are prompts."""
+    """Make each state begin without tokens, with one row for each prompt."""
     ops = ov.opset13
     shape = ops.shape_of(model.input("input_ids").get_node(), output_type="i64")
     rows = ops.gather(shape, ops.constant(np.array([0])), ops.constant(np.int64(0)))
@@ -144,7 +144,7 @@ def _begin_empty(model: Any) -> None:
 
 
 def compress(model: Any, settings: dict[str, Any]) -> Any:
-    """Return the model with its weights as int8 or int4."""
+    """Return the model with int8 or int4 weights."""
     import nncf
 
     if settings["weight_format"] == "int8":
@@ -160,63 +160,63 @@ def compress(model: Any, settings: dict[str, Any]) -> Any:
     )
 
 
-def halve(model: Any) -> None:
-    """Keep as bfloat16 the weights that it can hold exactly; the model has been rounded to that."""
+def store_bfloat16(model: Any) -> None:
+    """Store weights in bfloat16 if that is exact; the model's have been rounded to it."""
     ops = ov.opset13
     for node in model.get_ops():
         if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
             continue
         values = node.get_data()
         if values.ndim > 1 and not (values.view(np.uint32) & 0xFFFF).any():
-            readers = node.output(0).get_target_inputs()
-            kept = ops.convert(ops.constant(values, dtype=ov.Type.bf16), "f32")
-            for reader in readers:
-                reader.replace_source_output(kept.output(0))
+            consumers = node.output(0).get_target_inputs()
+            stored = ops.convert(ops.constant(values, dtype=ov.Type.bf16), "f32")
+            for consumer in consumers:
+                consumer.replace_source_output(stored.output(0))
     model.validate_nodes_and_infer_types()
 
 
 def check(model: Any, folder: Path) -> float:
-    """Return by how much the log-probabilities of GenAI's tokens differ from the model's own."""
-    scheduling = genai.SchedulerConfig()
-    scheduling.cache_size = 1
+    """Return by how much GenAI's log-probabilities of its tokens differ from the model's own."""
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = 1
     precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduling, "CPU", precision)
+    pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", precision)
     config = genai.GenerationConfig()
     config.max_new_tokens, config.logprobs, config.ignore_eos = 12, 1, True
     config.set_eos_token_id(0)
     text_config = model.config.get_text_config()
     limit = min(window(text_config) or 96, text_config.max_position_embeddings or 96, 96)
-    draw, worst = np.random.default_rng(0), 0.0
+    rng, worst = np.random.default_rng(0), 0.0
     for number, length in enumerate((1, limit // 3, limit - 12)):
-        ids = draw.integers(text_config.vocab_size, size=max(length, 1)).tolist()
+        ids = rng.integers(text_config.vocab_size, size=max(length, 1)).tolist()
         handle = pipeline.add_request(number, ov.Tensor(np.array([ids])), config)
         tokens: list[int] = []
-        found: list[float] = []
+        log_probs: list[float] = []
         while pipeline.has_non_finished_requests():
             pipeline.step()
             while handle.can_read():
                 for output in handle.read().values():
                     tokens += output.generated_ids
-                    found += output.generated_log_probs
+                    log_probs += output.generated_log_probs
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]
         scores = logits.float().log_softmax(-1)
-        own = scores[torch.arange(len(tokens)), torch.tensor(tokens)]
-        worst = max(worst, float((own - torch.tensor(found)).abs().max()))
+        expected = scores[torch.arange(len(tokens)), torch.tensor(tokens)]
+        worst = max(worst, float((expected - torch.tensor(log_probs)).abs().max()))
     return worst
 
 
 def window(config: Any) -> int | None:
-    """Return how far back a model looks that does not look at everything, None for others."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds and not {"sliding_attention", "chunked_attention"} & {*kinds}:
+    """Return how far back a model with limited attention looks, None for other models."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types and not {"sliding_attention", "chunked_attention"} & {*layer_types}:
         return None
-    found = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    return found if isinstance(found, int) else None
+    size = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    return size if isinstance(size, int) else None
 
 
 def write_tokenizer(source: str, target: Path) -> None:
-    """Write a model's tokenizer in OpenVINO's form, which serving with a draft model takes."""
+    """Write a model's tokenizer in OpenVINO's form, which a draft model requires."""
     from openvino_tokenizers import convert_tokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
@@ -226,7 +226,7 @@ def write_tokenizer(source: str, target: Path) -> None:
 
 
 def main(source: str, target: Path, settings: dict[str, Any]) -> None:
-    """Write the converted model, and beside it what must be known of it."""
+    """Write the converted model, and next to it the facts that the build needs."""
     if settings.get("tokenizer_only"):
         write_tokenizer(source, target)
         return
@@ -248,7 +248,7 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
         difference = check(model, Path(scratch))
     if not difference < _TOLERANCE:
         raise SystemExit(
-            "OpenVINO's answers are not the model's own: log-probabilities differ by "
+            "OpenVINO's answers differ from the model's own: log-probabilities are off by "
             f"{difference:.2g}"
         )
     facts = {"window": window(model.config.get_text_config())}
@@ -256,9 +256,9 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
     if settings["weight_format"] in ("int8", "int4"):
         converted = compress(converted, settings)
     elif settings["weight_format"] == "bf16":
-        halve(converted)
-    half = settings["weight_format"] == "fp16"
-    ov.save_model(converted, str(target / MODEL), compress_to_fp16=half)
+        store_bfloat16(converted)
+    fp16 = settings["weight_format"] == "fp16"
+    ov.save_model(converted, str(target / MODEL), compress_to_fp16=fp16)
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

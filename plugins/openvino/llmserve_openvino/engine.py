@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous batching in the shape of a stepper, and of a generator of batches.
+"""OpenVINO GenAI's continuous batching as a stepper, and as a generator of whole batches.
 
-OpenVINO chooses the tokens. When an answer ends is for llmserve to say, so that stop words,
-cancellation and lengths are what they are everywhere.
+OpenVINO chooses the tokens. llmserve decides when an answer ends, so that stop words, cancellation
+and lengths work as they do everywhere.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from llmserve.runtime import Generation, Progress, RequestError, Tokenizer, cont
 from llmserve_openvino.library import openvino, openvino_genai
 
 LOG = logging.getLogger(__name__)
-# Below this temperature the likeliest token is all that is left of a distribution.
+# Below this temperature, practically only the likeliest token is left of a distribution.
 _GREEDY_BELOW = 1e-5
 _UINT32 = (1 << 32) - 1
 _UNLIMITED = 1 << 30
-# What follows the last time that so many tokens stood in the prompt is what is tried.
+# A guess is what followed the last occurrence of this many tokens in the prompt.
 _NGRAM = 3
 _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 
@@ -35,19 +35,19 @@ class OpenVinoGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self.context_length: int | None = settings["context_length"]
         self.eos_ids = frozenset(settings["eos_ids"])
-        home = folder / settings["path"]
+        model_path = str(folder / settings["path"])
         precision = _precision(settings["precision"], half=settings["half_weights"])
-        cache = settings["kv_cache"]
-        scheduling = openvino_genai.SchedulerConfig()
-        scheduling.cache_size = settings["cache_gb"]
-        scheduling.max_num_seqs = settings["max_sequences"]
-        scheduling.enable_prefix_caching = settings["prefix_cache"]
+        cache_type = settings["kv_cache"]
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size = settings["cache_gb"]
+        scheduler.max_num_seqs = settings["max_sequences"]
+        scheduler.enable_prefix_caching = settings["prefix_cache"]
         properties: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": precision if cache == "auto" else cache,
+            "KV_CACHE_PRECISION": precision if cache_type == "auto" else cache_type,
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings["dynamic_quantization"],
         }
-        # OpenVINO has threads of its own, and asks no variable of OpenMP's for their number.
+        # OpenVINO has its own threads, and ignores OpenMP's variables for their number.
         if threads := settings["threads"] or int(os.environ.get(contract.THREADS, 0)):
             properties["INFERENCE_NUM_THREADS"] = threads
         lookup = settings["prompt_lookup"]
@@ -56,51 +56,49 @@ class OpenVinoGenerator:
         draft = settings["draft"]
         guesses = settings["draft_tokens"] if draft else lookup
         if guesses:
-            # Where a prompt takes several steps beside guesses, OpenVINO (2026.4) loses count and
-            # answers wrongly. So a step reads all that have come, however long.
-            scheduling.max_num_batched_tokens = _UNLIMITED
+            # If a prompt takes several steps while there are guesses, OpenVINO (2026.4) loses count
+            # and answers wrongly. So a step reads all prompts that have arrived, however long.
+            scheduler.max_num_batched_tokens = _UNLIMITED
 
-        def make() -> Any:
-            whole = dict(properties)
+        def create_pipeline() -> Any:
+            options = dict(properties)
             if draft:
-                place = str(folder / draft)
-                whole["draft_model"] = openvino_genai.draft_model(place, "CPU", **properties)
-            return openvino_genai.ContinuousBatchingPipeline(str(home), scheduling, "CPU", whole)
+                draft_path = str(folder / draft)
+                options["draft_model"] = openvino_genai.draft_model(draft_path, "CPU", **properties)
+            return openvino_genai.ContinuousBatchingPipeline(model_path, scheduler, "CPU", options)
 
         self.engine = Engine(
-            make, vocab_size=settings["vocab_size"], guesses=guesses, draft=bool(draft)
+            create_pipeline, vocab_size=settings["vocab_size"], guesses=guesses, draft=bool(draft)
         )
 
     def stepper(self, tokenizer: Tokenizer) -> Engine:
-        """Return the engine, for a driver that decides when a step is made."""
         del tokenizer
         return self.engine
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
-        """Run one batch until every row is done."""
         del tokenizer
         run_batch(self.engine, generations)
 
 
 class Engine:
-    """Implements :class:`llmserve.runtime.Stepper`; for one thread at a time."""
+    """Implements :class:`llmserve.runtime.Stepper`; only one thread at a time may use it."""
 
     cache_tokens = 0
-    """Not known: OpenVINO tells the size of its cache in bytes."""
+    """Unknown: OpenVINO reports the size of its cache in bytes."""
 
     def __init__(
         self,
-        make_pipeline: Callable[[], Any],
+        create_pipeline: Callable[[], Any],
         *,
         vocab_size: int,
         guesses: int = 0,
         draft: bool = False,
     ) -> None:
-        self._make = make_pipeline
+        self._create_pipeline = create_pipeline
         self._vocab_size = vocab_size
         self._guesses = guesses
         self._draft = draft
-        self.pipeline = make_pipeline()
+        self.pipeline = create_pipeline()
         self._numbers = count(1)
         self._handles: dict[Generation, Any] = {}
 
@@ -121,7 +119,7 @@ class Engine:
         return sum(len(g.prompt_ids) + len(g.token_ids) for g in self._handles if g.token_ids)
 
     def admit(self, generation: Generation) -> None:
-        """Take a generation; what OpenVINO cannot do for it is refused here."""
+        """Accept a generation; refuse one that OpenVINO cannot run."""
         config = generation_config(generation, vocab_size=self._vocab_size)
         if self._guesses:
             guesser = "a draft model" if self._draft else "prompt_lookup"
@@ -131,23 +129,23 @@ class Engine:
             if not self._draft:
                 config.max_ngram_size = _NGRAM
             elif config.do_sample:
-                # A drawn token that is not the guessed one breaks OpenVINO's books (2026.4).
-                raise RequestError("this model answers without temperature: it has a draft model")
+                # A sampled token other than the guess breaks OpenVINO's bookkeeping (2026.4).
+                raise RequestError("this model cannot use a temperature: it has a draft model")
         ids = np.array([generation.prompt_ids + generation.token_ids], dtype=np.int64)
         self._handles[generation] = self.pipeline.add_request(
             next(self._numbers), openvino.Tensor(ids), config
         )
 
     def step(self) -> Progress:
-        """Push a token into every generation that there is room for."""
+        """Push a token into every generation that the cache has space for."""
         try:
-            # This is where the time goes, and it lets other threads of Python run meanwhile.
+            # This takes nearly all the time, and other Python threads can run meanwhile.
             self.pipeline.step()
         except Exception:
-            # A request that breaks a step stays, and would break every later one.
+            # The request that broke the step would stay, and break every later one.
             self._handles.clear()
             del self.pipeline
-            self.pipeline = self._make()
+            self.pipeline = self._create_pipeline()
             raise
         progress = Progress()
         for generation, handle in list(self._handles.items()):
@@ -163,21 +161,21 @@ class Engine:
         return progress
 
     def drop(self, generation: Generation) -> None:
-        """Forget a generation and free what it holds."""
+        """Remove a generation and free its resources."""
         handle = self._handles.pop(generation, None)
         if handle is not None:
             handle.cancel()
 
 
 def generation_config(generation: Generation, *, vocab_size: int) -> Any:
-    """Return what a request asks for in OpenVINO's terms; refuse what OpenVINO cannot do."""
+    """Return a request's parameters in OpenVINO's form; refuse what OpenVINO cannot do."""
     params, config = generation.params, openvino_genai.GenerationConfig()
     config.max_new_tokens = generation.max_tokens - len(generation.token_ids)
-    # OpenVINO writes into its scores at these, wherever that is, and a request may name any.
+    # OpenVINO writes to the scores of these without a bounds check, and a request may name any.
     ends = sorted(token for token in generation.eos_ids if token < vocab_size)
-    # What must not end yet has to be said here, where tokens are chosen.
+    # OpenVINO, which chooses the tokens, must know which may not come before min_tokens.
     config.ignore_eos = not (params.min_tokens and ends)
-    # Without one it would look for a tokenizer's, which is not there.
+    # Without an end token, OpenVINO would look for the tokenizer's, which does not exist.
     config.eos_token_id = ends[0] if ends else 0
     config.stop_token_ids = set(ends or [0])
     if not config.ignore_eos:
@@ -192,30 +190,30 @@ def generation_config(generation: Generation, *, vocab_size: int) -> Any:
         config.min_p = params.min_p
         if params.top_k > 0:
             config.top_k = params.top_k
-        # It takes 32 bits of a seed, and 0 for who names none.
+        # OpenVINO uses 32 bits of a seed, and 0 if there is none.
         seed = secrets.randbits(32) if params.seed is None else params.seed
         config.rng_seed = (seed ^ seed >> 32) & _UINT32
     try:
         config.validate()
     except RuntimeError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise RequestError(f"OpenVINO does not take this: {last}") from None
+        last_line = str(error).strip().splitlines()[-1]
+        raise RequestError(f"OpenVINO refuses these parameters: {last_line}") from None
     return config
 
 
-def _precision(asked: str, *, half: bool) -> str:
-    """Return what is computed in, chosen on the machine that serves."""
-    has = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if asked == "auto":
+def _precision(name: str, *, half: bool) -> str:
+    """Return the type to compute in, chosen on the machine that serves the model."""
+    supported = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if name == "auto":
         # A checkpoint in float32 keeps its precision.
-        return "bf16" if half and _CAPABILITIES["bf16"] in has else "f32"
-    if asked in _CAPABILITIES and _CAPABILITIES[asked] not in has:
+        return "bf16" if half and _CAPABILITIES["bf16"] in supported else "f32"
+    if name in _CAPABILITIES and _CAPABILITIES[name] not in supported:
         LOG.warning(
             "llmserve: note: %s was asked for, and this processor has no instructions for it: "
             "expect float32's speed at best. Build with --dtype auto or --dtype float32.",
-            asked,
+            name,
         )
-    return asked
+    return name
 
 
 def _penalty(name: str, value: float) -> float:
@@ -226,5 +224,5 @@ def _penalty(name: str, value: float) -> float:
 
 def _reason(handle: Any) -> Exception:
     if handle.get_status() == openvino_genai.GenerationStatus.IGNORED:
-        return MemoryError("the cache has no room for this request: raise cache_gb")
-    return RuntimeError(f"OpenVINO left off: {handle.get_status().name}")
+        return MemoryError("the cache has no space for this request: raise cache_gb")
+    return RuntimeError(f"OpenVINO stopped this request: {handle.get_status().name}")

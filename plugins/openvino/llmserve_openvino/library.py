@@ -1,10 +1,10 @@
-"""OpenVINO without its reports: it would tell its maker over the network of every import."""
+"""OpenVINO without its telemetry, which would report every import over the network."""
 
 from __future__ import annotations
 
 import sys
 
-# OpenVINO goes without this package where it is not installed.
+# OpenVINO works without this package, which now looks as if it were not installed.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino  # noqa: E402

@@ -1,4 +1,4 @@
-"""What the plugin puts into a repository: the converted model, and what it must know of it."""
+"""Places or converts a model at build time, and returns its settings for the runtime."""
 
 from __future__ import annotations
 
@@ -24,70 +24,71 @@ from llmserve.plugin import (
 _FOLDER = "openvino"
 _DRAFT = "draft"
 _MODEL = "openvino_model.xml"
-# Only these: the tokenizer is a part of its own, whatever form it has.
+# Only these: the tokenizer is a separate part of the model, whatever its form.
 _FILES = (_MODEL, "openvino_model.bin")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-_AT_LOAD = (
+_LOAD_OPTIONS = (
     "kv_cache", "cache_gb", "max_sequences", "prefix_cache", "dynamic_quantization",
     "prompt_lookup", "draft_tokens", "threads",
 )  # fmt: skip
-_CONVERTING = ("weight_format", "int4_group", "int4_ratio", "pickle", "trust_remote_code")
+_CONVERSION_OPTIONS = ("weight_format", "int4_group", "int4_ratio", "pickle", "trust_remote_code")
 
 
 def prepare(context: BuildContext) -> Mapping[str, Any]:
-    """Place a model that is converted already, or convert it."""
+    """Place a model that is already converted, or convert it."""
     source, options = context.source, context.options
     check_causal(source, trust_remote_code=bool(options["trust_remote_code"]))
     place_instances(context.config, "cpu", 1)
     if options["draft_model"] and options["prompt_lookup"]:
         raise OptionError(
-            "draft_model and prompt_lookup are given both", mend="leave one of them out"
+            "draft_model and prompt_lookup are both given", mend="leave one of them out"
         )
     if options["int4_group"] == 0:
-        raise OptionError("int4_group cannot be 0", mend="give 1 or more, or -1 for whole rows")
-    draft = _draft_of(context) if options["draft_model"] else None
+        raise OptionError("int4_group cannot be 0", mend="use 1 or more, or -1 for whole rows")
+    draft = _draft_context(context) if options["draft_model"] else None
     config = source.config()
-    inner = config.get("text_config") or config
-    length = next((inner[name] for name in _LENGTHS if isinstance(inner.get(name), int)), None)
-    place, window = _place_or_convert(context, _FOLDER)
+    text_config = config.get("text_config") or config
+    lengths = [text_config[name] for name in _LENGTHS if isinstance(text_config.get(name), int)]
+    length = next(iter(lengths), None)
+    placement, window = _place_or_convert(context, _FOLDER)
     if window and (length is None or window < length):
         context.report(f"its context is limited to its sliding window of {window} tokens")
         length = window
-    own = inner.get("dtype") or inner.get("torch_dtype")
-    half = own in ("bfloat16", "float16") or options["weight_format"] != "fp32"
+    dtype = text_config.get("dtype") or text_config.get("torch_dtype")
+    vocab_size = text_config.get("vocab_size")
     return {
-        **place,
-        **{name: options[name] for name in _AT_LOAD},
+        **placement,
+        **{name: options[name] for name in _LOAD_OPTIONS},
         "draft": _place_draft(context, draft) if draft else None,
         "context_length": length,
         "eos_ids": _eos_ids(source.path, config),
-        "vocab_size": inner["vocab_size"] if isinstance(inner.get("vocab_size"), int) else 0,
+        "vocab_size": vocab_size if isinstance(vocab_size, int) else 0,
         "precision": _PRECISIONS[str(options["dtype"])],
-        "half_weights": half,
+        "half_weights": dtype in ("bfloat16", "float16") or options["weight_format"] != "fp32",
     }
 
 
-def _draft_of(context: BuildContext) -> BuildContext:
-    """Return the draft model's own context; one that does not fit is refused."""
+def _draft_context(context: BuildContext) -> BuildContext:
+    """Return the draft model's context; refuse a model with another vocabulary."""
     options = {**context.options, "revision": ""}
     draft = replace(context, model=str(options["draft_model"]), options=options)
     check_causal(draft.source, trust_remote_code=bool(options["trust_remote_code"]))
     if _vocabulary(draft) != _vocabulary(context):
         raise OptionError(
-            f"{draft.source.asked} has other tokens than {context.source.asked}",
+            f"{draft.source.asked} and {context.source.asked} have different vocabularies",
             mend="name a draft model with the same tokenizer",
         )
     return draft
 
 
 def _place_draft(context: BuildContext, draft: BuildContext) -> str:
-    """Put the draft model beside the model, and say where."""
-    place, _ = _place_or_convert(draft, _DRAFT)
-    # OpenVINO wants a tokenizer of its own beside each, to see that they are the same.
-    for one, folder in ((context, _FOLDER), (draft, _DRAFT)):
-        _run(one, one.folder / folder, {"tokenizer_only": True})
-    return str(place["path"])
+    """Place the draft model next to the model, and return its path."""
+    placement, _ = _place_or_convert(draft, _DRAFT)
+    # OpenVINO needs its own form of both tokenizers, to check that they are the same.
+    for model_context, folder in ((context, _FOLDER), (draft, _DRAFT)):
+        _run(model_context, model_context.folder / folder, {"tokenizer_only": True})
+    return str(placement["path"])
 
 
 def _vocabulary(context: BuildContext) -> object:
@@ -108,12 +109,12 @@ def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
         raise ModelSourceError(f"{source.asked} has {_MODEL} without openvino_model.bin")
     if context.options["weight_format"] != "fp32":
         raise OptionError(
-            f"{source.asked} is converted already, with weights as they are",
-            mend="leave out weight_format, or name the model that it was made from",
+            f"{source.asked} is already converted, and its weights stay as they are",
+            mend="leave out weight_format, or name the model that it was converted from",
         )
-    # The engine opens files, so what lies in the hub's cache is copied, and what gets a tokenizer.
-    own = source.repo_id or context.options["draft_model"]
-    return context.place(files, folder, copy=True if own else None)
+    # The engine opens files, so a model in the hub's cache or one that gets a tokenizer is copied.
+    copied = source.repo_id or context.options["draft_model"]
+    return context.place(files, folder, copy=True if copied else None)
 
 
 def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:
@@ -125,7 +126,7 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
         )
     context.report(f"converting {source.asked} to OpenVINO")
     target = context.folder / folder
-    _run(context, target, {name: options[name] for name in _CONVERTING})
+    _run(context, target, {name: options[name] for name in _CONVERSION_OPTIONS})
     facts = target / "facts.json"
     window: int | None = json.loads(facts.read_text(encoding="utf-8"))["window"]
     facts.unlink()
@@ -133,9 +134,9 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
 
 
 def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> None:
-    """Convert in a process of its own."""
+    """Convert in a separate process."""
     source = context.source
-    done = subprocess.run(
+    process = subprocess.run(
         [
             *(sys.executable, "-m", "llmserve_openvino.convert"),
             *(str(source.path), str(target), json.dumps(settings)),
@@ -145,13 +146,13 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
         errors="replace",
         check=False,
     )
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = lines[-1][:300] if lines else f"it ended with {done.returncode}"
+    if process.returncode:
+        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+        reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
         raise ModelSourceError(
-            f"{source.asked} could not be converted to OpenVINO: {last}",
+            f"{source.asked} could not be converted to OpenVINO: {reason}",
             mend="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
-            "an environment of its own and name that folder",
+            "a separate environment and name that folder",
         )
 
 

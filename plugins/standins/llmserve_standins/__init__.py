@@ -1,4 +1,4 @@
-"""Stand-ins: Triton backends in Python for those of NVIDIA that the embedded server lacks."""
+"""Stand-ins: Python versions of the NVIDIA backends that the embedded server lacks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Graphs behind Triton's requests, with the implicit state of sequences.
+"""Serves graphs to Triton's requests, with the implicit state of sequences.
 
-It does as Triton's own backends do: requests whose tensors have the same shapes run as one batch,
-nothing is padded, and a sequence's state goes from each of its requests to the next.
+It behaves like Triton's own backends: requests whose tensors have the same shapes run as one batch,
+nothing is padded, and a sequence's state is kept from one of its requests to the next.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ START, END = 1, 2
 
 @dataclass(frozen=True)
 class Graph:
-    """A loaded graph: what it is for the log, what it takes, and how its outputs are computed."""
+    """A loaded graph: its description for the log, its inputs, and a function that runs it."""
 
-    what: str
+    description: str
     inputs: frozenset[str]
     run: Callable[[Mapping[str, Array], Sequence[str]], Sequence[Array]]
 
@@ -44,10 +44,10 @@ class _Request:
 
 
 class ServedGraph:
-    """A graph as Triton's Python backend serves it; a stand-in says how one is loaded."""
+    """A graph served by Triton's Python backend; each stand-in implements ``load``."""
 
-    usual_file: str
-    """What the graph's file is called where the configuration does not say."""
+    default_file: str
+    """The name of the graph's file if the configuration does not set one."""
     device: int | None
     """The GPU's number, None for the CPU."""
 
@@ -64,40 +64,41 @@ class ServedGraph:
         self.home = Path(args["model_repository"])
         gpu = args["model_instance_kind"] == "GPU"
         self.device = int(args["model_instance_device_id"]) if gpu else None
-        name = config.get("default_model_filename") or self.usual_file
+        name = config.get("default_model_filename") or self.default_file
         self._graph = graph = self.load(self.home / args["model_version"] / name)
         sequences = config.get("sequence_batching") or {}
         self._pb = pb_utils
         self._batched = int(config["max_batch_size"]) > 0
-        self._idle = int(sequences.get("max_sequence_idle_microseconds") or 0) / 1_000_000
+        self._max_idle = int(sequences.get("max_sequence_idle_microseconds") or 0) / 1_000_000
         states = sequences.get("state") or []
-        self._empty = {state["input_name"]: _first(state) for state in states}
-        self._presents = [state["output_name"] for state in states]
+        self._initial = {state["input_name"]: _initial_state(state) for state in states}
+        self._state_outputs = [state["output_name"] for state in states]
         self._outputs = {out["name"]: numpy_type(out["data_type"]) for out in config["output"]}
-        self.kept: dict[int, tuple[float, Mapping[str, Array]]] = {}
-        """When each sequence was last seen, and the state it is in."""
+        self.states: dict[int, tuple[float, Mapping[str, Array]]] = {}
+        """The time of each sequence's last request, and its current state."""
         original = f"Triton's backend {config.get('backend') or config.get('platform')}"
-        self._notice = notice(pb_utils, config["name"], original, f"on {graph.what}")
+        self._notice = notice(pb_utils, config["name"], original, f"on {graph.description}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer every request; those of equal shapes run together."""
+        """Answer every request; requests of equal shapes run together."""
         now = time.monotonic()
-        for key in [key for key, (seen, _) in self.kept.items() if now - seen > self._idle]:
-            del self.kept[key]
+        for key in [key for key, (seen, _) in self.states.items() if now - seen > self._max_idle]:
+            del self.states[key]
         groups: dict[Hashable, list[_Request]] = {}
         for raw in requests:
             request = self._read(raw)
             group = request.shapes() if self._batched else id(raw)
             groups.setdefault(group, []).append(request)
-        answers: dict[int, Any] = {}
-        for together in groups.values():
+        by_request: dict[int, Any] = {}
+        for batch in groups.values():
             try:
-                responses = self._run(together, now)
+                responses = self._run(batch, now)
             except Exception as error:
                 problem = self._pb.TritonError(f"{type(error).__name__}: {error}".splitlines()[0])
-                responses = [self._pb.InferenceResponse([], problem) for _ in together]
-            answers.update({id(one.raw): r for one, r in zip(together, responses, strict=True)})
-        return [answers[id(raw)] for raw in requests]
+                responses = [self._pb.InferenceResponse([], problem) for _ in batch]
+            pairs = zip(batch, responses, strict=True)
+            by_request.update({id(request.raw): response for request, response in pairs})
+        return [by_request[id(raw)] for raw in requests]
 
     def finalize(self) -> None:
         self._notice.clear()
@@ -106,8 +107,8 @@ class ServedGraph:
         feeds = {k: values for k, values in tensors_of(raw).items() if k in self._graph.inputs}
         key, flags = raw.correlation_id(), raw.flags()
         if flags & START:
-            self.kept.pop(key, None)
-        _, state = self.kept.get(key, (0.0, self._empty))
+            self.states.pop(key, None)
+        _, state = self.states.get(key, (0.0, self._initial))
         return _Request(raw, {**feeds, **state}, key, flags)
 
     def _run(self, requests: Sequence[_Request], now: float) -> list[Any]:
@@ -115,45 +116,44 @@ class ServedGraph:
             name: np.concatenate([request.feeds[name] for request in requests])
             for name in requests[0].feeds
         }
-        wanted = [*self._outputs, *self._presents]
-        values = dict(zip(wanted, self._graph.run(feeds, wanted), strict=True))
-        responses, first = [], 0
+        names = [*self._outputs, *self._state_outputs]
+        values = dict(zip(names, self._graph.run(feeds, names), strict=True))
+        responses, start = [], 0
         for request in requests:
-            rows = len(next(iter(request.feeds.values())))
-            part = slice(first, first + rows) if self._batched else slice(None)
-            first += rows
+            count = len(next(iter(request.feeds.values())))
+            rows = slice(start, start + count) if self._batched else slice(None)
+            start += count
             if request.flags & END:
-                self.kept.pop(request.sequence, None)
-            elif self._empty:
-                presents = (values[name][part] for name in self._presents)
-                self.kept[request.sequence] = now, dict(zip(self._empty, presents, strict=True))
-            responses.append(self._response(request, values, part))
+                self.states.pop(request.sequence, None)
+            elif self._initial:
+                state = (values[name][rows] for name in self._state_outputs)
+                self.states[request.sequence] = now, dict(zip(self._initial, state, strict=True))
+            responses.append(self._response(request, values, rows))
         return responses
 
-    def _response(self, request: _Request, values: Mapping[str, Array], part: slice) -> Any:
-        wanted = request.raw.requested_output_names() or self._outputs
+    def _response(self, request: _Request, values: Mapping[str, Array], rows: slice) -> Any:
+        requested = request.raw.requested_output_names() or self._outputs
         return self._pb.InferenceResponse([
-            self._pb.Tensor(name, np.ascontiguousarray(values[name][part].astype(kind, copy=False)))
+            self._pb.Tensor(name, np.ascontiguousarray(values[name][rows].astype(kind, copy=False)))
             for name, kind in self._outputs.items()
-            if name in wanted
+            if name in requested
         ])  # fmt: skip
 
 
-def _first(state: Mapping[str, Any]) -> Array:
-    """Return what a state is before its first request."""
+def _initial_state(state: Mapping[str, Any]) -> Array:
     initial = (state.get("initial_state") or [{}])[0]
     if "data_file" in initial:
-        raise RuntimeError("llmserve's stand-in reads no initial state from a file")
-    # As Triton does: an open dimension is 1 where nothing else is said.
+        raise RuntimeError("llmserve's stand-in does not read initial states from files")
+    # As in Triton, an open dimension is 1 unless dims are set.
     sizes = [max(int(size), 1) for size in initial.get("dims") or state["dims"]]
     return np.zeros([1, *sizes], numpy_type(state["data_type"]))
 
 
 def numpy_type(name: str) -> npt.DTypeLike:
-    """Give numpy's type for one of a configuration."""
+    """Return numpy's type for a type of Triton's configuration."""
     try:
         return np.dtype(name.removeprefix("TYPE_").lower().replace("fp", "float"))
     except TypeError:
         raise RuntimeError(
-            f"llmserve's stand-in serves no {name}: use NVIDIA's container"
+            f"llmserve's stand-in does not support {name}: use NVIDIA's container"
         ) from None

@@ -1,9 +1,10 @@
-"""The stand-ins for native backends: any graph, equal shapes together, state for each sequence."""
+"""Tests of the stand-ins for native backends: batches of equal shapes, and state per sequence."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from llmserve.testing import FakeBackendUtils, FakeRequest
 from llmserve_standins.graphs import END, START, ServedGraph
 from llmserve_standins.pytorch import model as torch_model
 
-SUM: dict[str, Any] = {
+PLAIN: dict[str, Any] = {
     "name": "sum",
     "max_batch_size": 8,
     "backend": "onnxruntime",
     "input": [{"name": "x__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
     "output": [{"name": "y__0", "data_type": "TYPE_FP32", "dims": ["-1"]}],
 }
-KEPT: dict[str, Any] = {
+STATEFUL: dict[str, Any] = {
     "sequence_batching": {
         "max_sequence_idle_microseconds": "60000000",
         "state": [
@@ -38,7 +39,7 @@ KEPT: dict[str, Any] = {
 
 
 class Adding(torch.nn.Module):
-    """Gives what it has got so far, in a state that grows."""
+    """Returns the sum of all inputs so far, in a state that grows."""
 
     def forward(self, x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = torch.cat([past, x.sum(1, keepdim=True)], 1)
@@ -50,7 +51,7 @@ class Doubling(torch.nn.Module):
         return 2 * x
 
 
-def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any) -> ServedGraph:
+def serve(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any) -> ServedGraph:
     jit: Any = torch.jit
     (tmp_path / "1").mkdir()
     file = tmp_path / "1" / "model.pt"
@@ -61,50 +62,51 @@ def scripted(tmp_path: Path, module: torch.nn.Module, config: Any, *example: Any
         "model_repository": str(tmp_path), "model_version": "1", "model_instance_kind": "CPU",
         "model_config": json.dumps(config),
     }  # fmt: skip
-    serving = torch_model.TritonPythonModel()
-    serving.start(args, FakeBackendUtils())
-    return serving
+    model = torch_model.TritonPythonModel()
+    model.start(args, FakeBackendUtils())
+    return model
 
 
-def ask(serving: ServedGraph, *requests: FakeRequest) -> list[Any]:
-    answers = serving.execute(requests)
-    assert not [answer.error.message() for answer in answers if answer.error]
-    return [answer.tensors["y__0"].tolist() for answer in answers]
+def ask(model: ServedGraph, *requests: FakeRequest) -> list[Any]:
+    responses = model.execute(requests)
+    assert not [response.error.message() for response in responses if response.error]
+    return [response.tensors["y__0"].tolist() for response in responses]
 
 
-def given(values: list[list[float]], **extra: Any) -> FakeRequest:
+def make_request(values: Sequence[Sequence[float]], **extra: Any) -> FakeRequest:
     return FakeRequest({"x__0": np.array(values, np.float32)}, **extra)
 
 
 @pytest.fixture
 def adding(tmp_path: Path) -> ServedGraph:
-    return scripted(tmp_path, Adding(), {**SUM, **KEPT}, torch.ones((2, 3)), torch.zeros((2, 1)))
+    config = {**PLAIN, **STATEFUL}
+    return serve(tmp_path, Adding(), config, torch.ones((2, 3)), torch.zeros((2, 1)))
 
 
 def test_a_plain_model_answers_batches_and_shapes_of_all_kinds(tmp_path: Path) -> None:
-    serving = scripted(tmp_path, Doubling(), SUM, torch.ones((2, 3)))
-    answers = ask(serving, given([[1, 2]]), given([[3]]), given([[4, 5], [6, 7]]))
-    assert answers == [[[2, 4]], [[6]], [[8, 10], [12, 14]]]
+    model = serve(tmp_path, Doubling(), PLAIN, torch.ones((2, 3)))
+    requests = [make_request(values) for values in ([[1, 2]], [[3]], [[4, 5], [6, 7]])]
+    assert ask(model, *requests) == [[[2, 4]], [[6]], [[8, 10], [12, 14]]]
 
 
-def test_state_goes_from_request_to_request_of_its_own_sequence(adding: ServedGraph) -> None:
+def test_each_sequence_keeps_its_own_state_between_requests(adding: ServedGraph) -> None:
     first = ask(
         adding,
-        given([[1]], sequence=1, flags=START),
-        given([[10]], sequence=2, flags=START),
+        make_request([[1]], sequence=1, flags=START),
+        make_request([[10]], sequence=2, flags=START),
     )
     assert first == [[[1]], [[10]]]
-    # In another order, with another beside them whose state is shorter.
+    # In another order, together with a sequence whose state is shorter.
     later = ask(
         adding,
-        given([[20]], sequence=2),
-        given([[100]], sequence=3, flags=START),
-        given([[2]], sequence=1),
+        make_request([[20]], sequence=2),
+        make_request([[100]], sequence=3, flags=START),
+        make_request([[2]], sequence=1),
     )
     assert later == [[[30]], [[100]], [[3]]]
-    assert ask(adding, given([[5]], sequence=1, flags=START)) == [[[5]]]
-    ask(adding, *(given([[0]], sequence=key, flags=END) for key in (1, 2, 3)))
-    assert adding.kept == {}
+    assert ask(adding, make_request([[5]], sequence=1, flags=START)) == [[[5]]]
+    ask(adding, *(make_request([[0]], sequence=key, flags=END) for key in (1, 2, 3)))
+    assert adding.states == {}
 
 
 @pytest.mark.parametrize("manifest", [None, "{", "{}", json.dumps({"files": {"1/model.pt": "0"}})])
@@ -115,5 +117,5 @@ def test_torchscript_that_llmserve_has_not_built_is_not_run(
     (tmp_path / "1" / "model.pt").write_bytes(b"anything")
     if manifest is not None:
         (tmp_path / "llmserve.json").write_text(manifest)
-    with pytest.raises(RuntimeError, match="not what llmserve built"):
-        torch_model.check_built_here(tmp_path / "1" / "model.pt", tmp_path)
+    with pytest.raises(RuntimeError, match="not the file that llmserve built"):
+        torch_model.check_manifest(tmp_path / "1" / "model.pt", tmp_path)

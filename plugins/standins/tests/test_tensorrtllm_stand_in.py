@@ -1,4 +1,4 @@
-"""The stand-in for TensorRT-LLM's backend, with a script in place of a model."""
+"""Tests of the stand-in for TensorRT-LLM's backend, with a scripted model."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def settings(**changes: Any) -> Settings:
     return Settings("engine", {**CONFIG, "parameters": parameters, **changes})
 
 
-def test_its_configuration_is_the_backends() -> None:
-    found = settings()
-    assert (found.static, found.decoupled, found.excludes_input) == (False, True, True)
+def test_the_backends_configuration_is_read() -> None:
+    default = settings()
+    assert (default.static, default.decoupled, default.excludes_input) == (False, True, True)
     assert settings(parameters={"gpt_model_type": {"string_value": "V1"}}).static
 
 
-def started(found: Settings, pb: FakeBackendUtils | None = None) -> TritonPythonModel:
+def started(configured: Settings, pb: FakeBackendUtils | None = None) -> TritonPythonModel:
     stand_in = TritonPythonModel()
-    stand_in.start(found, pb or FakeBackendUtils())
+    stand_in.start(configured, pb or FakeBackendUtils())
     return stand_in
 
 
@@ -58,13 +58,13 @@ def tensors(*names: str) -> list[dict[str, Any]]:
     return [{"name": name, "data_type": "TYPE_INT32", "dims": ["1"]} for name in names]
 
 
-def test_a_model_made_by_hand_is_refused_with_what_is_missing() -> None:
+def test_a_handmade_model_is_refused_with_the_missing_parameter() -> None:
     with pytest.raises(RuntimeError, match="does not know which model the engine was built from"):
         settings(parameters={"llmserve.stand_in": {"string_value": ""}})
 
 
 @pytest.mark.parametrize(
-    ("lacking", "inputs"),
+    ("missing", "inputs"),
     [
         ("gpt_model_type", ()),
         ("gpt_model_path", ()),
@@ -73,37 +73,37 @@ def test_a_model_made_by_hand_is_refused_with_what_is_missing() -> None:
         ("guided_decoding_backend", ("guided_decoding_guide",)),
     ],
 )
-def test_what_the_real_backend_reads_without_a_default_has_to_be_there(
-    lacking: str, inputs: tuple[str, ...]
+def test_parameters_that_the_real_backend_reads_without_a_default_are_required(
+    missing: str, inputs: tuple[str, ...]
 ) -> None:
     names = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
-    given = {**CONFIG["parameters"], **{name: {"string_value": ""} for name in names}}
-    config = {**CONFIG, "parameters": given, "input": tensors(*inputs)}
+    parameters = {**CONFIG["parameters"], **{name: {"string_value": ""} for name in names}}
+    config = {**CONFIG, "parameters": parameters, "input": tensors(*inputs)}
     Settings("engine", config)
-    del given[lacking]
-    with pytest.raises(RuntimeError, match=f"Cannot find parameter with name: {lacking}"):
+    del parameters[missing]
+    with pytest.raises(RuntimeError, match=f"Cannot find parameter with name: {missing}"):
         Settings("engine", config)
 
 
-def test_what_the_real_backend_does_not_know_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="'V2' is none of"):
+def test_values_that_the_real_backend_does_not_support_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="cannot be 'V2': choose one of"):
         settings(parameters={"gpt_model_type": {"string_value": "V2"}})
     v1 = {"gpt_model_type": {"string_value": "V1"}}
-    with pytest.raises(RuntimeError, match="no static batches"):
+    with pytest.raises(RuntimeError, match="do not run static batches"):
         settings(parameters=v1, input=tensors("seed"))
 
 
-def given(ids: list[int], length: int = 4, **more: Any) -> dict[str, Any]:
+def inputs_of(ids: list[int], length: int = 4, **extra: Any) -> dict[str, Any]:
     return {
         "input_ids": np.array([ids], np.int32),
         "input_lengths": np.array([[len(ids)]], np.int32),
         "request_output_len": np.array([[length]], np.int32),
-        **{name: np.array(value) for name, value in more.items()},
+        **{name: np.array(value) for name, value in extra.items()},
     }
 
 
-def rows(**more: Any) -> list[TokenSequence]:
-    return sequences(given([1, 2, 3], **more), 16)
+def rows(**extra: Any) -> list[TokenSequence]:
+    return sequences(inputs_of([1, 2, 3], **extra), 16)
 
 
 def sequences(tensors: dict[str, Any], context: int) -> list[TokenSequence]:
@@ -124,33 +124,33 @@ def test_options_are_read_from_the_backends_tensors() -> None:
     assert [IdTokenizer().encode(word) for word in row.params.bad_words] == [[5, 6], [7]]
 
 
-@pytest.mark.parametrize("more", [{}, {"runtime_top_k": [[1]], "temperature": [[1.0]]}])
-def test_the_likeliest_token_is_the_answer_without_options(more: dict[str, Any]) -> None:
-    assert rows(**more)[0].params.effective_temperature == 0
+@pytest.mark.parametrize("extra", [{}, {"runtime_top_k": [[1]], "temperature": [[1.0]]}])
+def test_decoding_is_greedy_by_default(extra: dict[str, Any]) -> None:
+    assert rows(**extra)[0].params.effective_temperature == 0
 
 
 @pytest.mark.parametrize("end", [-1, 2**32 - 1])
-def test_an_end_that_no_token_has_is_none(end: int) -> None:
+def test_an_end_id_that_no_token_has_means_no_end(end: int) -> None:
     assert rows(end_id=[[end]])[0].eos_ids == frozenset()
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("extra", "message"),
     [
-        ({"lora_task_id": [[1]]}, "has no lora_task_id"),
-        ({"embedding_bias": [[0.5]]}, "has no embedding_bias"),
-        ({"beam_width": [[2]]}, "no beam_width but 1"),
-        ({"return_log_probs": [[True]]}, "no return_log_probs but false"),
-        ({"length": 14}, "over the engine's 16"),
+        ({"lora_task_id": [[1]]}, "does not support lora_task_id"),
+        ({"embedding_bias": [[0.5]]}, "does not support embedding_bias"),
+        ({"beam_width": [[2]]}, "only beam_width 1"),
+        ({"return_log_probs": [[True]]}, "only return_log_probs false"),
+        ({"length": 14}, "the engine's context of 16"),
         ({"length": 0}, "request_output_len 0"),
     ],
 )
-def test_what_it_cannot_do_is_refused(more: dict[str, Any], message: str) -> None:
+def test_unsupported_requests_are_refused(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        rows(**more)
+        rows(**extra)
 
 
-def test_the_token_that_ends_an_answer_is_kept_and_a_stop_word_is_sent() -> None:
+def test_the_token_that_ends_an_answer_is_withheld_and_a_stop_word_is_sent() -> None:
     ended = rows(end_id=[[9]])[0]
     for token in (5, 9):
         ended.push(token)
@@ -161,39 +161,39 @@ def test_the_token_that_ends_an_answer_is_kept_and_a_stop_word_is_sent() -> None
     assert (stopped.finish_reason, stopped.take_ids()) == ("stop", [5, 6, 7])
 
 
-class Counting:
-    """Answers every prompt with 10, 11, 12 …; it waits for each token to be allowed."""
+class CountingModel:
+    """Answers every prompt with 10, 11, 12 …; the test must release each token."""
 
     def __init__(self) -> None:
         self.tokens = threading.Semaphore(0)
-        self.made = 0
+        self.generated = 0
 
     def next_logits(self, model: Any, row: TokenSequence) -> Any:
         del model
         self.tokens.acquire()
-        self.made += 1
+        self.generated += 1
         logits = np.zeros(64, np.float32)
         logits[10 + len(row.token_ids)] = 1
         return logits
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
-    script = Counting()
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingModel]:
+    model = CountingModel()
     monkeypatch.setattr(backend, "load_model", lambda _: None)
     monkeypatch.setattr(backend, "context_length", lambda _: 16)
-    monkeypatch.setattr(backend, "next_logits", script.next_logits)
-    yield script
-    script.tokens.release(1000)
+    monkeypatch.setattr(backend, "next_logits", model.next_logits)
+    yield model
+    model.tokens.release(1000)
 
 
 class Request(FakeRequest):
-    def __init__(self, length: int, name: str = "", **more: Any) -> None:
-        super().__init__(given([1, 2], length, **more))
-        self.name = name
+    def __init__(self, length: int, request_id: str = "", **extra: Any) -> None:
+        super().__init__(inputs_of([1, 2], length, **extra))
+        self.id = request_id
 
     def request_id(self) -> str:
-        return self.name
+        return self.id
 
     @property
     def ids(self) -> list[int]:
@@ -206,26 +206,26 @@ def refusal(request: Request) -> str:
     return str(error.message())
 
 
-def until(condition: Any) -> None:
+def wait_until(condition: Any) -> None:
     deadline = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-def test_in_flight_a_request_joins_between_two_steps(counting: Counting) -> None:
+def test_in_flight_a_request_joins_between_two_steps(counting: CountingModel) -> None:
     stand_in = started(settings(), pb := FakeBackendUtils())
     long, short = Request(4, streaming=[[True]]), Request(1)
     stand_in.execute([long])
     counting.tokens.release()
-    until(lambda: long.ids == [10])
+    wait_until(lambda: long.ids == [10])
     stand_in.execute([short])
     counting.tokens.release(3)
-    until(lambda: short.closed)
+    wait_until(lambda: short.closed)
     assert short.ids == [10]
     assert not long.closed
     counting.tokens.release(8)
-    until(lambda: long.closed)
+    wait_until(lambda: long.closed)
     assert long.ids == [10, 11, 12, 13]
     stand_in.finalize()
     assert any("stand-in for TensorRT-LLM" in line for line in pb.Logger.warnings)
@@ -236,89 +236,89 @@ def static() -> TritonPythonModel:
     return started(settings(parameters=v1))
 
 
-def test_a_static_batch_runs_to_its_end_before_the_next(counting: Counting) -> None:
-    """Triton may hand requests over one by one: it is the backend that makes batches of them."""
+def test_a_static_batch_runs_to_its_end_before_the_next(counting: CountingModel) -> None:
+    """Triton may pass requests one by one: the backend combines them into batches."""
     stand_in = static()
     batch, late = [Request(3), Request(1)], [Request(1) for _ in range(5)]
     stand_in.execute(batch)
     counting.tokens.release(2)
-    until(lambda: batch[1].closed)
+    wait_until(lambda: batch[1].closed)
     for request in late:
         stand_in.execute([request])
     counting.tokens.release()
-    # A place is free, and they have to wait all the same.
-    until(lambda: counting.made == 3)
+    # There is room for them, but they must wait for the batch.
+    wait_until(lambda: counting.generated == 3)
     assert not any(request.closed for request in (batch[0], *late))
     counting.tokens.release()
-    until(lambda: batch[0].closed)
-    # As many as fit, which are four.
+    wait_until(lambda: batch[0].closed)
+    # Four requests fit into the next batch.
     counting.tokens.release(4)
-    until(lambda: sum(request.closed for request in late) == 4)
+    wait_until(lambda: sum(request.closed for request in late) == 4)
     counting.tokens.release()
-    until(lambda: late[4].closed)
+    wait_until(lambda: late[4].closed)
     assert [request.ids for request in (*batch, late[0])] == [[10, 11, 12], [10], [10]]
     stand_in.finalize()
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
-def test_a_request_that_says_stop_ends_the_one_that_has_its_id(
-    counting: Counting, decoupled: bool
+def test_a_request_with_stop_ends_the_request_with_its_id(
+    counting: CountingModel, decoupled: bool
 ) -> None:
-    """It is answered with nothing, in one piece: so also by an engine that does not stream."""
+    """It gets a single empty response, so an engine that does not stream supports it as well."""
     policy = {"decoupled": decoupled}
     stand_in = started(settings(model_transaction_policy=policy))
     long = Request(8, "mine")
     stand_in.execute([long])
     counting.tokens.release()
-    stopping, nobodys = Request(1, "mine", stop=[[True]]), Request(1, stop=[[True]])
-    stand_in.execute([stopping, nobodys])
+    stopping, without_id = Request(1, "mine", stop=[[True]]), Request(1, stop=[[True]])
+    stand_in.execute([stopping, without_id])
     assert stopping.closed
     assert [(r.error, r.tensors) for r in stopping.responses] == [(None, {})]
-    assert "request ID is not provided" in refusal(nobodys)
+    assert "request ID is not provided" in refusal(without_id)
     counting.tokens.release(2)
-    until(lambda: long.closed)
+    wait_until(lambda: long.closed)
     assert len(long.ids) < 4
     stand_in.finalize()
 
 
-def test_of_what_nobody_asked_for_nothing_is_sent(counting: Counting) -> None:
+def test_only_requested_outputs_are_sent(counting: CountingModel) -> None:
     stand_in = started(settings())
     plain = Request(2, exclude_input_in_output=[[False]])
     counted = Request(2, return_num_input_tokens=[[True]])
     counting.tokens.release(8)
     for request in (plain, counted):
         stand_in.execute([request])
-        until(lambda request=request: request.closed)
+        wait_until(lambda request=request: request.closed)
     assert plain.responses[0].tensors.keys() == {"output_ids", "sequence_length"}
     assert plain.ids == [1, 2, 10, 11]
     assert counted.responses[0].tensors["num_input_tokens"].tolist() == [[2]]
     stand_in.finalize()
 
 
-def test_before_0_14_there_is_a_0_for_every_score(counting: Counting) -> None:
-    outputs = [one for one in CONFIG["output"] if one["name"] != "sequence_index"]
+def test_before_0_14_every_score_is_0(counting: CountingModel) -> None:
+    outputs = [output for output in CONFIG["output"] if output["name"] != "sequence_index"]
     stand_in = started(settings(output=outputs))
     request = Request(1)
     counting.tokens.release(4)
     stand_in.execute([request])
-    until(lambda: request.closed)
+    wait_until(lambda: request.closed)
     assert request.responses[0].tensors["cum_log_probs"].tolist() == [[0.0]]
     stand_in.finalize()
 
 
-def test_a_stream_never_has_the_prompt(counting: Counting) -> None:
+def test_a_stream_never_has_the_prompt(counting: CountingModel) -> None:
     excludes = {"exclude_input_in_output": {"string_value": "false"}}
     stand_in = started(settings(parameters=excludes))
     stream, whole = Request(2, streaming=[[True]]), Request(2)
     counting.tokens.release(8)
     stand_in.execute([stream, whole])
-    until(lambda: stream.closed and whole.closed)
+    wait_until(lambda: stream.closed and whole.closed)
     assert stream.ids == [10, 11]
     assert whole.ids == [1, 2, 10, 11]
     stand_in.finalize()
 
 
-def test_an_engine_that_does_not_stream_refuses_to(counting: Counting) -> None:
+def test_an_engine_that_does_not_stream_refuses_streams(counting: CountingModel) -> None:
     policy = {"decoupled": False}
     stand_in = started(settings(model_transaction_policy=policy))
     request = Request(2, streaming=[[True]])
@@ -327,8 +327,8 @@ def test_an_engine_that_does_not_stream_refuses_to(counting: Counting) -> None:
     stand_in.finalize()
 
 
-def test_the_first_version_takes_every_number_once_at_a_time(counting: Counting) -> None:
-    outputs = [one for one in CONFIG["output"] if one["name"] == "output_ids"]
+def test_0_5_0_accepts_no_request_id_twice_at_once(counting: CountingModel) -> None:
+    outputs = [output for output in CONFIG["output"] if output["name"] == "output_ids"]
     stand_in = started(settings(output=outputs))
     first, same, word = Request(1, "7"), Request(1, "7"), Request(1, "seven")
     stand_in.execute([first])
@@ -336,21 +336,21 @@ def test_the_first_version_takes_every_number_once_at_a_time(counting: Counting)
     assert "requestId 7 is already in progress" in refusal(same)
     assert "must be uint64_t. Got seven" in refusal(word)
     counting.tokens.release(4)
-    until(lambda: first.closed)
+    wait_until(lambda: first.closed)
     again = Request(1, "7")
     stand_in.execute([again])
-    until(lambda: again.closed)
+    wait_until(lambda: again.closed)
     assert again.responses[0].error is None
     stand_in.finalize()
 
 
-def test_it_makes_what_generate_makes() -> None:
+def test_it_generates_the_same_tokens_as_generate() -> None:
     import torch
 
     model = backend.load_model(settings())
     for ids in ([70, 80, 90], [400, 5], [33]):
-        row = sequences(given(ids, 12, end_id=[[0]]), 512)[0]
+        row = sequences(inputs_of(ids, 12, end_id=[[0]]), 512)[0]
         while not row.done:
             row.push(row.sampler.choose(backend.next_logits(model, row)))
-        made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
-        assert row.token_ids == made[0, len(ids) :].tolist()
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+        assert row.token_ids == expected[0, len(ids) :].tolist()

@@ -1,4 +1,4 @@
-"""The plugin ``trtllm``: TensorRT-LLM's engines and LLM API, for the version that runs them."""
+"""The plugin ``trtllm``: serves TensorRT-LLM engines and its LLM API, for a chosen version."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llmserve.plugin import (
 if TYPE_CHECKING:
     from llmserve.plugin import Assembly
 
-# Any model can be served so, and without TensorRT-LLM a stand-in answers. Who has an engine says
-# where: --build engine=DIR.
+# This works for any model, and without TensorRT-LLM a stand-in answers. To use an engine:
+# --build engine=DIR.
 _LLMAPI = {"layout": "llmapi", "stand_in": "true"}
 _ENGINE = ("layout", "engine", "build_engine")
 _LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
 _BATCH_SIZE = Option(
-    "max_batch_size", 8, "Most requests that the engine takes at a time.", minimum=1
+    "max_batch_size", 8, "Maximum number of requests that the engine runs at once.", minimum=1
 )
 
 
@@ -49,11 +49,11 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    """In-flight batching; static batching is everybody's."""
+    """Register in-flight batching; static batching is in the core."""
     return [
         Batching(
             name="inflight",
-            summary="TensorRT-LLM's own: new requests join while others are under way",
+            summary="TensorRT-LLM's own: new requests join while others are running",
             runtime=_LIMITS,
             requires=(),
             mode="inflight",
@@ -86,7 +86,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 
 @hookimpl
 def llmserve_check_model(model: CheckedModel) -> Sequence[Problem]:
-    """Find what would not load or not work in a repository made from NVIDIA's templates."""
+    """Find problems in a model made from NVIDIA's templates."""
     from llmserve_trtllm.check import check_model
 
     return list(check_model(model))

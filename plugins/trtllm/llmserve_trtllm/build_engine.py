@@ -1,4 +1,4 @@
-"""Building an engine with the version's own tools, and saying how where they are not installed."""
+"""Builds an engine with the version's own tools, or reports the commands if they are missing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from llmserve_trtllm.target import Target
 from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of, pairs, sections
 
 PYTHON = "python3"
-"""Stands for the Python that runs this, where the commands are run here."""
+"""Placeholder for the running Python, in commands that are run here."""
 _FIRST_WITH_CORE_EXAMPLES = Version(0, 19)
 
 
 def build_or_explain(context: BuildContext, target: Target) -> Path:
-    asked = target.options["engine"]
+    engine = target.options["engine"]
     if not target.options["build_engine"]:
-        if not asked:
+        if not engine:
             raise OptionError(
                 "there is no engine to serve",
                 mend="give one with --set engine=DIR, build one with --set build_engine=true, or "
-                "serve the model as it is with --set layout=llmapi",
+                "serve the model without an engine with --set layout=llmapi",
             )
-        return Path(asked).expanduser().resolve()
-    folder = Path(asked or f"{context.name}-engine").expanduser().resolve()
+        return Path(engine).expanduser().resolve()
+    folder = Path(engine or f"{context.name}-engine").expanduser().resolve()
     family = context.source.config().get("model_type") or ""
     commands = build_commands(target, context.source.path, family, folder)
     _check_installed(target.version, commands)
@@ -41,23 +41,23 @@ def build_or_explain(context: BuildContext, target: Target) -> Path:
 
 
 def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> None:
-    """Run one command; each of its lines goes to the log, the latest to who watches."""
+    """Run one command; its whole output goes to the log, and each line to ``report``."""
     words = [sys.executable if word == PYTHON else word for word in command]
     report(f"building the engine: {Path(command[0]).name}, log in {log}")
-    with log.open("a", encoding="utf-8") as kept:
-        kept.write(f"$ {shlex.join(command)}\n")
+    with log.open("a", encoding="utf-8") as log_file:
+        log_file.write(f"$ {shlex.join(command)}\n")
         try:
             process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         except OSError as error:
             raise ConfigError(
                 f"{command[0]} cannot be run: {error.strerror}",
-                mend="see that TensorRT-LLM's tools are on PATH",
+                mend="make sure that TensorRT-LLM's tools are on PATH",
             ) from None
         with process:
             try:
                 for raw in process.stdout or ():
                     line = raw.decode("utf-8", "replace")
-                    kept.write(line)
+                    log_file.write(line)
                     if line.strip():
                         report(f"building the engine: {line.strip()[:100]}")
             except BaseException:
@@ -65,24 +65,24 @@ def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> Non
                 raise
     if process.returncode:
         raise ConfigError(
-            f"building the engine failed ({Path(command[0]).name} ended with {process.returncode})",
+            f"building the engine failed ({Path(command[0]).name} returned {process.returncode})",
             mend=f"see {log}",
         )
 
 
-def _check_installed(wanted: Version, commands: Sequence[Sequence[str]]) -> None:
+def _check_installed(required: Version, commands: Sequence[Sequence[str]]) -> None:
     try:
-        found = Version.parse(version("tensorrt-llm").partition("+")[0])
+        installed = Version.parse(version("tensorrt-llm").partition("+")[0])
     except PackageNotFoundError:
-        where = container_of(wanted) or f"a place where TensorRT-LLM {wanted} is installed"
+        place = container_of(required) or f"an environment with TensorRT-LLM {required}"
         raise ConfigError(
             "TensorRT-LLM is not installed here, so no engine can be built",
-            mend=f"run this in {where}: {' && '.join(map(shlex.join, commands))}",
+            mend=f"run this in {place}: {' && '.join(map(shlex.join, commands))}",
         ) from None
-    if not found.same_release(wanted):
+    if not installed.same_release(required):
         raise IncompatibleError(
-            f"TensorRT-LLM {found} is installed here, and the engine is asked for {wanted}",
-            mend=f"give --set trtllm_version={found}, or build it where {wanted} is installed",
+            f"TensorRT-LLM {installed} is installed here, and the engine is for {required}",
+            mend=f"give --set trtllm_version={installed}, or build it with {required} installed",
         )
 
 
@@ -90,42 +90,42 @@ def build_commands(target: Target, model: Path, model_type: str, engine: Path) -
     values = _values(target.options)
     values |= {"model": str(model), "engine": str(engine)}
     if target.version >= FIRST_LLMAPI:
-        # The LLM API builds, and the examples' scripts are not needed.
+        # The LLM API builds the engine, so the examples' scripts are not needed.
         return [[PYTHON, "-c", " ".join(sections("commands.txt")["llm api"]).format_map(values)]]
     families = pairs("commands.txt", "families")
     if model_type not in families:
         raise IncompatibleError(
-            f"it is not known which of TensorRT-LLM's examples converts {model_type or 'this'}",
+            f"none of the known TensorRT-LLM examples converts {model_type or 'this model'}",
             mend="build the engine yourself and give it with --set engine=DIR",
         )
     core = "models/core/" if target.version >= _FIRST_WITH_CORE_EXAMPLES else ""
     values |= {"family": core + families[model_type], "checkpoint": f"{engine}-checkpoint"}
     quantization = values["quantization"]
-    how = "weight-only" if quantization in ("int8", "int4") else quantization
-    wanted = {target.batching, model_type, how}
-    if target.is_first:
-        return [_command("first", wanted, values)]
-    begin = "convert" if how in ("", "weight-only") else "quantize"
-    return [_command(begin, wanted, values), _command("build", wanted, values)]
+    method = "weight-only" if quantization in ("int8", "int4") else quantization
+    features = {target.batching, model_type, method}
+    if target.is_0_5:
+        return [_command("build-0.5.0", features, values)]
+    first_step = "convert" if method in ("", "weight-only") else "quantize"
+    return [_command(first_step, features, values), _command("build", features, values)]
 
 
-def _command(step: str, wanted: set[str], values: Mapping[str, Any]) -> list[str]:
-    """Return a step's section of the table as a command, with what the wanted engine adds."""
+def _command(step: str, features: set[str], values: Mapping[str, Any]) -> list[str]:
+    """Return the command for a step, with the arguments that the engine's features add."""
     words = []
     for heading, lines in sections("commands.txt").items():
-        first, *adds = heading.split()
-        if first == step and wanted.issuperset(adds):
+        name, *required = heading.split()
+        if name == step and features.issuperset(required):
             words += [word.format_map(values) for line in lines for word in line.split()]
     return words
 
 
 def _values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which an engine is built, and what follows from them."""
+    """Return the values for the commands: the options, and values derived from them."""
     prompt = options["max_input_len"] or 1024
-    both = options["max_seq_len"] or 2 * prompt
-    if both <= prompt:
+    total = options["max_seq_len"] or 2 * prompt
+    if total <= prompt:
         raise OptionError(
-            f"max_input_len {prompt} leaves no room for an answer in max_seq_len {both}",
+            f"max_input_len {prompt} leaves no room for an answer in max_seq_len {total}",
             mend="lower the first, or raise the second",
         )
     algorithm = pairs("commands.txt", "quantizations").get(options["quantization"])
@@ -136,7 +136,7 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": "float16" if options["dtype"] == "auto" else options["dtype"],
         "max_beam_width": options["max_beam_width"] or 1,
         "max_input_len": prompt,
-        "max_seq_len": both,
-        "max_output_len": both - prompt,
+        "max_seq_len": total,
+        "max_output_len": total - prompt,
         "world_size": options["tensor_parallel"] * options["pipeline_parallel"],
     }

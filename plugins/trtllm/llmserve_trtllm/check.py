@@ -1,8 +1,8 @@
-"""What goes wrong in repositories made by hand from TensorRT-LLM's templates.
+"""Checks for repositories made by hand from TensorRT-LLM's templates.
 
-The templates are copied and their placeholders filled in with ``sed``, and half of what is asked
-about the backend comes of it: a placeholder that is left, an engine of another version, a word
-that no version knows or none does any more.
+The templates are copied and their placeholders filled in with ``sed``, and half of all questions
+about the backend result from that: an unfilled placeholder, an engine of another version, a value
+that no version supports or that none supports any more.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _TABLE = "check.txt"
 
 
 def check_model(model: CheckedModel) -> Iterator[Problem]:
-    """Check a model of TensorRT-LLM's templates; any other model has none of these problems."""
+    """Check a model made from TensorRT-LLM's templates; other models yield no problems."""
     name, config, configs = model.name, model.config, model.configs
-    for backend, key, mend in columns(_TABLE, "needed"):
+    for backend, key, mend in columns(_TABLE, "required"):
         if backend != config.backend:
             continue
         if (value := _text(config, key)).startswith("${"):
@@ -39,73 +39,74 @@ def check_model(model: CheckedModel) -> Iterator[Problem]:
         if engines:
             yield from _check_stream(name, config, steps, engines[0])
     if "tensorrt_llm_model_name" in config.parameters:
-        yield from _check_front(name, config, configs)
+        yield from _check_bls(name, config, configs)
 
 
 def _check_parameters(name: str, config: ModelConfig) -> Iterator[Problem]:
-    """Find what the backend reads without a default, what it does not know, and what it did."""
+    """Find missing parameters, unsupported values, and parameters that are no longer read."""
     tensors = _tensors(config)
     empty = [key for _, key, value in WRITTEN if not value]
     missing = [key for key in empty if key not in config.parameters]
     if missing and "guided_decoding_guide" in tensors:
         yield Problem(
             name,
-            f"it has no parameter {', '.join(missing)}, without which no TensorRT-LLM from 0.19 "
-            "on loads it",
-            "set each to an empty text, if you have no use for it",
+            f"it has no parameter {', '.join(missing)}, without which TensorRT-LLM 0.19 and later "
+            "do not load it",
+            "set each of them to an empty string if you do not use it",
         )
-    for key, *words in columns(_TABLE, "words"):
+    for key, *supported in columns(_TABLE, "supported values"):
         value = _text(config, key)
-        if value and not value.startswith("${") and value not in words:
+        if value and not value.startswith("${") and value not in supported:
             yield Problem(
                 name,
-                f"no version of TensorRT-LLM knows {value!r} as {key}",
-                f"write {' or '.join(words[:2])}",
+                f"no version of TensorRT-LLM supports {value!r} as {key}",
+                f"set it to {' or '.join(supported[:2])}",
                 fatal=key == "gpt_model_type",
             )
-    for key, version in columns(_TABLE, "gone"):
-        came_back = key == "enable_trt_overlap" and "num_input_tokens" in tensors
+    for key, version in columns(_TABLE, "removed"):
+        was_restored = key == "enable_trt_overlap" and "num_input_tokens" in tensors
         is_set = _text(config, key) not in ("", f"${{{key}}}")
-        if is_set and not came_back and not _is_old(config):
+        if is_set and not was_restored and not _is_old(config):
             yield Problem(
-                name, f"{key} has not been read since {version}", "take it out", fatal=False
+                name, f"{key} has not been read since {version}", "remove it", fatal=False
             )
 
 
 def _check_engine(name: str, config: ModelConfig) -> Iterator[Problem]:
-    """Hold the template against the engine, where that can be seen from here."""
-    where = _text(config, "gpt_model_path")
-    if not where or where.startswith("${"):
+    """Compare the template with the engine, if the engine is accessible here."""
+    path = _text(config, "gpt_model_path")
+    if not path or path.startswith("${"):
         return
     try:
-        engine = read_engine(Path(where))
+        engine = read_engine(Path(path))
     except LLMServeError as error:
-        # An engine that is not here may be where the server is.
-        elsewhere = not Path(where).is_dir()
-        mend = "put it there, or see that the server finds it under that path"
-        yield Problem(name, error.problem, mend if elsewhere else str(error.mend), not elsewhere)
+        # An engine that is missing here may exist on the server's machine.
+        is_missing = not Path(path).is_dir()
+        mend = "put it there, or make sure that the server finds it at that path"
+        yield Problem(name, error.problem, mend if is_missing else str(error.mend), not is_missing)
         return
     yield from _check_version(name, config, engine.version)
     if not engine.packed_input and _text(config, "gpt_model_type").startswith("inflight"):
         what = "in-flight batching needs an engine with packed input"
-        yield Problem(name, what, "build the engine again with remove_input_padding")
-    if config.max_batch_size > (most := engine.max_batch_size):
-        what = f"max_batch_size {config.max_batch_size} is over the engine's {most}"
-        yield Problem(name, what, f"lower it to {most}")
+        yield Problem(name, what, "rebuild the engine with remove_input_padding")
+    if config.max_batch_size > (limit := engine.max_batch_size):
+        what = f"max_batch_size {config.max_batch_size} exceeds the engine's {limit}"
+        yield Problem(name, what, f"lower it to {limit}")
 
 
 def _check_version(name: str, config: ModelConfig, engine: Version | None) -> Iterator[Problem]:
     tensors = _tensors(config)
-    came = (version for tensor, version in columns(_TABLE, "came") if tensor in tensors)
-    since = next(map(Version.parse, came), None)
+    versions = (version for tensor, version in columns(_TABLE, "introduced") if tensor in tensors)
+    since = next(map(Version.parse, versions), None)
     template = ""
     if _is_old(config):
-        template = "a TensorRT-LLM before 0.7" if engine is not None else ""
+        template = "TensorRT-LLM before 0.7" if engine is not None else ""
     elif since is not None and (engine is None or engine < since):
         template = f"TensorRT-LLM {since} or later"
     if template:
-        what = f"its template is of {template} and its engine of {engine or 'one before 0.8'}"
-        mend = "take the templates of the engine's version, or build the engine again"
+        built_for = engine or "a version before 0.8"
+        what = f"its template is for {template} and its engine for {built_for}"
+        mend = "use the templates of the engine's version, or rebuild the engine"
         yield Problem(name, what, mend)
 
 
@@ -113,44 +114,46 @@ def _check_stream(
     name: str, config: ModelConfig, steps: list[Any], engine: ModelConfig
 ) -> Iterator[Problem]:
     decoupled = engine.model_transaction_policy.decoupled
-    asked_for = any(step.input_map.get("streaming") == "stream" for step, _ in steps)
-    if asked_for and not decoupled and "stream" in _tensors(config):
+    passes_stream = any(step.input_map.get("streaming") == "stream" for step, _ in steps)
+    if passes_stream and not decoupled and "stream" in _tensors(config):
         yield Problem(
             name,
             f"requests with stream are refused: {engine.name} is not decoupled",
-            "set decoupled: true in its model_transaction_policy, if you want to stream",
+            "set decoupled: true in its model_transaction_policy if you want to stream",
             fatal=False,
         )
-    made_by = {ours: step.model_name for step, _ in steps for ours in step.output_map.values()}
+    producers = {wire: step.model_name for step, _ in steps for wire in step.output_map.values()}
     for step, part in steps:
-        sources = {made_by.get(tensor) for tensor in step.input_map.values()}
+        sources = {producers.get(wire) for wire in step.input_map.values()}
         if decoupled and engine.name in sources and len(sources) > 1 and part is not engine:
             yield Problem(
                 name,
                 f"{step.model_name} gets tensors from {engine.name}, which is decoupled, and from "
-                "elsewhere, which Triton refuses",
-                f"lead only {engine.name}'s to it, or make {engine.name} answer in one piece",
+                "other sources, which Triton refuses",
+                f"pass it only tensors of {engine.name}, or make {engine.name} not decoupled",
             )
 
 
-def _check_front(name: str, config: ModelConfig, configs: Any) -> Iterator[Problem]:
-    """A BLS model streams if and only if the engine's model does."""
-    asked = _text(config, "tensorrt_llm_model_name")
-    engine = configs.get("tensorrt_llm" if not asked or asked.startswith("${") else asked)
+def _check_bls(name: str, config: ModelConfig, configs: Any) -> Iterator[Problem]:
+    """Check that a BLS model is decoupled if and only if the engine's model is."""
+    engine_name = _text(config, "tensorrt_llm_model_name")
+    if not engine_name or engine_name.startswith("${"):
+        engine_name = "tensorrt_llm"
+    engine = configs.get(engine_name)
     if engine is None or engine.backend != BACKEND:
         return
     ours, theirs = (c.model_transaction_policy.decoupled for c in (config, engine))
     if ours != theirs:
-        words = {True: "decoupled", False: "not decoupled"}
-        what = f"it is {words[ours]} and {engine.name} is {words[theirs]}"
-        yield Problem(name, what, "give decoupled_mode the same value in both")
+        states = {True: "decoupled", False: "not decoupled"}
+        what = f"it is {states[ours]} and {engine.name} is {states[theirs]}"
+        yield Problem(name, what, "set decoupled_mode to the same value in both")
 
 
 def _is_old(config: ModelConfig) -> bool:
     from tritonclient.grpc.model_config_pb2 import TYPE_UINT32
 
-    kinds = {tensor.name: tensor.data_type for tensor in config.input}
-    return bool(kinds.get("request_output_len") == TYPE_UINT32)
+    types = {tensor.name: tensor.data_type for tensor in config.input}
+    return bool(types.get("request_output_len") == TYPE_UINT32)
 
 
 def _tensors(config: ModelConfig) -> set[str]:
@@ -158,5 +161,5 @@ def _tensors(config: ModelConfig) -> set[str]:
 
 
 def _text(config: ModelConfig, key: str) -> str:
-    # Asking a protobuf map for a missing key would add it.
+    # Reading a missing key from a protobuf map would add it.
     return config.parameters[key].string_value.strip() if key in config.parameters else ""

@@ -1,4 +1,4 @@
-"""Starting Triton where one process is not enough, as NVIDIA's launch_triton_server.py does."""
+"""Writes the script that starts Triton with several processes, like launch_triton_server.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve_trtllm.versions import Version, container_of
 
 _SCRIPTS = Path(__file__).with_name("scripts")
 _FIRST_WITHOUT_POOLS = Version(0, 13)
-"""From here on NVIDIA's script keeps Triton itself from holding memory of the GPUs."""
+"""From this version on, NVIDIA's script keeps Triton itself from reserving GPU memory."""
 
 
 def write_launch_script(
@@ -20,7 +20,7 @@ def write_launch_script(
     if world_size == 1 and script != "orchestrator":
         return
     image = container_of(target.version)
-    # In leader mode the script starts itself once more for each rank: the first serves.
+    # In leader mode the script starts itself again for each rank; the first rank serves.
     ranks = (f'-n 1 sh "$0" --rank={rank} "$REPOSITORY" "$@"' for rank in range(world_size))
     text = _read(script)
     for name, value in (

@@ -1,4 +1,4 @@
-"""What is built: for which version, in which way, and with which tensors."""
+"""The target of a build: its version, layout and batching, and the resulting tensors."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _ENGINE_SECTIONS = ("engine inputs", "engine outputs", "scores", "client bias")
 
 @dataclass(frozen=True)
 class Row(Tensor):
-    """A tensor as a template declares it: ``scalar`` where the backend sees no dimension of it."""
+    """A tensor as a template declares it; the backend sees only the batch dimension of a scalar."""
 
     optional: bool = False
     scalar: bool = False
 
     def __post_init__(self) -> None:
-        """Take any type of Triton's, those that Python has none for as well."""
+        """Accept every Triton type, unlike ``Tensor``, which accepts only types that Python has."""
 
 
-def named(what: str, name: str) -> str:
-    """Return what else a tensor is called by ``tensors.txt``, or the same name."""
-    return pairs(TENSORS, f"names {what}").get(name, name)
+def mapped_name(mapping: str, name: str) -> str:
+    """Return a tensor's other name by a mapping in ``tensors.txt``, or the same name."""
+    return pairs(TENSORS, f"names {mapping}").get(name, name)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One build's decisions, which all its models share; it ``streams`` by a decoupled engine."""
+    """A build's decisions, shared by all its models; it ``streams`` if its engine is decoupled."""
 
     version: Version
     options: Mapping[str, Any]
@@ -47,8 +47,8 @@ class Target:
     streams: bool
 
     @property
-    def is_first(self) -> bool:
-        """Whether it is 0.5.0, whose tensors have other types and wires."""
+    def is_0_5(self) -> bool:
+        """Whether the version is 0.5.0, whose tensors have other types and connections."""
         return self.version < versions.FIRST_CONFIGURABLE
 
     @property
@@ -57,34 +57,34 @@ class Target:
 
     @property
     def guided(self) -> bool:
-        """Whether the engine holds answers to a form."""
+        """Whether the engine can constrain answers."""
         return bool(self.options["guided_decoding_backend"])
 
     @property
     def engine_echoes(self) -> bool:
-        """Whether an answer in one piece begins with the prompt; a stream never does."""
-        excludes = self.options["exclude_input_in_output"] is True and not self.is_first
+        """Whether an unstreamed answer begins with the prompt; a stream never does."""
+        excludes = self.options["exclude_input_in_output"] is True and not self.is_0_5
         return not self.is_llmapi and not excludes
 
     def rows(self, *names: str) -> list[Row]:
-        """Return sections of ``tensors.txt`` in this version and layout."""
-        found = []
-        holds = {
+        """Return the tensors of sections of ``tensors.txt`` in this version and layout."""
+        rows = []
+        conditions = {
             "a": self.is_llmapi, "d": self.streams, "g": self.guided, "u": not self.streams
         }  # fmt: skip
         for section in names:
             llmapi_lacks = self.is_llmapi and section in _ENGINE_SECTIONS
             for line in sections(TENSORS)[section]:
                 name, kind, dims, flags, versions = line.split()
-                is_there = self.version in Range.parse(versions)
-                is_there &= all(holds.get(flag, True) for flag in flags)
-                if not is_there or (llmapi_lacks and "l" not in flags):
+                exists = self.version in Range.parse(versions)
+                exists &= all(conditions.get(flag, True) for flag in flags)
+                if not exists or (llmapi_lacks and "l" not in flags):
                     continue
-                # In small letters it is the option that says the type.
+                # A type in lower case is the name of the option that holds the type.
                 data_type = self.options[kind] if kind.islower() else f"TYPE_{kind}"
                 sizes = tuple(map(int, dims.split(",")))
-                found.append(Row(name, data_type, sizes, "o" in flags, "r" in flags, "s" in flags))
-        return found
+                rows.append(Row(name, data_type, sizes, "o" in flags, "r" in flags, "s" in flags))
+        return rows
 
     @property
     def engine_names(self) -> frozenset[str]:
@@ -92,23 +92,23 @@ class Target:
 
     @property
     def direct(self) -> list[Row]:
-        """What goes from the client to the engine as it is."""
+        """The inputs that the client sends to the engine unchanged."""
         return [row for row in self.rows("client direct") if row.name in self.engine_names]
 
     @property
-    def taken(self) -> list[Row]:
-        """What preprocessing takes of a client, under the client's names."""
+    def preprocessed(self) -> list[Row]:
+        """The client's inputs to preprocessing, by the client's names."""
         return self.rows(
             "client text", "client sampling", "client bias", "client llmserve", "client llmapi"
         )
 
 
-def scheduler_of(asked: str, report: Callable[[str], None]) -> str:
-    """Return the policy that is meant; the tutorials' word for it is taken with a warning."""
-    if asked != ALIAS:
-        return asked
+def resolve_scheduler(scheduler: str, report: Callable[[str], None]) -> str:
+    """Return the scheduler policy; the tutorials' name for it is replaced, with a warning."""
+    if scheduler != ALIAS:
+        return scheduler
     report(
-        f"warning: no version of TensorRT-LLM has ever known {ALIAS}: the word is taken for "
-        f"{NO_EVICT}, which is what those that read it fell back to"
+        f"warning: no version of TensorRT-LLM has ever supported {ALIAS}: it is replaced by "
+        f"{NO_EVICT}, which versions that read it fell back to"
     )
     return NO_EVICT

@@ -1,4 +1,4 @@
-"""Versions of TensorRT-LLM, which container has which, and the tables of what else each has."""
+"""Versions of TensorRT-LLM, the containers that include them, and the reader of the data tables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from llmserve.plugin import IncompatibleError, OptionError
 
-_FORM = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?([.a-z+-].*)?")
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?([.a-z+-].*)?")
 _TAG = re.compile(r"(?:\S+:)?(\d\d\.\d\d)(?:-\S+)?")
 
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """A release of TensorRT-LLM; what follows the patch number changes no interface.
+    """A release of TensorRT-LLM; suffixes after the patch number change no interface.
 
     >>> Version.parse("v0.12.0") < Version.parse("1.2.0rc6.post2")
     True
@@ -30,24 +30,24 @@ class Version:
 
     @classmethod
     def parse(cls, text: str) -> Version:
-        found = _FORM.fullmatch(text.strip())
-        if found is None:
+        match = _VERSION.fullmatch(text.strip())
+        if match is None:
             raise OptionError(
-                f"{text!r} is no version of TensorRT-LLM", mend="write it like 0.12.0 or 1.2.1"
+                f"{text!r} is not a version of TensorRT-LLM", mend="write it like 0.12.0 or 1.2.1"
             )
-        return cls(int(found[1]), int(found[2]), int(found[3] or 0))
+        return cls(int(match[1]), int(match[2]), int(match[3] or 0))
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"
 
     def same_release(self, other: Version) -> bool:
-        """Whether an engine of the other can be run: patches of one release share their format."""
+        """Whether this version runs the other's engines: patches of a release share the format."""
         return (self.major, self.minor) == (other.major, other.minor)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Some versions: from the first on, and before the second if there is one."""
+    """The versions from ``since`` on, and before ``until`` if it is set."""
 
     since: Version
     until: Version | None
@@ -67,19 +67,19 @@ class Range:
 
 @cache
 def sections(table: str) -> Mapping[str, tuple[str, ...]]:
-    """Return a table's lines by the heading that they stand under."""
-    found: dict[str, list[str]] = {}
+    """Return a table's lines by section heading."""
+    rows: dict[str, list[str]] = {}
     heading = ""
     for line in Path(__file__).with_name(table).read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             heading = line.strip("[]")
         elif line and not line.startswith("#"):
-            found.setdefault(heading, []).append(line)
-    return {name: tuple(rows) for name, rows in found.items()}
+            rows.setdefault(heading, []).append(line)
+    return {heading: tuple(lines) for heading, lines in rows.items()}
 
 
 def columns(table: str, heading: str) -> list[list[str]]:
-    """Return the lines under a heading, each cut at its bars."""
+    """Return the lines of a section, each split at the bars."""
     return [[word.strip() for word in line.split("|")] for line in sections(table)[heading]]
 
 
@@ -93,38 +93,38 @@ CONTAINERS = {
     for tag in tags
 }
 
-# Between 0.5.0, which is the tutorials', and this the templates changed with every release.
+# Between 0.5.0, the version of the tutorials, and this one the templates changed in every release.
 FIRST_CONFIGURABLE = Version(0, 12)
-# The first whose LLM API takes a model as it is, without an engine.
+# The first version whose LLM API serves a model without an engine.
 FIRST_LLMAPI = Version(1, 0)
-# The newest that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
+# The newest version that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
 DEFAULT = Version(1, 2, 1)
 
 
 def choose_version(version: str, container: str) -> Version:
-    """Return the version to build for, from either of the options; they may not contradict.
+    """Return the version to build for, from either option; they must not contradict.
 
-    A container is a tag such as 24.08, or the image's whole name.
+    A container is a tag such as 24.08, or the image's full name.
     """
-    asked = Version.parse(version) if version else None
+    requested = Version.parse(version) if version else None
     if not container:
-        return asked or DEFAULT
+        return requested or DEFAULT
     tag = _TAG.fullmatch(container.strip())
-    found = CONTAINERS.get(tag[1]) if tag else None
-    if found is None:
+    included = CONTAINERS.get(tag[1]) if tag else None
+    if included is None:
         raise OptionError(
-            f"it is not known which TensorRT-LLM is in container {container!r}",
+            f"the version of TensorRT-LLM in container {container!r} is unknown",
             mend=f"give --set trtllm_version=…, or one of {', '.join(sorted(CONTAINERS))}",
         )
-    if asked and not asked.same_release(found):
+    if requested and not requested.same_release(included):
         raise IncompatibleError(
-            f"trtllm_version {asked} was asked for, and container {container} has {found}",
-            mend="give those that belong together",
+            f"trtllm_version {requested} contradicts container {container}, which has {included}",
+            mend="give a version and a container that match",
         )
-    return found
+    return included
 
 
 def container_of(version: Version) -> str | None:
-    """Return the newest container that has a version, if one is known."""
-    tags = [tag for tag, has in CONTAINERS.items() if has.same_release(version)]
+    """Return the newest container that includes a version, if one is known."""
+    tags = [tag for tag, included in CONTAINERS.items() if included.same_release(version)]
     return f"nvcr.io/nvidia/tritonserver:{max(tags)}-trtllm-python-py3" if tags else None

@@ -1,4 +1,4 @@
-"""The recipe held to what every recipe promises, on the stand-in of the embedded server."""
+"""Runs the conformance suite for recipes, on the embedded server's stand-in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TestEngine(RecipeConformance):
 
 class TestStreaming(RecipeConformance):
     recipe = "trtllm"
-    # As the live tests build it, so that both have the same model.
+    # The same build as in the live tests, so that both use one model.
     options: ClassVar[dict[str, Any]] = {
         "engine": str(ENGINE),
         "bls_instance_count": 2,

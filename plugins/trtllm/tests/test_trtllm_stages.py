@@ -1,4 +1,4 @@
-"""The models around the engine, each by itself and without Triton."""
+"""Tests of the models around the engine, each alone and without Triton."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def parts(**changes: Any) -> Parts:
 
 
 def answer_of(stage: Any, inputs: dict[str, Any], components: Parts | None = None) -> Any:
-    """Start a stage, ask it once and return its response."""
-    asked = {name: inputs.pop(name) for name in tuple(inputs) if name.islower()}
+    """Start a stage, send it one request and return its response."""
+    parameters = {name: inputs.pop(name) for name in tuple(inputs) if name.islower()}
     stage.start(components or parts())
-    return stage.execute([FakeRequest(inputs, **asked)])[0]
+    return stage.execute([FakeRequest(inputs, **parameters)])[0]
 
 
-def read(**inputs: Any) -> Any:
+def preprocess(**inputs: Any) -> Any:
     return answer_of(Preprocessing(SETTINGS, Path()), {"QUERY": texts(["a"]), **inputs})
 
 
@@ -64,49 +64,49 @@ def texts(*rows: list[str]) -> Any:
     return np.array([[text.encode() for text in row] for row in rows], object)
 
 
-def test_who_asks_about_a_prompt_need_not_wait_for_the_engine_to_read_it() -> None:
+def test_a_request_about_its_prompt_does_not_wait_for_the_engine_to_read_it() -> None:
     settings = {**SETTINGS, "makes": {**SETTINGS["makes"], "REQUEST": "TYPE_STRING"}}
     components = parts(inputs=frozenset({"text_input", "prompt_only"}))
     inputs = {"QUERY": texts(["a" * 100]), "prompt_only": True}
-    given = tensors(answer_of(Preprocessing(settings, Path()), inputs, components))
-    assert given["INPUT_ID"].tolist() == [[97]]
-    answer = json.loads(json.loads(given["REQUEST"][0, 0])["answer"])
+    outputs = tensors(answer_of(Preprocessing(settings, Path()), inputs, components))
+    assert outputs["INPUT_ID"].tolist() == [[97]]
+    answer = json.loads(json.loads(outputs["REQUEST"][0, 0])["answer"])
     assert answer == {"ids": [97] * 100, "text": "a" * 100, "context_length": 64}
 
 
 @pytest.mark.parametrize(
-    ("asked", "end", "words"),
+    ("inputs", "end", "words"),
     [
-        # A word in both of its forms, without a BOS; the model's other end is a word too.
+        # A word in both of its forms, without a BOS; the model's second end id is also a word.
         ({"STOP_WORDS_DICT": texts(["x", ""])}, 0, [[120], [32, 120], [7]]),
         ({"ignore_eos": True}, -1, []),
         ({"end_id": 9}, 9, []),
     ],
 )
-def test_words_and_ends_are_told_as_the_backend_reads_them(
-    asked: dict[str, Any], end: int, words: list[list[int]]
+def test_words_and_ends_are_written_in_the_backends_form(
+    inputs: dict[str, Any], end: int, words: list[list[int]]
 ) -> None:
-    given = tensors(read(**asked))
-    assert given["OUT_END_ID"].tolist() == [[end]]
-    assert words_of(given["STOP_WORDS_IDS"][0]) == words
-    assert given["STOP_WORDS_IDS"].dtype == np.int32
+    outputs = tensors(preprocess(**inputs))
+    assert outputs["OUT_END_ID"].tolist() == [[end]]
+    assert words_of(outputs["STOP_WORDS_IDS"][0]) == words
+    assert outputs["STOP_WORDS_IDS"].dtype == np.int32
 
 
 def test_a_bias_is_a_number_for_every_id() -> None:
     words, weights = texts(["ab"]), np.array([[2.5]], np.float32)
-    given = tensors(read(EMBEDDING_BIAS_WORDS=words, EMBEDDING_BIAS_WEIGHTS=weights))
-    assert given["EMBEDDING_BIAS"].shape == (1, 256)
-    assert np.flatnonzero(given["EMBEDDING_BIAS"][0]).tolist() == [97, 98]
-    assert tensors(read())["EMBEDDING_BIAS"].shape == (1, 0)
+    outputs = tensors(preprocess(EMBEDDING_BIAS_WORDS=words, EMBEDDING_BIAS_WEIGHTS=weights))
+    assert outputs["EMBEDDING_BIAS"].shape == (1, 256)
+    assert np.flatnonzero(outputs["EMBEDDING_BIAS"][0]).tolist() == [97, 98]
+    assert tensors(preprocess())["EMBEDDING_BIAS"].shape == (1, 0)
 
 
-def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
+def test_greedy_is_written_in_a_form_that_every_version_accepts() -> None:
     writer = RequestWriter(SETTINGS, parts())
 
-    def values(**asked: Any) -> tuple[Any, ...]:
-        made = writer.write([Prompt("", [1], Params(**asked))], [1], None, None)
+    def values(**params: Any) -> tuple[Any, ...]:
+        outputs = writer.write([Prompt("", [1], Params(**params))], [1], None, None)
         return tuple(
-            made[f"OUT_{name}"][0][0] for name in ("TEMPERATURE", "TOP_K", "TOP_P", "SEED")
+            outputs[f"OUT_{name}"][0][0] for name in ("TEMPERATURE", "TOP_K", "TOP_P", "SEED")
         )
 
     for greedy in ({}, {"temperature": 0.0}, {"top_k": 1, "temperature": 2.0}):
@@ -116,10 +116,10 @@ def test_greedy_is_said_in_a_way_that_every_version_takes() -> None:
     assert len(seeds) == 8, "the engine's own seed is always the same"
 
 
-def test_padding_is_no_end_that_no_engine_makes() -> None:
+def test_without_an_end_the_padding_is_a_real_id() -> None:
     writer = RequestWriter({**SETTINGS, "no_end": 2**32 - 1}, parts())
-    made = writer.write([Prompt("", [1], Params(ignore_eos=True))], [1], None, None)
-    assert (made["OUT_END_ID"], made["OUT_PAD_ID"]) == ([[2**32 - 1]], [[0]])
+    outputs = writer.write([Prompt("", [1], Params(ignore_eos=True))], [1], None, None)
+    assert (outputs["OUT_END_ID"], outputs["OUT_PAD_ID"]) == ([[2**32 - 1]], [[0]])
 
 
 REQUEST = {
@@ -128,7 +128,7 @@ REQUEST = {
 }  # fmt: skip
 
 
-def write(ids: list[int], request: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+def postprocess(ids: list[int], request: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
     inputs: dict[str, Any] = {
         "TOKENS_BATCH": np.array([[ids]], np.int32),
         "SEQUENCE_LENGTH": np.array([[len(ids)]], np.int32),
@@ -151,67 +151,68 @@ def write(ids: list[int], request: dict[str, Any] | None, **changes: Any) -> dic
         (list(b"x"), {"answer": '{"ids": [97, 98]}'}, (b'{"ids": [97, 98]}', b"stop", 0)),
     ],
 )
-def test_an_answer_comes_with_its_end_and_its_tokens(
+def test_an_answer_has_its_finish_reason_and_token_counts(
     ids: list[int], request_: dict[str, Any], expected: tuple[bytes, bytes, int]
 ) -> None:
-    made = write(ids, request_)
-    found = (made["OUTPUT"][0], made["FINISH_REASON"][0, 0], made["NUM_OUTPUT_TOKENS"][0, 0])
-    assert found == expected
-    assert made["NUM_INPUT_TOKENS"][0, 0] == 2
+    outputs = postprocess(ids, request_)
+    names = ("FINISH_REASON", "NUM_OUTPUT_TOKENS")
+    assert (outputs["OUTPUT"][0], *(outputs[name][0, 0] for name in names)) == expected
+    assert outputs["NUM_INPUT_TOKENS"][0, 0] == 2
 
 
 def test_a_formatter_gets_the_whole_answer() -> None:
-    seen: list[str] = []
+    texts_so_far: list[str] = []
 
-    class Listening(TextFormatter):
+    class RecordingFormatter(TextFormatter):
         def format(self, answers: Sequence[Answer]) -> dict[str, Any]:
-            seen.extend(answer.so_far for answer in answers)
+            texts_so_far.extend(answer.so_far for answer in answers)
             return super().format(answers)
 
-    write(list(b"hello"), {}, formatter=Listening({}, Path()))
-    assert set(seen) == {"hello"}
+    postprocess(list(b"hello"), {}, formatter=RecordingFormatter({}, Path()))
+    assert set(texts_so_far) == {"hello"}
 
 
 def test_a_piece_keeps_its_leading_space() -> None:
-    class Piecewise(ByteTokenizer):
-        """Like those that drop the space before a text's first word."""
+    class StrippingTokenizer(ByteTokenizer):
+        """Drops the space before a text's first word, as some tokenizers do."""
 
         def decode(self, ids: Any) -> str:
             return super().decode(ids).removeprefix(" ")
 
-    assert write(list(b" cat"), None, tokenizer=Piecewise())["OUTPUT"][0] == b" cat"
+    assert postprocess(list(b" cat"), None, tokenizer=StrippingTokenizer())["OUTPUT"][0] == b" cat"
 
 
-def reply(ids: bytes, **scores: Any) -> FakeResponse:
-    made = {"output_ids": [[list(ids)]], "sequence_length": [[len(ids)]], **scores}
-    return FakeResponse([FakeTensor(name, np.array(values)) for name, values in made.items()])
+def engine_response(ids: bytes, **scores: Any) -> FakeResponse:
+    outputs = {"output_ids": [[list(ids)]], "sequence_length": [[len(ids)]], **scores}
+    return FakeResponse([FakeTensor(name, np.array(values)) for name, values in outputs.items()])
 
 
 class Stream:
-    """The engine's answer, as Triton hands it over: from 25.05 on it can be cancelled."""
+    """An engine's answer as Triton returns it from 25.05 on: it can be cancelled."""
 
-    def __init__(self, replies: Any) -> None:
-        self.replies, self.cancelled = replies, False
+    def __init__(self, responses: Any) -> None:
+        self.responses, self.cancelled = responses, False
 
     def __iter__(self) -> Any:
-        return self.replies
+        return self.responses
 
     def cancel(self) -> None:
         self.cancelled = True
 
 
-class Asked:
-    """The orchestrator, asked once; the engine answered with these bytes as tokens."""
+class Exchange:
+    """One request to the orchestrator, while the engine answers with these bytes as tokens."""
 
-    def __init__(self, *pieces: bytes | FakeResponse, **asked: Any) -> None:
-        changes = {name: asked.pop(name) for name in SETTINGS.keys() & asked.keys()}
-        inputs = {name: asked.pop(name) for name in tuple(asked) if hasattr(asked[name], "shape")}
-        self.left = [reply(p) if isinstance(p, bytes) else p for p in pieces]
+    def __init__(self, *pieces: bytes | FakeResponse, **options: Any) -> None:
+        changes = {name: options.pop(name) for name in SETTINGS.keys() & options.keys()}
+        arrays = [name for name, value in options.items() if hasattr(value, "shape")]
+        inputs = {name: options.pop(name) for name in arrays}
+        self.unread = [engine_response(p) if isinstance(p, bytes) else p for p in pieces]
         self.engine_requests: list[Any] = []
         utils = FakeBackendUtils(models={"tensorrt_llm": self._answer})
         stage = Orchestrator({**SETTINGS, "streams": True, **changes}, Path())
         stage.start(parts(pb_utils=utils, decoupled=True))
-        self.request = FakeRequest({"text_input": texts(["ab"]), **inputs}, **asked)
+        self.request = FakeRequest({"text_input": texts(["ab"]), **inputs}, **options)
         stage.execute([self.request])
         assert self.request.closed
         self.text = "".join(r.texts[0] for r in self.request.responses if r.error is None)
@@ -219,11 +220,11 @@ class Asked:
 
     def _answer(self, request: Any) -> Iterator[FakeResponse]:
         self.engine_requests.append(request)
-        while self.left:
-            yield self.left.pop(0)
+        while self.unread:
+            yield self.unread.pop(0)
 
     @property
-    def sent(self) -> dict[str, Any]:
+    def engine_inputs(self) -> dict[str, Any]:
         (request,) = self.engine_requests
         return {tensor.name(): tensor.as_numpy().tolist() for tensor in request.inputs()}
 
@@ -235,15 +236,15 @@ STOPS = {"stream": True, "stop_words": '["STOP"]'}
 @pytest.mark.parametrize(
     ("pieces", "options", "text"),
     [
-        # A character in three pieces, a stop word in two, and one after which more comes.
+        # A character in three pieces, a stop word in two, and a stop word followed by more text.
         ((b"a " + EURO[:1], EURO[1:2], EURO[2:] + b" b", b"\0"), {"stream": True}, "a € b"),
         ((b"say ST", b"OP"), STOPS, "say "),
         ((b"a STOP", b"more", b"and more"), STOPS, "a "),
-        # The last response may have no token, and none may have the one that ends the answer.
+        # The token that ends the answer may be missing, and the last response may be empty.
         ((b"hi",), {}, "hi"),
         ((b"hi", b""), {}, "hi"),
-        # Only an answer in one piece begins with the prompt: a stream of the real backend never
-        # does, whatever exclude_input_in_output says.
+        # Only an unstreamed answer begins with the prompt: a stream of the real backend never
+        # does, whatever exclude_input_in_output is.
         ((b"hi", b" all"), {"engine_echoes": True}, "hi all"),
         ((b"abhi all",), {"engine_echoes": True, "streams": False}, "hi all"),
     ],
@@ -251,31 +252,33 @@ STOPS = {"stream": True, "stop_words": '["STOP"]'}
 def test_the_engines_pieces_join_to_the_answer(
     pieces: tuple[bytes, ...], options: dict[str, Any], text: str
 ) -> None:
-    asked = Asked(*pieces, **options)
-    assert asked.text == text
-    last = tensors(asked.last)
+    exchange = Exchange(*pieces, **options)
+    assert exchange.text == text
+    last = tensors(exchange.last)
     assert last["finish_reason"].tolist() == [[b"stop"]]
     assert last["num_input_tokens"].tolist() == [[2]]
     assert last["text_output"].ndim == 1, "as NVIDIA's clients read it"
-    # Whoever leaves takes the rest: a request that says stop would be a second stream in this
-    # process, and that crashes Triton's stub.
-    assert len(asked.engine_requests) == 1
-    assert not asked.left
+    # After the end, the remaining responses are read: a request with ``stop`` would be a second
+    # stream in this process, and that crashes Triton's stub.
+    assert len(exchange.engine_requests) == 1
+    assert not exchange.unread
 
 
-def test_the_engine_is_asked_by_its_own_names() -> None:
-    asked = Asked(b"hey", sampling_param_max_tokens=np.array([[2]], np.int32), stop_words="no")
-    assert asked.text == "he"
-    assert asked.sent["request_output_len"] == [[2]]
-    assert asked.sent["input_ids"] == [[97, 98]]
-    assert asked.sent["runtime_top_k"] == [[1]]
-    # The word in both of its forms, and the second end of the model.
-    words = words_of(np.array(asked.sent["stop_words_list"][0]))
+def test_engine_requests_use_the_engines_names() -> None:
+    max_tokens = np.array([[2]], np.int32)
+    exchange = Exchange(b"hey", sampling_param_max_tokens=max_tokens, stop_words="no")
+    assert exchange.text == "he"
+    assert exchange.engine_inputs["request_output_len"] == [[2]]
+    assert exchange.engine_inputs["input_ids"] == [[97, 98]]
+    assert exchange.engine_inputs["runtime_top_k"] == [[1]]
+    # The word in both of its forms, and the model's second end id.
+    words = words_of(np.array(exchange.engine_inputs["stop_words_list"][0]))
     assert words == [list(b"no"), list(b" no"), [7]]
 
 
-def test_the_engine_is_told_that_nobody_waits_any_more_where_triton_can() -> None:
-    utils = FakeBackendUtils(models={"engine": lambda _: [reply(b"a"), reply(b"b")]})
+def test_an_unread_stream_is_cancelled_if_triton_supports_it() -> None:
+    responses = [engine_response(b"a"), engine_response(b"b")]
+    utils = FakeBackendUtils(models={"engine": lambda _: responses})
     stream = Stream(utils.InferenceRequest(model_name="engine", inputs=[]).exec(decoupled=True))
     engine = SimpleNamespace(exec=lambda decoupled: stream)
     pb_utils = SimpleNamespace(Tensor=FakeTensor, InferenceRequest=lambda **_: engine)
@@ -284,15 +287,15 @@ def test_the_engine_is_told_that_nobody_waits_any_more_where_triton_can() -> Non
     assert next(answers)[0] == [97]
     answers.close()
     assert stream.cancelled
-    assert not list(stream.replies)
+    assert not list(stream.responses)
 
 
-def test_a_stream_is_freed_when_triton_holds_it_no_more() -> None:
-    """Before 24.12 Triton's own thread frees what it is the last to hold, which crashes 3.12."""
+def test_a_stream_is_freed_after_triton_has_released_it() -> None:
+    """Before 24.12 Triton's thread frees a stream if it is the last owner, which crashes 3.12."""
     streams: list[weakref.ref[Any]] = []
-    found: list[list[bool]] = []
+    alive: list[list[bool]] = []
 
-    def ask(decoupled: bool) -> Any:
+    def send(decoupled: bool) -> Any:
         del decoupled
         streams.append(
             weakref.ref(stream := Stream(utils.InferenceRequest("engine", []).exec(True)))
@@ -301,53 +304,53 @@ def test_a_stream_is_freed_when_triton_holds_it_no_more() -> None:
 
     class Request(FakeRequest):
         def is_cancelled(self) -> bool:
-            found.append([stream() is not None for stream in streams])
+            alive.append([stream() is not None for stream in streams])
             return super().is_cancelled()
 
-    utils = FakeBackendUtils(models={"engine": lambda _: reply(b"a")})
+    utils = FakeBackendUtils(models={"engine": lambda _: engine_response(b"a")})
     pb_utils = SimpleNamespace(**{name: getattr(utils, name) for name in dir(utils)})
-    pb_utils.InferenceRequest = lambda **_: SimpleNamespace(exec=ask)
+    pb_utils.InferenceRequest = lambda **_: SimpleNamespace(exec=send)
     stage = Orchestrator({**SETTINGS, "streams": True}, Path())
     stage.start(parts(pb_utils=pb_utils, decoupled=True))
     stage.execute([FakeRequest({"text_input": texts(["ab"])})])
     stage.execute([Request({"text_input": texts(["ab"])})])
-    assert found[0] == [True], "Triton answers this after all that it was asked before"
+    assert alive[0] == [True], "Triton answers this call after all earlier ones"
     assert [stream() is not None for stream in streams] == [False, True]
     stage.finalize()
     assert not any(stream() for stream in streams)
 
 
-def test_scores_go_out_with_the_tokens_that_they_are_of() -> None:
-    asked = Asked(
-        reply(b"h", output_log_probs=[[[-0.5]]], cum_log_probs=[[-0.5]]),
-        reply(b"ey", output_log_probs=[[[-0.25, -1.0]]], cum_log_probs=[[-1.75]]),
+def test_scores_are_sent_with_their_tokens() -> None:
+    exchange = Exchange(
+        engine_response(b"h", output_log_probs=[[[-0.5]]], cum_log_probs=[[-0.5]]),
+        engine_response(b"ey", output_log_probs=[[[-0.25, -1.0]]], cum_log_probs=[[-1.75]]),
         return_log_probs=np.array([[True]]),
         lora_task_id=np.array([[7]], np.uint64),
     )
-    assert tensors(asked.last)["output_log_probs"].tolist() == [[[-0.5, -0.25, -1.0]]]
-    assert asked.last.tensors["cum_log_probs"].tolist() == [[-1.75]]
-    assert asked.sent["return_log_probs"] == [[True]]
-    assert asked.sent["lora_task_id"] == [[7]]
+    assert tensors(exchange.last)["output_log_probs"].tolist() == [[[-0.5, -0.25, -1.0]]]
+    assert exchange.last.tensors["cum_log_probs"].tolist() == [[-1.75]]
+    assert exchange.engine_inputs["return_log_probs"] == [[True]]
+    assert exchange.engine_inputs["lora_task_id"] == [[7]]
 
 
 @pytest.mark.parametrize(
-    ("scores", "wanted"), [(["batch_index"], True), (["batch_index", "sequence_index"], False)]
+    ("scores", "is_sent"), [(["batch_index"], True), (["batch_index", "sequence_index"], False)]
 )
-def test_before_0_14_scores_come_without_being_asked_for(scores: list[str], wanted: bool) -> None:
-    """What clients of these versions read in every response; later ones send nothing."""
-    asked = Asked(reply(b"hi", batch_index=[[0]]), scores=scores)
-    assert ("batch_index" in asked.engine_requests[0].wanted) == wanted
-    assert asked.last.tensors["batch_index"].tolist() == [[0]]
+def test_before_0_14_scores_are_always_sent(scores: list[str], is_sent: bool) -> None:
+    """Clients of these versions read scores in every response; later versions send none."""
+    exchange = Exchange(engine_response(b"hi", batch_index=[[0]]), scores=scores)
+    assert ("batch_index" in exchange.engine_requests[0].requested_outputs) == is_sent
+    assert exchange.last.tensors["batch_index"].tolist() == [[0]]
 
 
 def test_several_answers_need_the_ensemble() -> None:
-    error = Asked(b"hi", num_return_sequences=np.array([[2]], np.int32)).last.error
+    error = Exchange(b"hi", num_return_sequences=np.array([[2]], np.int32)).last.error
     assert error is not None
     assert "stream_through=ensemble" in error.message()
 
 
 class Result:
-    """What ``LLM.generate_async`` returns: every token so far, again and again."""
+    """A result of ``LLM.generate_async``: each output contains all tokens so far."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.aborted = tokens, False
@@ -367,16 +370,16 @@ class Result:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lend a tensorrt_llm that keeps what it gets, with SamplingParams as NVIDIA's has it."""
-    made = SimpleNamespace(result=Result([5, 6, 7, 8]), asked=[], given={})
+    """Install a fake tensorrt_llm that records its arguments."""
+    recorded = SimpleNamespace(result=Result([5, 6, 7, 8]), calls=[], options={})
 
     class Llm:
-        def __init__(self, **given: Any) -> None:
-            made.given = given
+        def __init__(self, **options: Any) -> None:
+            recorded.options = options
 
-        def generate_async(self, ids: Any, sampling: Any, **more: Any) -> Any:
-            made.asked.append((sampling, more))
-            return made.result
+        def generate_async(self, ids: Any, sampling: Any, **kwargs: Any) -> Any:
+            recorded.calls.append((sampling, kwargs))
+            return recorded.result
 
         def shutdown(self) -> None:
             pass
@@ -388,11 +391,11 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> Any:
     api.CapacitySchedulerPolicy = SimpleNamespace(MAX_UTILIZATION=1)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorrt_llm", module)
     monkeypatch.setitem(sys.modules, "tensorrt_llm.llmapi", api)
-    return made
+    return recorded
 
 
-def ask_llm(streams: bool = False, guided: str = "", **more: Any) -> list[list[int]]:
-    """Ask the class around the LLM API once and return the ids of its responses."""
+def ask_llm(streams: bool = False, guided: str = "", **extra: Any) -> list[list[int]]:
+    """Send one request to ``LlmApi`` and return the ids of its responses."""
     settings = {
         "streams": streams, "stand_in": False, "scheduler": "MAX_UTILIZATION", "path": "model",
         "max_batch_size": 4, "dtype": "auto", "tensor_parallel": 1,
@@ -401,9 +404,9 @@ def ask_llm(streams: bool = False, guided: str = "", **more: Any) -> list[list[i
     }  # fmt: skip
     stage = LlmApi(settings, Path())
     stage.start(parts())
-    given = {"input_ids": [[1, 2]], "input_lengths": [[2]], "request_output_len": [[8]]}
-    inputs = {name: np.array(values, np.int32) for name, values in given.items()}
-    request = FakeRequest({**inputs, "streaming": np.array([[streams]]), **more})
+    lists = {"input_ids": [[1, 2]], "input_lengths": [[2]], "request_output_len": [[8]]}
+    inputs = {name: np.array(values, np.int32) for name, values in lists.items()}
+    request = FakeRequest({**inputs, "streaming": np.array([[streams]]), **extra})
     stage.execute([request])
     stage.finalize()
     assert request.closed
@@ -412,24 +415,24 @@ def ask_llm(streams: bool = False, guided: str = "", **more: Any) -> list[list[i
 
 def test_bad_words_reach_the_llm_api(llm: Any) -> None:
     ask_llm(bad_words_list=word_tensor([[[9], [3, 4]]]))
-    ((sampling, _),) = llm.asked
+    ((sampling, _),) = llm.calls
     assert sampling.bad_token_ids == [9]
     # A word of several tokens, as its _get_bad_words reads it.
     assert sampling.bad is not None
     assert sampling._bad_word_ids == [[3, 4]]
-    assert llm.given["kv_cache_config"] == {"enable_block_reuse": False}
+    assert llm.options["kv_cache_config"] == {"enable_block_reuse": False}
 
 
 def test_a_guide_reaches_the_llm_api(llm: Any) -> None:
     guide = {"guided_decoding_guide_type": texts(["regex"]), "guided_decoding_guide": texts(["a+"])}
     ask_llm(guided="xgrammar", **guide)
-    assert llm.asked[0][0].guided_decoding == SimpleNamespace(regex="a+")
-    assert llm.given["guided_decoding_backend"] == "xgrammar"
-    assert not llm.given["skip_tokenizer_init"]
-    # With a tokenizer, its SamplingParams would make something else of such words.
+    assert llm.calls[0][0].guided_decoding == SimpleNamespace(regex="a+")
+    assert llm.options["guided_decoding_backend"] == "xgrammar"
+    assert not llm.options["skip_tokenizer_init"]
+    # With a tokenizer, SamplingParams would overwrite such words.
     with pytest.raises(KeyError):
         ask_llm(guided="xgrammar", bad_words_list=word_tensor([[[3, 4]]]))
-    assert len(llm.asked) == 1
+    assert len(llm.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -439,8 +442,8 @@ def test_the_llm_api_answers_in_the_engines_tensors(
     llm: Any, streams: bool, pieces: list[list[int]]
 ) -> None:
     assert ask_llm(streams) == pieces
-    ((sampling, more),) = llm.asked
-    assert more == {"streaming": streams}
+    ((sampling, kwargs),) = llm.calls
+    assert kwargs == {"streaming": streams}
     assert (sampling.top_k, sampling.temperature, sampling.max_tokens) == (1, None, 8)
 
 

@@ -1,4 +1,4 @@
-"""A plugin as an outsider writes it: a tokenizer, an ensemble, their recipes, a command."""
+"""A third-party plugin: a tokenizer, an ensemble, their recipes and a command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
             summary="Byte pairs from a tokenizer.json",
             runtime="acme_llmserve.bpe:BytePairs",
             prepare=_prepare,
-            options=(Option("acme_lowercase", False, "Write every prompt in small letters."),),
+            options=(Option("acme_lowercase", False, "Convert every prompt to lower case."),),
             requires=("acme-llmserve",),
         )
     ]
@@ -41,7 +41,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
     return [
         Generator(
             name="acme-echo",
-            summary="Says the prompt again, as the middle of an ensemble",
+            summary="Repeats the prompt, as the middle of an ensemble",
             runtime="acme_llmserve.echo:Echo",
             modes=frozenset({"acme"}),
             assemble=_assemble,
@@ -55,11 +55,11 @@ def llmserve_register_batchings() -> Sequence[Batching]:
     return [
         Batching(
             name="acme-alone",
-            summary="One request after the other",
+            summary="One request after another",
             runtime="acme_llmserve.echo:Echo",
             mode="acme",
             inputs=(contract.MAX_TOKENS,),
-            options=(Option("max_batch_size", 4, "Most prompts in one request.", minimum=1),),
+            options=(Option("max_batch_size", 4, "Maximum prompts in one request.", minimum=1),),
         )
     ]
 
@@ -69,7 +69,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="acme",
-            summary="Hugging Face models behind Acme's tokenizer",
+            summary="Hugging Face models with Acme's tokenizer",
             tokenizer="acme-bpe",
             generator="transformers",
             defaults={"max_batch_size": 4},
@@ -96,7 +96,7 @@ def llmserve_register_commands(cli: click.Group) -> None:
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
     files = [context.source.path / "tokenizer.json"]
-    # A few small files that Triton is to find without a hub and its cache.
+    # Small files, copied so that Triton finds them without the hub and its cache.
     placed = context.place(files, "acme", copy=True)
     return {**placed, "lowercase": context.options["acme_lowercase"]}
 

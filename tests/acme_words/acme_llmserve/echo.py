@@ -1,4 +1,4 @@
-"""The three models of Acme's ensemble, each as it runs in Triton."""
+"""The three models of Acme's ensemble as they run in Triton."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class _Stage:
 
 
 class Read(_Stage):
-    """Text to ids, with the length that is asked for."""
+    """Turns text into ids, together with the requested length."""
 
     def answer(self, raw: Any) -> Tensors:
-        """Give a row per prompt, all of the longest one's width."""
+        """Return one row per prompt, padded to the longest prompt."""
         prompts = read_prompts(raw, self.parts)
         width = max(len(prompt.ids) for prompt in prompts)
         ids = [prompt.ids + [-1] * (width - len(prompt.ids)) for prompt in prompts]
@@ -41,29 +41,29 @@ class Read(_Stage):
 
 
 class Echo(_Stage):
-    """Ids to the same ids."""
+    """Returns the ids that it receives."""
 
     def answer(self, raw: Any) -> Tensors:
-        """Give as many ids as the row asks for."""
-        given = tensors_of(raw)
-        ids = given["prompt_ids"].copy()
-        for row, length in zip(ids, given["length"][:, 0], strict=True):
+        """Keep the requested number of ids in each row."""
+        tensors = tensors_of(raw)
+        ids = tensors["prompt_ids"].copy()
+        for row, length in zip(ids, tensors["length"][:, 0], strict=True):
             row[length:] = -1
         return {"output_ids": ids}
 
 
 class Write(_Stage):
-    """Ids to text."""
+    """Turns ids into text."""
 
     def answer(self, raw: Any) -> Tensors:
-        """Give what the formatter makes of each row."""
-        given = tensors_of(raw)
-        rows = zip(given["prompt_ids"].tolist(), given["output_ids"].tolist(), strict=True)
+        """Return the formatter's output for each row."""
+        inputs = tensors_of(raw)
+        rows = zip(inputs["prompt_ids"].tolist(), inputs["output_ids"].tolist(), strict=True)
         answers = []
         for prompt, output in rows:
-            said = [token for token in output if token >= 0]
-            text = self.parts.tokenizer.decode(said)
-            read = sum(token >= 0 for token in prompt)
-            answers.append(Answer(text, "", "length", read, len(said), False, so_far=text))
-        tensors = self.parts.formatter.format(answers)
-        return {name: values.reshape(-1, 1) for name, values in tensors.items()}
+            ids = [token for token in output if token >= 0]
+            text = self.parts.tokenizer.decode(ids)
+            input_tokens = sum(token >= 0 for token in prompt)
+            answers.append(Answer(text, "", "length", input_tokens, len(ids), False, so_far=text))
+        outputs = self.parts.formatter.format(answers)
+        return {name: values.reshape(-1, 1) for name, values in outputs.items()}

@@ -1,4 +1,4 @@
-"""How Acme's ensemble is wired, on the machine that builds."""
+"""Wires Acme's ensemble together at build time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ OUTPUT_IDS = Tensor("output_ids", "TYPE_INT64", (-1,), optional=False)
 
 def assemble(assembly: Assembly) -> None:
     """Text to ids, ids to ids, ids to text."""
-    inputs, outputs = assembly.inputs, assembly.outputs
     stages = [
-        ("read", "Read", ["tokenizer"], inputs, [PROMPT_IDS, LENGTH]),
+        ("read", "Read", ["tokenizer"], assembly.inputs, [PROMPT_IDS, LENGTH]),
         ("echo", "Echo", ["generator", "batching"], [PROMPT_IDS, LENGTH], [OUTPUT_IDS]),
-        ("write", "Write", ["tokenizer", "formatter"], [PROMPT_IDS, OUTPUT_IDS], outputs),
+        ("write", "Write", ["tokenizer", "formatter"], [PROMPT_IDS, OUTPUT_IDS], assembly.outputs),
     ]
-    for suffix, name, roles, taken, given in stages:
+    for suffix, name, roles, inputs, outputs in stages:
         part = assembly.add(suffix, backend="python")
-        add_inputs(part.config, taken)
-        add_outputs(part.config, given)
+        add_inputs(part.config, inputs)
+        add_outputs(part.config, outputs)
         assembly.stage(part, f"acme_llmserve.echo:{name}", roles=roles)
-        assembly.step(part, {t.name: t.name for t in taken}, {t.name: t.name for t in given})
+        assembly.step(part, {t.name: t.name for t in inputs}, {t.name: t.name for t in outputs})

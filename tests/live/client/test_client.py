@@ -1,6 +1,6 @@
-"""The clients against a real Triton: blocking, asyncio's, and the script that ``build`` emits.
+"""The clients with a real Triton: blocking, asyncio, and the script that ``build`` writes.
 
-Its small models speak the contract, each in a way of its own, and note what they see.
+Small models implement the contract in different ways, and record what they receive.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def client(server: Server) -> Iterator[Client]:
 
 @dataclass(frozen=True)
 class Journal:
-    """What the models noted: requests they saw cancelled, sequences started and ended."""
+    """What the models recorded: cancelled requests, and sequences that started and ended."""
 
     repository: Path
 
@@ -74,13 +74,13 @@ class Journal:
         return bool(eventually(lambda: set(prompts) <= set(self.read("words"))))
 
     def shows_all_ended(self, started: int) -> bool:
-        """Wait until every sequence has ended, of which there were at least so many."""
+        """Wait until at least this many sequences have started, and all of them have ended."""
 
-        def is_over() -> bool:
+        def all_ended() -> bool:
             events = Counter(line.split()[0] for line in self.read("steps"))
             return events["start"] == events["end"] >= started
 
-        return bool(eventually(is_over))
+        return bool(eventually(all_ended))
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def with_async_client(server: Server, body: Callable[[AsyncClient], Any]) -> Any
     return asyncio.run(main())
 
 
-def test_what_the_server_has(client: Client) -> None:
+def test_the_server_and_its_models_are_described(client: Client) -> None:
     assert client.server_ready()
     assert client.model_ready("echo")
     assert not client.model_ready("nothing")
@@ -104,14 +104,15 @@ def test_what_the_server_has(client: Client) -> None:
     assert {name: client.model(name).exchange for name in EXCHANGES} == EXCHANGES
 
 
-def test_the_asyncio_client_has_the_same_verbs(server: Server) -> None:
+def test_the_asyncio_client_has_the_same_methods(server: Server) -> None:
     async def body(client: AsyncClient) -> None:
         assert await client.server_ready()
         assert not await client.model_ready("nothing")
         assert "steps" in await client.models()
         assert (await client.model("steps")).exchange == "sequence"
         assert await client.generate("words", "a b") == Completion("a b", "stop")
-        assert [each.text for each in await client.generate("steps", ["a b", "c"])] == ["ab", "c"]
+        answers = await client.generate("steps", ["a b", "c"])
+        assert [answer.text for answer in answers] == ["ab", "c"]
         async with client.sequence("steps") as steps:
             assert ((await steps.send("x y")).text, (await steps.send()).text) == ("x", "y")
 
@@ -145,10 +146,10 @@ def test_options_reach_other_models_as_inputs(client: Client) -> None:
 def test_requests_with_different_options_share_a_batch(client: Client) -> None:
     def ask(number: int) -> int:
         options = {"seed": number} if number % 2 else {"max_tokens": number}
-        return int(json.loads(client.generate("echo", "p", **options).text)["together"])
+        return int(json.loads(client.generate("echo", "p", **options).text)["batch_size"])
 
     with ThreadPoolExecutor(8) as pool:
-        # The model's queue waits for others, but a machine that stalls may keep them from coming.
+        # The model's queue waits for more requests, but on a slow machine they may arrive too late.
         assert eventually(lambda: max(pool.map(ask, range(8))) > 4)
 
 
@@ -160,7 +161,7 @@ def test_many_prompts_get_their_own_answers(client: Client, model: str) -> None:
     texts = [answer.text for answer in answers]
     if model in ("echo", "plain"):
         texts = [json.loads(text)["text"] for text in texts]
-    # The model of steps gives words alone.
+    # The model of steps returns words without spaces.
     spaced = {"steps": [prompt.replace(" ", "") for prompt in prompts]}
     assert texts == spaced.get(model, prompts)
     assert client.generate(model, []) == []
@@ -179,7 +180,7 @@ def test_a_unary_model_streams_one_piece(client: Client) -> None:
     assert json.loads(piece.text)["text"] == "p"
 
 
-def of_number(number: int) -> tuple[str, list[str]]:
+def model_and_words(number: int) -> tuple[str, list[str]]:
     return ("words", "steps")[number % 2], [f"{number}-{step}" for step in range(20)]
 
 
@@ -187,7 +188,7 @@ def test_concurrent_streams_on_one_client_do_not_mix(client: Client, server: Ser
     barrier = threading.Barrier(32)
 
     def ask(number: int) -> bool:
-        model, words = of_number(number)
+        model, words = model_and_words(number)
         barrier.wait()
         return [piece.text for piece in client.stream(model, " ".join(words))] == words
 
@@ -195,7 +196,7 @@ def test_concurrent_streams_on_one_client_do_not_mix(client: Client, server: Ser
         assert all(pool.map(ask, range(32)))
 
     async def ask_async(client: AsyncClient, number: int) -> bool:
-        model, words = of_number(number)
+        model, words = model_and_words(number)
         return [piece.text async for piece in client.stream(model, " ".join(words))] == words
 
     async def body(client: AsyncClient) -> list[bool]:
@@ -205,7 +206,7 @@ def test_concurrent_streams_on_one_client_do_not_mix(client: Client, server: Ser
 
 
 @pytest.mark.parametrize(
-    ("model", "call", "kind", "words"),
+    ("model", "options", "kind", "message"),
     [
         ("wrods", {}, errors.ModelNotReadyError, "choose one of words, echo"),
         ("echo", {"prompt": "raise no /srv/w.bin"}, errors.RequestRejectedError, "no w.bin"),
@@ -218,20 +219,20 @@ def test_concurrent_streams_on_one_client_do_not_mix(client: Client, server: Ser
     ],
 )  # fmt: skip
 def test_failures_are_one_line(
-    client: Client, server: Server, model: str, call: Any, kind: type[Exception], words: str
+    client: Client, server: Server, model: str, options: Any, kind: type[Exception], message: str
 ) -> None:
     def ask_async(client: AsyncClient) -> Any:
-        return client.generate(model, **call)
+        return client.generate(model, **options)
 
-    asks: list[Callable[[], Any]] = [
-        lambda: client.generate(model, **call),
+    calls: list[Callable[[], Any]] = [
+        lambda: client.generate(model, **options),
         lambda: with_async_client(server, ask_async),
     ]
-    for ask in asks:
+    for call in calls:
         with pytest.raises(errors.LLMServeError) as caught:
-            ask()
+            call()
         assert type(caught.value) is kind
-        assert words in str(caught.value)
+        assert message in str(caught.value)
         assert "\n" not in str(caught.value)
         assert "/srv" not in str(caught.value)
 
@@ -243,9 +244,9 @@ def test_an_error_inside_a_stream_comes_after_its_pieces(client: Client) -> None
         next(pieces)
 
 
-def test_a_deadline_and_leaving_early_reach_the_server(client: Client, journal: Journal) -> None:
+def test_deadlines_and_abandoned_streams_reach_the_server(client: Client, journal: Journal) -> None:
     with pytest.raises(errors.RequestTimeoutError):
-        # All of it would take 40 seconds.
+        # The whole answer would take 40 seconds.
         for _ in client.stream("words", f"late {LONG}", delay=0.2, timeout=0.5):
             pass
     for _ in client.stream("words", f"early {LONG}"):
@@ -254,16 +255,16 @@ def test_a_deadline_and_leaving_early_reach_the_server(client: Client, journal: 
 
 
 def test_cancellation_of_a_task_reaches_the_server(server: Server, journal: Journal) -> None:
-    async def consume(pieces: AsyncGenerator[Any, None], begun: asyncio.Event) -> None:
+    async def consume(pieces: AsyncGenerator[Any, None], started: asyncio.Event) -> None:
         async for _ in pieces:
-            begun.set()
+            started.set()
 
     async def body(client: AsyncClient) -> None:
         for model in ("words", "steps"):
-            begun = asyncio.Event()
+            started = asyncio.Event()
             pieces = client.stream(model, f"task {LONG}", delay=0.1)
-            task = asyncio.create_task(consume(pieces, begun))
-            await begun.wait()
+            task = asyncio.create_task(consume(pieces, started))
+            await started.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -273,7 +274,7 @@ def test_cancellation_of_a_task_reaches_the_server(server: Server, journal: Jour
                 await anext(pieces)
 
     with_async_client(server, body)
-    assert journal.shows_cancelled(*(f"{how} {LONG}" for how in ("task", "break", "aclose")))
+    assert journal.shows_cancelled(*(f"{prefix} {LONG}" for prefix in ("task", "break", "aclose")))
     assert journal.shows_all_ended(3)
 
 
@@ -288,12 +289,12 @@ def test_a_sequence_is_ended_whatever_happens(server: Server, journal: Journal) 
         with suppress(ZeroDivisionError), client.sequence("steps") as steps:
             assert (steps.send("a b").text, steps.send().finish_reason) == ("a", "stop")
             raise ZeroDivisionError
-        left_open = client.stream("steps", LONG)
-        next(left_open)
+        unfinished = client.stream("steps", LONG)
+        next(unfinished)
     assert journal.shows_all_ended(5)
 
 
-def test_closing_the_client_ends_what_is_under_way(server: Server) -> None:
+def test_closing_the_client_ends_its_streams(server: Server) -> None:
     client = connect(server.grpc_url)
     pieces = client.stream("words", LONG)
     next(pieces)
@@ -305,7 +306,7 @@ def test_closing_the_client_ends_what_is_under_way(server: Server) -> None:
 
 
 class Emitted:
-    """The script in a folder of its own, which llmserve is not beside."""
+    """The script in a separate folder, without llmserve next to it."""
 
     def __init__(self, folder: Path, url: str) -> None:
         folder.mkdir()
@@ -331,8 +332,8 @@ def emitted(tmp_path: Path, server: Server) -> Emitted:
     return Emitted(tmp_path / "words", server.grpc_url)
 
 
-def test_the_script_asks_the_model_whose_folder_it_lies_in(emitted: Emitted) -> None:
-    # The scripted model gives bare words, so pieces that are joined have no spaces.
+def test_the_script_uses_the_model_in_whose_folder_it_is(emitted: Emitted) -> None:
+    # The model returns words without spaces, so joined pieces have none either.
     assert emitted.run("so long") == (0, "solong\n", "")
     assert emitted.run("--no-stream", stdin="so long\n") == (0, "so long\n", "")
     code, out, _ = emitted.run("--model", "plain", "p")
@@ -341,7 +342,7 @@ def test_the_script_asks_the_model_whose_folder_it_lies_in(emitted: Emitted) -> 
     assert emitted.run("a b c") == (0, "abc\n", "")
 
 
-def test_the_script_takes_options_and_gives_json(emitted: Emitted) -> None:
+def test_the_script_takes_options_and_prints_json(emitted: Emitted) -> None:
     options = ["--max-tokens", "3", "--temperature", "0.5", "--top-p", "0.25", "--top-k", "4"]
     options += ["--seed", str(BIG), "--stop", "é", "--stop", "\n"]
     code, out, err = emitted.run("--model", "echo", "--json", "grün", *options)
@@ -356,7 +357,7 @@ def test_the_script_takes_options_and_gives_json(emitted: Emitted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["--url", "127.0.0.1:9", "p"], 4, "no Triton answers at 127.0.0.1:9"),
         (["--url", "http://127.0.0.1:8000", "p"], 2, "gRPC port (usually 8001)"),
@@ -369,10 +370,10 @@ def test_the_script_takes_options_and_gives_json(emitted: Emitted) -> None:
     ],
 )
 def test_failures_of_the_script_have_their_exit_codes(
-    emitted: Emitted, arguments: list[str], code: int, words: str
+    emitted: Emitted, arguments: list[str], code: int, message: str
 ) -> None:
     returned, _, err = emitted.run(*arguments)
-    assert (returned, words in err) == (code, True), err
+    assert (returned, message in err) == (code, True), err
     assert "Traceback" not in err
 
 
@@ -392,7 +393,7 @@ def test_ctrl_c_ends_the_script_and_its_request(
         assert journal.shows_all_ended(1)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(emitted: Emitted) -> None:
+def test_a_closed_output_pipe_is_not_an_error(emitted: Emitted) -> None:
     process = emitted.start("client.py", LONG)
     assert process.stdout is not None
     process.stdout.read(4)
@@ -411,8 +412,8 @@ def test_the_script_can_be_imported(emitted: Emitted) -> None:
     assert emitted.start("-c", code).communicate(timeout=60)[0] == "a b ['a', 'b']\nFalse\n"
 
 
-def test_a_server_that_dies_is_an_error_and_no_hang(server: Server) -> None:
-    """The last one here: nobody is served after it."""
+def test_a_server_that_dies_is_an_error_and_not_a_hang(server: Server) -> None:
+    """This test is the last one, because it stops the server."""
     with connect(server.grpc_url) as client:
         pieces = client.stream("words", LONG, delay=0.1)
         next(pieces)

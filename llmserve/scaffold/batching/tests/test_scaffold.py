@@ -1,4 +1,4 @@
-"""The driver with a generator that only keeps books: no server, no weights."""
+"""Tests of the driver with a generator that records batches: no server, no weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmserve.scaffold.batching.driver import ScaffoldDriver
 
 
 class Echo:
-    """A generator that answers with the prompt and remembers who ran together."""
+    """A generator that repeats the prompt and records which requests ran together."""
 
     context_length: int | None = 100
     eos_ids: frozenset[int] = frozenset()
@@ -27,7 +27,7 @@ class Echo:
                 generation.push(token)
 
 
-def started(echo: Echo, width: int) -> Driver:
+def started_driver(echo: Echo, width: int) -> Driver:
     driver = ScaffoldDriver({"width": width}, Path())
     driver.start(make_parts(echo))
     return driver
@@ -37,17 +37,17 @@ def ask(prompt: str, **parameters: Any) -> FakeRequest:
     return FakeRequest({"text_input": [prompt]}, **parameters)
 
 
-def test_the_shortest_run_first_and_only_so_many_together() -> None:
+def test_the_shortest_run_first_and_at_most_width_together() -> None:
     echo = Echo()
     requests = [ask(prompt) for prompt in ("cccc", "a", "bb", "ddddd", "eee")]
-    started(echo, 2).execute(requests)
+    started_driver(echo, 2).execute(requests)
     assert echo.batches == [["a", "bb"], ["eee", "cccc"], ["ddddd"]]
     assert all(request.closed for request in requests)
 
 
 def test_a_request_that_cannot_be_served_fails_alone() -> None:
     requests = [ask("a", max_tokens=-1), ask("bb"), ask("")]
-    started(Echo(), 3).execute(requests)
+    started_driver(Echo(), 3).execute(requests)
     assert "max_tokens" in (requests[0].error or "")
     assert requests[1].text == "bbbbbbbb"
     assert "empty" in (requests[2].error or "")

@@ -1,4 +1,4 @@
-"""The command, run as click runs it."""
+"""Tests of the command, with click's test runner."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def test_it_is_added_to_llmserve() -> None:
 
 def test_it_lists_models(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    done = CliRunner().invoke(main, [str(tmp_path)])
-    assert done.output == "mine: not built by llmserve\n"
+    result = CliRunner().invoke(main, [str(tmp_path)])
+    assert result.output == "mine: not built by llmserve\n"
 
 
-def test_a_mistake_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name a model repository"):
         CliRunner().invoke(main, [str(tmp_path / "nowhere")], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""The formatter by itself: no server, no weights."""
+"""Tests of the formatter alone: no server, no weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_answer_is_an_object() -> None:
     assert [value.decode() for value in tensors["text_output"]] == [' "é"\n', ""]
 
 
-def test_it_gives_the_tensors_that_it_declares() -> None:
+def test_it_returns_the_tensors_that_it_declares() -> None:
     (declared,) = llmserve_register_formatters()
     tensors = ScaffoldFormatter({}, Path()).format([answer("a")])
     assert set(tensors) == {tensor.name for tensor in declared.outputs}

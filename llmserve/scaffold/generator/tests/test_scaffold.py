@@ -1,4 +1,4 @@
-"""The generator behind a driver: no server, but the demo model's weights."""
+"""Tests of the generator with a driver and the demo model's weights: no server."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def test_every_request_of_a_batch_gets_the_length_it_asked_for(driver: BatchDriv
     assert [int(r.responses[-1].tensors["num_output_tokens"][0, 0]) for r in requests] == [1, 4, 7]
 
 
-def test_an_answer_is_the_same_beside_others(driver: BatchDriver) -> None:
+def test_an_answer_is_the_same_alone_and_in_a_batch(driver: BatchDriver) -> None:
     alone = ask("The capital of France is")
     driver.execute([alone])
-    beside = [ask("The capital of France is"), ask("Once upon a time")]
-    driver.execute(beside)
-    assert beside[0].text == alone.text
-    assert beside[0].text != beside[1].text
+    batch = [ask("The capital of France is"), ask("Once upon a time")]
+    driver.execute(batch)
+    assert batch[0].text == alone.text
+    assert batch[0].text != batch[1].text
 
 
 def test_the_same_seed_gives_the_same_answer(driver: BatchDriver) -> None:
-    asked = [ask("Once upon a time", temperature=20, seed=seed) for seed in (1, 1, 2)]
-    driver.execute(asked)
-    assert asked[0].text == asked[1].text != asked[2].text
+    requests = [ask("Once upon a time", temperature=20, seed=seed) for seed in (1, 1, 2)]
+    driver.execute(requests)
+    assert requests[0].text == requests[1].text != requests[2].text
 
 
-def test_a_client_that_is_gone_is_not_worked_for(driver: BatchDriver) -> None:
-    gone = ask("Once upon a time", max_tokens=50)
-    gone.cancelled = True
-    driver.execute([gone])
-    assert int(gone.responses[-1].tensors["num_output_tokens"][0, 0]) == 0
+def test_a_cancelled_request_generates_nothing(driver: BatchDriver) -> None:
+    request = ask("Once upon a time", max_tokens=50)
+    request.cancelled = True
+    driver.execute([request])
+    assert int(request.responses[-1].tensors["num_output_tokens"][0, 0]) == 0

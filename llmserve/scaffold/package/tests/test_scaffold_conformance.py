@@ -1,4 +1,4 @@
-"""The recipe served by a real Triton and held to what every recipe promises."""
+"""The conformance suite for the recipe, on a real Triton."""
 
 from __future__ import annotations
 

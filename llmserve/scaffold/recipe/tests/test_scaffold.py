@@ -1,4 +1,4 @@
-"""What the recipe builds: no server."""
+"""Tests of what the recipe builds: no server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import llmserve
 from llmserve.testing import read_config
 
 
-def test_it_streams_and_takes_sixteen_at_a_time(tmp_path: Path) -> None:
+def test_it_streams_in_batches_of_sixteen(tmp_path: Path) -> None:
     result = llmserve.build("scaffold", "demo", output=tmp_path)
     config = read_config(result.folder)
     assert config.max_batch_size == 16

@@ -1,4 +1,4 @@
-"""The tokenizer by itself: no server, no weights."""
+"""Tests of the tokenizer alone: no server, no weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+def test_text_survives_encoding_and_decoding(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -39,7 +39,7 @@ def test_a_conversation_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
 
 
-def test_a_model_that_it_cannot_read_is_refused_when_it_is_built(tmp_path: Path) -> None:
+def test_a_model_that_it_cannot_read_is_refused_at_build_time(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(demo_model_path(), model)
     (model / "tokenizer.json").unlink()

@@ -1,1 +1,1 @@
-"""Measuring, held against a server that keeps a timetable, and against a real Triton."""
+"""Tests of measurements, mostly against a server with scripted response times."""

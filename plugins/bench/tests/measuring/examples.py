@@ -1,4 +1,4 @@
-"""Results as measurements give them, made up."""
+"""Synthetic results for the tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_run(
     batching: str, *, concurrency: int = 16, requests: int = 98, seed: int = 0, slots: int = 8,
     stream: bool = True, failing: int = 0, stand_in: bool = False,
 ) -> Run:  # fmt: skip
-    """Serve requests on paper, one after the other in each slot; ``static`` is slower."""
+    """Simulate a run: one request after the other in each slot; ``static`` is slower."""
     draw = random.Random(f"{seed} {requests}")
     free = [0.0] * slots
     step = 0.03 if batching == "static" else 0.02
@@ -38,8 +38,8 @@ def make_run(
         steps = [round(begin + step * (n + 1) + draw.random() * 0.001, 6) for n in range(tokens)]
         heapq.heapreplace(free, steps[-1])
         pieces = tuple(steps) if stream else (steps[-1],)
-        brought = (1,) * tokens if stream else (tokens,)
-        record = Record(at, begin, begin, steps[-1], pieces, brought, 12, tokens, "length")
+        counts = (1,) * tokens if stream else (tokens,)
+        record = Record(at, begin, begin, steps[-1], pieces, counts, 12, tokens, "length")
         if at < failing:
             message = "prompt <b>too long</b> | `max_tokens` & *more*"
             record = Record(at, begin, begin, steps[-1], error="rejected", message=message)
@@ -55,13 +55,13 @@ def make_run(
 def make_case(
     batching: str, *, name: str = "", concurrency: int = 16, rounds: int = 1,
     limit: float | None = None, state: str = "done", varied: dict[str, str] | None = None,
-    **given: object,
+    **run_options: object,
 ) -> Case:  # fmt: skip
     build = {"plugin": "iterative", "model": "demo", "batching": batching}
     subject = Subject(name or batching, "demo", "127.0.0.1:8001", build, "a Triton 2.51.0")
     load = Load(concurrency=concurrency, requests=98, stream=True, prompts="synthetic, 32 tokens")
     runs = [
-        make_run(batching, concurrency=concurrency, seed=seed, **given)  # type: ignore[arg-type]
+        make_run(batching, concurrency=concurrency, seed=seed, **run_options)  # type: ignore[arg-type]
         for seed in range(rounds)
     ]
     return Case(subject, replace(load, limit_latency=limit), tuple(runs), varied or {}, state)
@@ -73,17 +73,17 @@ def make_result(kind: str, cases: list[Case], rounds: int = 1, title: str = "") 
 
 def make_comparison(
     loads: tuple[int, ...] = (16,), *, rounds: int = 3,
-    names: tuple[str, str] = ("static", "inflight"), same: bool = False, **given: object,
+    names: tuple[str, str] = ("static", "inflight"), same: bool = False, **options: object,
 ) -> Result:  # fmt: skip
-    """Compare the two ways; with ``same`` both are alike but for what is drawn."""
+    """Compare the two kinds of batching; with ``same``, both cases have the same distribution."""
     kinds = ("static", "static" if same else "iterative")
     cases = [
-        make_case(kind, name=name, concurrency=load, rounds=rounds, **given)  # type: ignore[arg-type]
+        make_case(kind, name=name, concurrency=load, rounds=rounds, **options)  # type: ignore[arg-type]
         for load in loads
         for kind, name in zip(kinds, names, strict=True)
     ]
     if same:
-        # The rounds of one in another order than those of the other.
+        # The same rounds, in reverse order.
         cases[1] = replace(cases[1], runs=cases[1].runs[::-1])
     return make_result("compare", cases, rounds, title="static against in-flight")
 

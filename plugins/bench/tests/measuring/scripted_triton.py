@@ -1,4 +1,4 @@
-"""A server that speaks Triton's gRPC and answers as a script says, in a process of its own."""
+"""A server with Triton's gRPC protocol and scripted answers, in a separate process."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ class Script:
     gap: float = 0.02
     """Seconds between pieces."""
     tokens: tuple[int, ...] = (1, 1, 1, 1)
-    """How many tokens each piece brings."""
+    """How many tokens each piece contains."""
     hold: int = 0
-    """Nothing is answered before so many requests have come."""
+    """Nothing is answered before this many requests have arrived."""
     fail_every: int = 0
-    """Every so many requests fail."""
+    """Every N-th request fails; 0 for none."""
     counts: bool = True
     """Whether tokens are counted."""
     lagging: bool = False
-    """Whether statistics are those of the call before, as Triton's of a batch are late."""
+    """Whether statistics are those of the previous call, as Triton counts a batch late."""
 
 
 class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.came = 0
+        self.arrived = 0
         self.answered = [0]
-        self.all_came = asyncio.Event()
+        self.all_arrived = asyncio.Event()
         self.steps: dict[int, int] = {}
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=True)
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        answer = service_pb2.RepositoryIndexResponse()
+        response = service_pb2.RepositoryIndexResponse()
         for name in MODELS:
-            answer.models.add(name=name, version="1", state="READY")
-        return answer
+            response.models.add(name=name, version="1", state="READY")
+        return response
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         if request.name not in MODELS:
@@ -72,15 +72,15 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return service_pb2.ModelConfigResponse(config=config)
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        answer = service_pb2.ModelStatisticsResponse()
-        stats = answer.model_stats.add(name=request.name, version="1")
+        response = service_pb2.ModelStatisticsResponse()
+        stats = response.model_stats.add(name=request.name, version="1")
         count = self.answered[-1]
         if self.script.lagging:
             count = self.answered[0]
             self.answered = [self.answered[-1]]
         stats.inference_count = stats.execution_count = count
         stats.inference_stats.success.count = count
-        return answer
+        return response
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         sequence = request.parameters["sequence_id"].int64_param
@@ -108,23 +108,23 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
                     await asyncio.sleep(self.script.gap)
                 last = at == len(self.script.tokens) - 1
                 count = sum(self.script.tokens[: at + 1])
-                answer = self._piece(request, "x ", count, "stop" if last else "")
-                answer.parameters["triton_final_response"].bool_param = last
-                yield service_pb2.ModelStreamInferResponse(infer_response=answer)
+                piece = self._piece(request, "x ", count, "stop" if last else "")
+                piece.parameters["triton_final_response"].bool_param = last
+                yield service_pb2.ModelStreamInferResponse(infer_response=piece)
             self.answered.append(self.answered[-1] + 1)
 
     async def _fails(self) -> bool:
-        self.came += 1
-        number = self.came
+        self.arrived += 1
+        number = self.arrived
         if number >= self.script.hold:
-            self.all_came.set()
-        await self.all_came.wait()
+            self.all_arrived.set()
+        await self.all_arrived.wait()
         await asyncio.sleep(self.script.first)
         every = self.script.fail_every
         return bool(every) and number % every == 0
 
     def _piece(self, request: Any, text: str, count: int, reason: str | None) -> Any:
-        answer = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+        response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
         tensors = {"text_output": ("BYTES", pack_texts([text]))}
         if reason is not None:
             tensors["finish_reason"] = ("BYTES", pack_texts([reason]))
@@ -132,9 +132,9 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             tensors["num_input_tokens"] = ("INT32", pack_numbers("INT32", [5]))
             tensors["num_output_tokens"] = ("INT32", pack_numbers("INT32", [count]))
         for name, (kind, raw) in tensors.items():
-            answer.outputs.add(name=name, datatype=kind, shape=[1, 1])
-            answer.raw_output_contents.append(raw)
-        return answer
+            response.outputs.add(name=name, datatype=kind, shape=[1, 1])
+            response.raw_output_contents.append(raw)
+        return response
 
 
 async def _serve(script: Script) -> None:
@@ -146,7 +146,7 @@ async def _serve(script: Script) -> None:
 
 
 class Running:
-    """A scripted server in a process of its own."""
+    """A scripted server in a separate process."""
 
     def __init__(self, script: Script) -> None:
         command = [sys.executable, __file__, json.dumps(asdict(script))]
@@ -155,7 +155,6 @@ class Running:
         self.url = f"127.0.0.1:{int(self.process.stdout.readline())}"
 
     def answered(self) -> int:
-        """Say how many requests it has answered."""
         with InferenceServerClient(self.url) as client:
             stats = client.get_inference_statistics("whole").model_stats[0].inference_stats
         return int(stats.success.count)
@@ -175,5 +174,5 @@ def scripted(**script: Any) -> Iterator[Running]:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    asyncio.run(_serve(Script(**{**given, "tokens": tuple(given["tokens"])})))
+    options = json.loads(sys.argv[1])
+    asyncio.run(_serve(Script(**{**options, "tokens": tuple(options["tokens"])})))

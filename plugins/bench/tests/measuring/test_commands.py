@@ -1,4 +1,4 @@
-"""The commands as a user has them, against a server whose answers come when a script says."""
+"""The commands as a user runs them, against a server with scripted response times."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def rows(text: str) -> dict[str, str]:
 
 
 def test_bench_prints_a_table_and_writes_files(server: Running, tmp_path: Path) -> None:
-    done = run(
+    result = run(
         "bench", "pieces", "--url", server.url, "--requests", "20", "--concurrency", "4",
         "--limit-ttft", "1", "--json", str(tmp_path / "run.json"), "--report", str(tmp_path / "r"),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = rows(done.stdout)
-    assert found["Requests"] == "20"
-    assert float(found["P50 time to first token (ms)"]) >= 50
-    assert float(found["Requests/s within limits"]) == 0
-    # It has no tokenizer here, so lengths are an estimate, and that is said.
-    assert "the model's tokenizer is not at hand" in done.stderr
+    assert result.returncode == 0, result.stderr
+    figures = rows(result.stdout)
+    assert figures["Requests"] == "20"
+    assert float(figures["P50 time to first token (ms)"]) >= 50
+    assert float(figures["Requests/s within limits"]) == 0
+    # There is no tokenizer here, so lengths are estimated, and a note says so.
+    assert "the model's tokenizer was not found" in result.stderr
     assert load(tmp_path / "run.json").runs[0].generator.cpu > 0
     again = run("report", str(tmp_path / "run.json"), "--output", str(tmp_path / "again"))
     assert again.stdout == f"{tmp_path / 'again' / 'report.html'}\n"
@@ -53,7 +53,7 @@ def test_bench_prints_a_table_and_writes_files(server: Running, tmp_path: Path) 
     assert pages[0] == pages[1]
 
 
-def test_a_reader_of_the_table_that_is_gone_costs_no_file(server: Running, tmp_path: Path) -> None:
+def test_a_closed_standard_output_does_not_lose_the_report(server: Running, tmp_path: Path) -> None:
     words = ["bench", "whole", "--url", server.url, "--requests", "2", "--report", str(tmp_path)]
     process = subprocess.Popen([*LLMSERVE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -73,17 +73,17 @@ def test_a_dash_prints_data_and_nothing_else(server: Running) -> None:
 
 
 def test_compare_prints_ratios_and_figures(server: Running) -> None:
-    done = run(
+    result = run(
         "compare", "whole", f"other=pieces@{server.url}", "--url", server.url, "--rounds", "2",
         "--requests", "4", "--concurrency", "1,2",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Compared with whole, concurrency 2" in done.stdout
-    assert "round 2 of 2: other, concurrency 2" in done.stderr
+    assert result.returncode == 0, result.stderr
+    assert "Compared with whole, concurrency 2" in result.stdout
+    assert "round 2 of 2: other, concurrency 2" in result.stderr
 
 
-def test_ctrl_c_keeps_what_came_until_then(tmp_path: Path) -> None:
-    # A shell's background job is deaf to Ctrl-C, and what it starts inherits that.
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    # A background job of a shell ignores Ctrl-C, and its child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with scripted(tokens=(1,)) as server:
         words = ["bench", "whole", "--url", server.url, "--duration", "600", "--warmup", "1"]
@@ -98,20 +98,20 @@ def test_ctrl_c_keeps_what_came_until_then(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert int(rows(out)["Requests"].replace(",", "")) > 5
-    assert "interrupted: these are the figures until then" in err
+    assert "interrupted: these are the figures so far" in err
     assert "Traceback" not in err
     assert load(tmp_path / "run.json").interrupted
 
 
-def test_nothing_that_came_through_is_an_exit_code_and_a_reason() -> None:
+def test_a_run_without_a_good_request_has_an_exit_code_and_a_reason() -> None:
     with scripted(first=0.01, tokens=(1,), fail_every=1) as failing:
-        done = run("bench", "whole", "--url", failing.url, "--requests", "3", "--warmup", "0")
-    assert done.returncode == 7
-    assert "scripted to fail" in done.stdout
+        result = run("bench", "whole", "--url", failing.url, "--requests", "3", "--warmup", "0")
+    assert result.returncode == 7
+    assert "scripted to fail" in result.stdout
     assert run("bench", "whole", "--url", "127.0.0.1:9").returncode == 4
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_measured(
+def test_unwritable_outputs_are_refused_before_anything_is_measured(
     server: Running, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -122,9 +122,10 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(
         ("--json", "no/x"),
         ("--csv", "no/x"),
     ):
-        done = run(*words, output[0], str(tmp_path / output[1]))
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), output
-    assert "measuring" not in done.stderr
+        result = run(*words, output[0], str(tmp_path / output[1]))
+        errors = result.stderr.splitlines()
+        assert (result.returncode, result.stdout, len(errors)) == (2, "", 1), output
+    assert "measuring" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -134,14 +135,14 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(
         ("bench m --requests 2 --duration 3", "--requests or --duration, not both"),
         ("bench m --duration nan", "must be above 0, and finite"),
         ("bench m --input-tokens x", "'x' is not a length"),
-        ("bench m --max-input-tokens 3", "--max-input-tokens is for a --dataset"),
+        ("bench m --max-input-tokens 3", "--max-input-tokens works only with --dataset"),
         ("bench m --json - --csv -", "only one of --json and --csv"),
-        ("bench m --set stream=true", "--set cannot give stream"),
+        ("bench m --set stream=true", "--set does not accept stream"),
         ("bench m --tool perf_analyzer", "there is no perf_analyzer"),
         ("bench m --metrics-url http://127.0.0.1:9", "there are no metrics"),
-        ("bench m --chat", "--chat is for --openai"),
-        ("bench m --openai 127.0.0.1:8080", "is no address of an OpenAI endpoint"),
-        ("bench m --openai http://h/v1 --tool aiperf", "are for Triton"),
+        ("bench m --chat", "--chat works only with --openai"),
+        ("bench m --openai 127.0.0.1:8080", "is not the address of an OpenAI endpoint"),
+        ("bench m --openai http://h/v1 --tool aiperf", "do not work with --openai"),
         ("compare a", "two subjects or more"),
         ("compare a b --concurrency 1,x", "not a list of numbers"),
         ("compare a hf:", "name its --model"),
@@ -150,26 +151,26 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(
         ("sweep demo --plugin hf --vary foo=1", "no option 'foo'"),
         ("sweep demo --plugin hf --vary max_batch_size=x", "max_batch_size takes a whole number"),
         ("sweep demo --plugin hf --vary rate=1 --vary concurrency=1", "cannot both be varied"),
-        ("sweep demo --plugin hf --vary concurrency=0", "is not a load"),
-        ("sweep demo --plugin hf --vary dtype=a --build dtype=b", "is varied and given"),
+        ("sweep demo --plugin hf --vary concurrency=0", "concurrency cannot be 0"),
+        ("sweep demo --plugin hf --vary dtype=a --build dtype=b", "in both --vary and --build"),
         ("sweep demo --plugin nope --vary a=1", "nope"),
     ],
 )
-def test_what_makes_no_sense_is_refused_without_work(
+def test_invalid_options_are_refused_at_once(
     words: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMSERVE_PERF_ANALYZER", "/nowhere")
     name, *rest = words.split()
-    done = CliRunner().invoke({"bench": bench, "compare": compare, "sweep": sweep}[name], rest)
-    assert done.exit_code in (1, 2, 3)
-    assert problem in f"{done.output}{done.exception}"
-    assert "building" not in done.output
-    assert "measuring" not in done.output
+    result = CliRunner().invoke({"bench": bench, "compare": compare, "sweep": sweep}[name], rest)
+    assert result.exit_code in (1, 2, 3)
+    assert problem in f"{result.output}{result.exception}"
+    assert "building" not in result.output
+    assert "measuring" not in result.output
 
 
 def completions(command: click.Command, words: list[str], incomplete: str) -> list[str]:
-    found = ShellComplete(command, {}, "llmserve", "_X").get_completions(words, incomplete)
-    return [item.value for item in found]
+    items = ShellComplete(command, {}, "llmserve", "_X").get_completions(words, incomplete)
+    return [item.value for item in items]
 
 
 def test_names_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the figures mean, and when a difference is called one."""
+"""The meaning of the figures, and the confidence in differences."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from .examples import make_case, make_comparison, make_run
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=40))
-def test_an_interval_holds_its_mean_and_turns_with_the_ratio(ratios: list[float]) -> None:
+def test_an_interval_contains_its_mean_and_inverts_with_the_ratio(ratios: list[float]) -> None:
     middle, low, high = interval(ratios)
     assert low <= middle * 1.000001
     assert middle <= high * 1.000001
-    back = interval([1 / ratio for ratio in ratios])
-    assert back == pytest.approx((1 / middle, 1 / high, 1 / low), rel=1e-6)
+    inverse = interval([1 / ratio for ratio in ratios])
+    assert inverse == pytest.approx((1 / middle, 1 / high, 1 / low), rel=1e-6)
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_contains_the_true_ratio_in_95_percent_of_cases() -> None:
     draw = random.Random(7)
-    held = 0
+    hits = 0
     for _ in range(2000):
         _, low, high = interval([1.2 * draw.lognormvariate(0, 0.1) for _ in range(5)])
-        held += low <= 1.2 <= high
-    assert held / 2000 == pytest.approx(0.95, abs=0.015)
+        hits += low <= 1.2 <= high
+    assert hits / 2000 == pytest.approx(0.95, abs=0.015)
 
 
 def test_latency_counts_from_when_a_request_was_due() -> None:
@@ -48,10 +48,10 @@ def test_latency_counts_from_when_a_request_was_due() -> None:
 
 def test_failures_count_as_requests_and_errors_only() -> None:
     run = make_run("static", requests=20, failing=5)
-    found = figures_of(run, Load(concurrency=4))
-    assert (found["requests"], found["failed"]) == (20, 5)
-    assert found["requests_per_second"] == pytest.approx(15 / run.seconds)
-    assert found["latency_mean"] == pytest.approx(fmean(r.latency for r in run.records[5:]))
+    figures = figures_of(run, Load(concurrency=4))
+    assert (figures["requests"], figures["failed"]) == (20, 5)
+    assert figures["requests_per_second"] == pytest.approx(15 / run.seconds)
+    assert figures["latency_mean"] == pytest.approx(fmean(r.latency for r in run.records[5:]))
 
 
 def test_whole_answers_have_no_time_to_first_token() -> None:
@@ -59,16 +59,16 @@ def test_whole_answers_have_no_time_to_first_token() -> None:
     assert "ttft_mean" not in figures_of(run, Load(concurrency=4, stream=True))
 
 
-def test_goodput_is_what_held_the_limits() -> None:
+def test_goodput_counts_requests_within_the_limits() -> None:
     run = make_run("static", requests=40)
     limit = median(record.latency for record in run.records)
-    found = figures_of(run, Load(limit_latency=limit))
-    assert found["within_limits"] == 0.5
-    assert found["goodput"] == pytest.approx(20 / run.seconds)
+    figures = figures_of(run, Load(limit_latency=limit))
+    assert figures["within_limits"] == 0.5
+    assert figures["goodput"] == pytest.approx(20 / run.seconds)
     assert figures_of(run, Load(limit_ttft=1e-9))["goodput"] == 0
 
 
-def test_triton_s_times_are_means_over_our_requests() -> None:
+def test_tritons_times_are_means_over_our_requests() -> None:
     case = make_case("static", requests=50)
     model = case.runs[0].server.models[0] if case.runs[0].server else None
     assert model is not None
@@ -78,16 +78,16 @@ def test_triton_s_times_are_means_over_our_requests() -> None:
 
 
 def test_a_clear_difference_has_an_interval_on_its_side_of_one() -> None:
-    found = {ratio.figure: ratio for ratio in ratios_of(make_comparison(rounds=5))}
-    assert 1 < found["requests_per_second"].low < found["requests_per_second"].ratio
-    assert found["latency_p50"].ratio < (found["latency_p50"].high or 9) < 1
+    ratios = {ratio.figure: ratio for ratio in ratios_of(make_comparison(rounds=5))}
+    assert 1 < ratios["requests_per_second"].low < ratios["requests_per_second"].ratio
+    assert ratios["latency_p50"].ratio < (ratios["latency_p50"].high or 9) < 1
 
 
-def test_what_is_alike_has_an_interval_that_holds_one_and_a_single_round_has_none() -> None:
-    alike = make_comparison(rounds=5, names=("a", "a2"), same=True)
-    assert all(one.low <= 1 <= (one.high or 0) for one in ratios_of(alike))
+def test_equal_cases_have_an_interval_around_one_and_a_single_round_has_none() -> None:
+    equal = make_comparison(rounds=5, names=("a", "a2"), same=True)
+    assert all(ratio.low <= 1 <= (ratio.high or 0) for ratio in ratios_of(equal))
     single = ratios_of(make_comparison(rounds=1))
-    assert {(one.low, one.high) for one in single} == {(0.0, None)}
+    assert {(ratio.low, ratio.high) for ratio in single} == {(0.0, None)}
 
 
 def test_the_ranking_puts_those_within_the_limit_first() -> None:
@@ -100,7 +100,7 @@ def test_the_ranking_puts_those_within_the_limit_first() -> None:
     assert min(again[0].rounds) > max(again[1].rounds)
 
 
-def test_only_what_was_done_in_a_duration_counts() -> None:
+def test_only_requests_done_within_a_duration_count() -> None:
     records = [Record(at, 0.0, 0.0, done) for at, done in enumerate((1.0, 2.0, 3.0))]
     counted, seconds = window([Report(records, 9.0)], Load(concurrency=1, duration=2.5))
     assert (counted, seconds) == (records[:2], 2.5)
@@ -108,6 +108,6 @@ def test_only_what_was_done_in_a_duration_counts() -> None:
     assert window([Report(records, 9.0)], Load(concurrency=1, requests=3)) == (records, 3.0)
 
 
-def test_a_case_without_any_answer_has_no_place() -> None:
+def test_a_case_without_any_answer_is_not_ranked() -> None:
     case = Case(make_case("static").subject, Load(concurrency=1), (make_run("static", failing=98),))
     assert ranking([case]) == []

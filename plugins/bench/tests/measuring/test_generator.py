@@ -1,6 +1,6 @@
-"""The load generator against a server whose answers come when a script says.
+"""The load generator against a server with scripted response times.
 
-Lower bounds hold however busy the machine is; what has an upper one gets three tries.
+Lower bounds are true however busy the machine is; a test with an upper bound gets three tries.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .scripted_triton import Running, scripted
 
 
 def undisturbed(test: Callable[..., None]) -> Callable[..., None]:
-    """Try three times: the machine may be busy with something else, a wrong figure is always so."""
+    """Try three times: the machine may be busy at times, but a wrong figure is always wrong."""
 
     @wraps(test)
-    def tried(**given: Any) -> None:
+    def retried(**arguments: Any) -> None:
         for _ in range(2):
             with suppress(AssertionError):
-                return test(**given)
-        return test(**given)
+                return test(**arguments)
+        return test(**arguments)
 
-    return tried
+    return retried
 
 
-def measured(server: Running, model: str, load: Load, plan: Plan | None = None) -> Run:
+def run_bench(server: Running, model: str, load: Load, plan: Plan | None = None) -> Run:
     return bench(Target(model, server.url), load, plan or Plan(Prompts())).runs[0]
 
 
@@ -47,13 +47,13 @@ def measured(server: Running, model: str, load: Load, plan: Plan | None = None) 
 def test_whole_answers_take_as_long_as_the_server_took() -> None:
     load = Load(concurrency=4, requests=16)
     with scripted(first=0.4, tokens=(10,)) as server:
-        run = measured(server, "whole", load)
-    found = figures_of(run, load)
-    assert found["requests"] == 16
-    assert 0.4 <= found["latency_p50"] < 0.8
-    assert found["requests_per_second"] == pytest.approx(16 / run.seconds)
-    assert found["output_tokens_per_second"] == pytest.approx(160 / run.seconds)
-    assert "ttft_mean" not in found
+        run = run_bench(server, "whole", load)
+    figures = figures_of(run, load)
+    assert figures["requests"] == 16
+    assert 0.4 <= figures["latency_p50"] < 0.8
+    assert figures["requests_per_second"] == pytest.approx(16 / run.seconds)
+    assert figures["output_tokens_per_second"] == pytest.approx(160 / run.seconds)
+    assert "ttft_mean" not in figures
 
 
 @pytest.mark.parametrize("tokens", [(1, 1, 1, 1), (1, 4, 4, 3)], ids=["one each", "several"])
@@ -61,28 +61,28 @@ def test_whole_answers_take_as_long_as_the_server_took() -> None:
 def test_streams_have_the_first_token_and_the_time_between_tokens(tokens: tuple[int, ...]) -> None:
     load = Load(concurrency=4, requests=4, stream=True)
     with scripted(first=0.5, gap=0.3, tokens=tokens) as server:
-        run = measured(server, "pieces", load)
-    found = figures_of(run, load)
+        run = run_bench(server, "pieces", load)
+    figures = figures_of(run, load)
     assert all(record.tokens == tokens for record in run.records)
-    assert 0.5 <= found["ttft_p50"] < 0.8
-    assert 1.4 <= found["latency_p50"] < 1.9
-    assert 0.8 < found["token_time_p50"] * sum(tokens[1:]) < 1.2
+    assert 0.5 <= figures["ttft_p50"] < 0.8
+    assert 1.4 <= figures["latency_p50"] < 1.9
+    assert 0.8 < figures["token_time_p50"] * sum(tokens[1:]) < 1.2
 
 
-def test_a_sequence_is_one_request_with_a_piece_a_step() -> None:
+def test_a_sequence_is_one_request_with_one_piece_per_step() -> None:
     load = Load(concurrency=2, requests=4, warmup=0, stream=True)
     with scripted(first=0.2, gap=0.1, tokens=(1, 2, 2)) as server:
-        run = measured(server, "steps", load)
+        run = run_bench(server, "steps", load)
     assert [record.tokens for record in run.records] == [(1, 2, 2)] * 4
     assert min(record.latency for record in run.records) >= 0.4
     assert all(record.finish_reason == "stop" for record in run.records)
 
 
-def test_an_open_loop_sends_what_is_due_and_its_latency_counts_from_then() -> None:
-    """A loop that waits for answers would wait for ever: none come before the last request."""
+def test_an_open_loop_sends_on_schedule_and_latency_counts_from_the_due_time() -> None:
+    """A loop that waits for answers would wait forever: none arrives before the last request."""
     load = Load(rate=40, requests=20, arrivals="constant", warmup=0, timeout=30)
     with scripted(first=0.0, tokens=(1,), hold=20) as server:
-        run = measured(server, "whole", load)
+        run = run_bench(server, "whole", load)
     assert [round(record.scheduled, 5) for record in run.records] == [n / 40 for n in range(20)]
     assert all(record.error is None for record in run.records)
     for record in run.records:
@@ -90,9 +90,9 @@ def test_an_open_loop_sends_what_is_due_and_its_latency_counts_from_then() -> No
         assert record.sent >= record.scheduled
 
 
-def test_a_closed_loop_keeps_to_its_duration_and_repeats_its_prompts() -> None:
+def test_a_closed_loop_keeps_its_duration_and_repeats_its_prompts() -> None:
     with scripted(first=0.01, tokens=(1,)) as server:
-        run = measured(server, "whole", Load(concurrency=2, duration=3.0))
+        run = run_bench(server, "whole", Load(concurrency=2, duration=3.0))
     assert run.seconds == 3.0
     assert len(run.records) > 2
     assert max(record.done for record in run.records) <= 3.0
@@ -101,14 +101,14 @@ def test_a_closed_loop_keeps_to_its_duration_and_repeats_its_prompts() -> None:
 
 
 @undisturbed
-def test_the_last_batch_of_the_warm_up_is_no_part_of_what_the_server_did() -> None:
+def test_the_last_batch_of_the_warm_up_is_not_in_the_servers_figures() -> None:
     with scripted(tokens=(1,), lagging=True) as server:
-        run = measured(server, "whole", Load(concurrency=4, requests=4, warmup=2))
+        run = run_bench(server, "whole", Load(concurrency=4, requests=4, warmup=2))
     assert run.server is not None
     assert run.server.models[0].requests == 4
 
 
-def test_a_server_that_dies_ends_the_load_and_what_it_answered_is_kept(
+def test_a_server_that_dies_ends_the_load_and_its_answers_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measure, "Job", partial(Job, give_up=1.0))
@@ -119,15 +119,15 @@ def test_a_server_that_dies_ends_the_load_and_what_it_answered_is_kept(
                 server.kill()
 
         load = Load(concurrency=4, duration=60.0, warmup=0)
-        run = measured(server, "whole", load, Plan(Prompts(), on_progress=kill))
+        run = run_bench(server, "whole", load, Plan(Prompts(), on_progress=kill))
     assert len(run.good) > 20
     assert any(record.error == "unreachable" for record in run.records)
     assert "no Triton answers" in (run.ended_early or "")
-    # The time in which nobody was there is no part of the window.
+    # The time without a server is not part of the window.
     assert run.seconds < 60.0
 
 
-def test_a_server_that_dies_leaves_the_rounds_of_a_comparison_before_it() -> None:
+def test_a_comparison_keeps_the_rounds_before_a_server_dies() -> None:
     load = Load(concurrency=2, requests=8, warmup=0)
     with scripted(tokens=(1,)) as server:
 
@@ -143,18 +143,18 @@ def test_a_server_that_dies_leaves_the_rounds_of_a_comparison_before_it() -> Non
 
 
 @pytest.mark.parametrize("load", [Load(concurrency=1, requests=2), Load(rate=9, requests=2)])
-def test_a_request_that_cannot_be_made_is_one_line(load: Load, tmp_path: Path) -> None:
+def test_a_request_that_cannot_be_encoded_is_a_one_line_error(load: Load, tmp_path: Path) -> None:
     dataset = tmp_path / "prompts.json"
     dataset.write_text('["not \\ud800 so good"]', encoding="utf-8")
-    with scripted() as server, pytest.raises(UsageError, match="UTF-8 cannot carry"):
-        measured(server, "whole", load, Plan(Prompts(dataset)))
+    with scripted() as server, pytest.raises(UsageError, match="UTF-8 cannot encode"):
+        run_bench(server, "whole", load, Plan(Prompts(dataset)))
 
 
 @pytest.mark.parametrize("model", ["whole", "pieces"])
 def test_failures_have_a_kind_and_a_message(model: str) -> None:
     load = Load(concurrency=1, requests=12, warmup=0, stream=model == "pieces")
     with scripted(first=0.0, tokens=(1,), fail_every=4) as server:
-        run = measured(server, model, load)
+        run = run_bench(server, model, load)
     failed = [record for record in run.records if record.error]
     assert [record.error for record in failed] == ["rejected"] * 3
     assert "scripted to fail" in (failed[0].message or "")
@@ -164,7 +164,7 @@ def test_failures_have_a_kind_and_a_message(model: str) -> None:
 def test_a_request_that_takes_too_long_is_a_timeout() -> None:
     load = Load(concurrency=1, requests=2, warmup=0, timeout=0.5)
     with scripted(first=60.0, tokens=(1,)) as server:
-        run = measured(server, "whole", load)
+        run = run_bench(server, "whole", load)
     assert [record.error for record in run.records] == ["timeout"] * 2
     assert run.records[0].latency >= 0.5
 
@@ -172,16 +172,16 @@ def test_a_request_that_takes_too_long_is_a_timeout() -> None:
 def test_tokens_that_the_model_does_not_count_are_unknown() -> None:
     load = Load(concurrency=1, requests=2, stream=True)
     with scripted(counts=False) as server:
-        run = measured(server, "pieces", load)
+        run = run_bench(server, "pieces", load)
     assert "output_tokens_per_second" not in figures_of(run, load)
     assert all(a <= b for a, b in pairwise(run.records[0].pieces))
     assert len(run.records[0].pieces) == 4
 
 
-def test_several_processes_make_the_same_load_together() -> None:
+def test_several_processes_together_send_the_same_load() -> None:
     load = Load(concurrency=4, requests=22, processes=3, warmup=4)
     with scripted(tokens=(1,)) as server:
-        run = measured(server, "whole", load)
+        run = run_bench(server, "whole", load)
         assert server.answered() == 26
     assert sorted(record.index for record in run.records) == list(range(22))
     assert run.generator.processes == 3

@@ -1,4 +1,4 @@
-"""An OpenAI endpoint under load: a small server answers as OpenAI's API does."""
+"""Measurements of an OpenAI endpoint: a small server answers like OpenAI's API."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
 
 
 class Endpoint:
-    """Every fourth request finds the queue full."""
+    """Rejects every fourth request because its queue is full."""
 
     def __init__(self) -> None:
         self.received: list[tuple[str, dict[str, Any], str | None]] = []
-        self.breaks_off = False
+        self.ends_early = False
         self.url = ""
 
-    def answer(self, asked: BaseHTTPRequestHandler) -> None:
-        body = json.loads(asked.rfile.read(int(asked.headers["content-length"])))
-        self.received.append((asked.path, body, asked.headers["authorization"]))
-        chat = asked.path == "/v1/chat/completions"
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        body = json.loads(request.rfile.read(int(request.headers["content-length"])))
+        self.received.append((request.path, body, request.headers["authorization"]))
+        chat = request.path == "/v1/chat/completions"
         if len(self.received) % 4 == 0:
             refusal = {"error": {"message": "the queue is full"}}
-            reply(asked, json.dumps(refusal).encode(), 429)
+            reply(request, json.dumps(refusal).encode(), 429)
         elif body.get("stream"):
             parts = [
                 {"delta": {"content": text}} if chat else {"text": text} for text in ("a b ", "c")
             ]
-            ends: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+            last: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
             events: list[Any] = [{"choices": [{**part, "finish_reason": None}]} for part in parts]
-            events.append({"choices": [{**ends, "finish_reason": "length"}]})
-            events += [] if self.breaks_off else [{"choices": [], "usage": USAGE}]
+            events.append({"choices": [{**last, "finish_reason": "length"}]})
+            events += [] if self.ends_early else [{"choices": [], "usage": USAGE}]
             text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-            text += "" if self.breaks_off else ": a comment\n\ndata: [DONE]\n\n"
-            reply(asked, text.encode())
+            text += "" if self.ends_early else ": a comment\n\ndata: [DONE]\n\n"
+            reply(request, text.encode())
         else:
             part = {"message": {"content": "a b c"}} if chat else {"text": "a b c"}
             choice = {**part, "finish_reason": "length"}
-            reply(asked, json.dumps({"choices": [choice], "usage": USAGE}).encode())
+            reply(request, json.dumps({"choices": [choice], "usage": USAGE}).encode())
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    made = Endpoint()
-    with http_server(made.answer) as url:
-        made.url = f"{url}/v1"
-        yield made
+    endpoint = Endpoint()
+    with http_server(endpoint.answer) as url:
+        endpoint.url = f"{url}/v1"
+        yield endpoint
 
 
-def measured(endpoint: Endpoint, api: Api, *, stream: bool) -> Run:
+def run_bench(endpoint: Endpoint, api: Api, *, stream: bool) -> Run:
     target = Target("demo", endpoint.url, api=api)
     load = Load(concurrency=2, requests=8, warmup=0, options={"temperature": 0.5})
     plan = Plan(Prompts(output_tokens=Lengths(8)), stream)
@@ -69,11 +69,11 @@ def measured(endpoint: Endpoint, api: Api, *, stream: bool) -> Run:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("api", ["completions", "chat"])
-def test_requests_and_answers_are_of_openai_s_form(
+def test_requests_and_answers_follow_the_openai_api(
     endpoint: Endpoint, api: Api, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    run = measured(endpoint, api, stream=stream)
+    run = run_bench(endpoint, api, stream=stream)
     path, body, key = endpoint.received[0]
     assert path == ("/v1/chat/completions" if api == "chat" else "/v1/completions")
     assert key == "Bearer secret"
@@ -85,20 +85,20 @@ def test_requests_and_answers_are_of_openai_s_form(
     for record in run.good:
         assert (record.input_tokens, record.output_tokens) == (5, 8)
         assert record.finish_reason == "length"
-        # The first piece is taken for one token.
+        # The first piece counts as one token.
         assert record.tokens == ((1, 7) if stream else (8,))
     assert ("ttft_p50" in figures_of(run, Load(stream=stream))) == stream
     assert run.server is None
 
 
 def test_a_stream_that_breaks_off_is_a_failure(endpoint: Endpoint) -> None:
-    endpoint.breaks_off = True
-    run = measured(endpoint, "chat", stream=True)
+    endpoint.ends_early = True
+    run = run_bench(endpoint, "chat", stream=True)
     assert not run.good
     assert "the stream broke off before its end" in {record.message for record in run.records}
 
 
-def test_what_a_model_thinks_comes_before_its_answer_and_is_a_part_of_it() -> None:
+def test_reasoning_comes_before_the_answer_and_is_part_of_it() -> None:
     parts: Parts = []
     for name, text in (("content", None), ("reasoning_content", "hm"), ("reasoning", "so")):
         read_event(json.dumps({"choices": [{"delta": {name: text}}]}).encode(), parts)

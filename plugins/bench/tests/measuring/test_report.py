@@ -44,7 +44,7 @@ def result(request: pytest.FixtureRequest) -> Result:
     return RESULTS[request.param]
 
 
-def test_what_was_saved_is_read_back_and_makes_the_same_page_which_needs_no_other_file(
+def test_a_saved_result_is_read_back_and_gives_the_same_self_contained_page(
     result: Result, tmp_path: Path
 ) -> None:
     save(result, tmp_path / "result.json")
@@ -60,13 +60,13 @@ def test_what_was_saved_is_read_back_and_makes_the_same_page_which_needs_no_othe
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
 
 
-def test_a_distribution_says_of_which_load_it_is() -> None:
+def test_a_distribution_names_its_load() -> None:
     captions = [plot.caption for plot in plots_of(RESULTS["compare"]) if "Distr" in plot.title]
     assert len(captions) == 2
-    assert all(caption.startswith("Of all rounds at concurrency 16,") for caption in captions)
+    assert all(caption.startswith("All rounds at concurrency 16,") for caption in captions)
 
 
-def test_the_file_has_the_figures_for_readers_that_are_not_python(result: Result) -> None:
+def test_the_file_has_the_figures_for_programs_in_other_languages(result: Result) -> None:
     content = json.loads(to_json(result), parse_constant=pytest.fail)
     (first, *_), kind = content["summary"]["cases"], content["kind"]
     assert first["rounds"][0]["latency_p99"] > 0
@@ -75,12 +75,12 @@ def test_the_file_has_the_figures_for_readers_that_are_not_python(result: Result
     assert bool(content["summary"]["ranking"]) == (kind == "sweep")
 
 
-def test_an_interval_without_end_is_json_that_everybody_reads() -> None:
+def test_an_unbounded_interval_is_standard_json() -> None:
     json.loads(to_json(make_comparison(rounds=1)), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '{"schema": 2}', '{"schema": 2, "cases": 3}'])
-def test_what_is_no_result_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_result_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match="is not a result"):
         load(tmp_path / "x.json")
@@ -98,9 +98,9 @@ def test_a_pipe_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link.json"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as pool:
-        read = pool.submit(pipe.read_text)
+        reader = pool.submit(pipe.read_text)
         save(RESULTS["bench"], pipe)
-        assert json.loads(read.result(timeout=60))["kind"] == "bench"
+        assert json.loads(reader.result(timeout=60))["kind"] == "bench"
     assert pipe.is_fifo()
     link.symlink_to(tmp_path / "result.json")
     save(RESULTS["bench"], link)
@@ -110,7 +110,7 @@ def test_a_pipe_is_written_to_and_a_link_stays_one(tmp_path: Path) -> None:
         save(RESULTS["bench"], tmp_path)
 
 
-def test_csv_has_a_request_a_line_and_nothing_where_nothing_is() -> None:
+def test_csv_has_one_request_per_line_and_empty_cells_for_missing_values() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(RESULTS["bench"]))))
     assert tuple(rows[0]) == COLUMNS
     assert len(rows) == 98
@@ -119,29 +119,29 @@ def test_csv_has_a_request_a_line_and_nothing_where_nothing_is() -> None:
     assert float(rows[5]["latency"]) == pytest.approx(record.latency, abs=1e-6)
 
 
-def test_notes_say_what_makes_figures_doubtful() -> None:
+def test_notes_report_what_makes_figures_unreliable() -> None:
     (case,) = RESULTS["bench"].cases
     (run,) = case.runs
     assert notes_of(RESULTS["bench"]) == []
 
-    def noted(**changes: object) -> str:
+    def notes_with(**changes: object) -> str:
         changed = replace(case, runs=(replace(run, **changes),))  # type: ignore[arg-type]
         return "\n".join(notes_of(make_result("bench", [changed])))
 
-    assert "80 ms late" in noted(generator=replace(run.generator, late=0.08))
-    assert "use more --processes" in noted(generator=replace(run.generator, busy=0.95))
-    assert "measure for longer" in noted(records=())
-    stood_in = make_result("bench", [make_case("static", stand_in=True)])
-    assert notes_of(stood_in) == [
-        "static: a stand-in answered in place of TensorRT-LLM, whose speed is another"
+    assert "80 ms late" in notes_with(generator=replace(run.generator, late=0.08))
+    assert "use more --processes" in notes_with(generator=replace(run.generator, busy=0.95))
+    assert "measure for longer" in notes_with(records=())
+    with_stand_in = make_result("bench", [make_case("static", stand_in=True)])
+    assert notes_of(with_stand_in) == [
+        "static: a stand-in answered in place of TensorRT-LLM, which differs in speed"
     ]
-    assert "static (stand-in)" in tables_of(stood_in)[0].columns
-    assert "TensorRT-LLM" in to_csv(stood_in)
+    assert "static (stand-in)" in tables_of(with_stand_in)[0].columns
+    assert "TensorRT-LLM" in to_csv(with_stand_in)
     ended = replace(RESULTS["bench"], ended_early="no Triton answers", interrupted=True)
     assert [note.partition(":")[0] for note in notes_of(ended)] == ["interrupted", "ended early"]
 
 
-def test_the_ranking_says_who_is_over_the_limit_and_has_the_spread() -> None:
+def test_the_ranking_marks_variants_over_the_limit_and_has_the_spread() -> None:
     table, *_ = tables_of(make_sweep(limit=0.001))
     assert [row[-1] for row in table.rows] == ["over the limit"] * 3
     unlimited, *_ = tables_of(make_sweep(limit=None))
@@ -164,7 +164,7 @@ def test_tables_fit_the_terminal_and_lose_nothing(
             assert cell in printed
 
 
-def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
+def test_names_and_messages_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script> | `x` & *y*"
     case = make_case("static", name=evil, failing=3)
     page = write_report(make_result("bench", [case], title=evil), tmp_path).read_text()
@@ -173,9 +173,9 @@ def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
     assert all("<script" not in plot.svg for plot in plots_of(make_result("bench", [case])))
 
 
-def test_reports_of_little_are_reports_all_the_same(tmp_path: Path) -> None:
+def test_a_report_is_written_even_without_records_or_runs(tmp_path: Path) -> None:
     (case,) = RESULTS["bench"].cases
-    nothing = replace(case.runs[0], records=(), seconds=1.0, server=None)
-    for cases in ([replace(case, runs=(nothing,))], [replace(case, runs=())]):
+    empty = replace(case.runs[0], records=(), seconds=1.0, server=None)
+    for cases in ([replace(case, runs=(empty,))], [replace(case, runs=())]):
         for kind in ("bench", "compare", "sweep"):
             assert write_report(make_result(kind, cases), tmp_path)

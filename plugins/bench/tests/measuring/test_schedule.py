@@ -1,4 +1,4 @@
-"""What is sent, and when: the same seed gives the same."""
+"""The requests and their schedule: the same seed gives the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = TokenCounter(lambda text: len(text.split()), "words")
 
 
 @given(st.floats(0.1, 1000), st.integers(1, 300), st.sampled_from(["poisson", "constant"]))
-def test_arrivals_are_as_many_as_asked_for_in_order(rate: float, count: int, kind: str) -> None:
+def test_arrivals_have_the_requested_number_and_order(rate: float, count: int, kind: str) -> None:
     times = arrival_times(Load(rate=rate, arrivals=kind, requests=count))
     assert len(times) == count
     assert times[0] == 0
@@ -37,24 +37,24 @@ def test_arrivals_are_as_many_as_asked_for_in_order(rate: float, count: int, kin
     assert times == arrival_times(Load(rate=rate, arrivals=kind, requests=count))
 
 
-def test_more_arrivals_than_make_sense_are_refused() -> None:
+def test_too_many_arrivals_are_refused() -> None:
     with pytest.raises(UsageError, match="more than 10,000,000"):
         arrival_times(Load(rate=1e6, duration=3600))
 
 
 @given(st.integers(1, 400), st.integers())
-def test_synthetic_prompts_have_the_tokens_asked_for(tokens: int, seed: int) -> None:
+def test_synthetic_prompts_have_the_requested_number_of_tokens(tokens: int, seed: int) -> None:
     assert WORDS.count(make_prompt(WORDS, tokens, random.Random(seed))) == tokens
 
 
 @pytest.mark.parametrize("tokens", [3, 17, 128])
-def test_they_are_exact_by_the_models_own_tokenizer(tokens: int) -> None:
+def test_their_lengths_are_exact_for_the_models_own_tokenizer(tokens: int) -> None:
     counter = find_counter(None, "", demo_model_path())
     prompt = make_prompt(counter, tokens, random.Random(1))
     assert counter.count(prompt) == tokens
 
 
-def test_without_a_tokenizer_lengths_are_an_estimate_that_says_so(tmp_path: Path) -> None:
+def test_without_a_tokenizer_lengths_are_marked_as_estimated(tmp_path: Path) -> None:
     assert find_counter(tmp_path, "none", None) is ESTIMATE
     assert "estimated" in Prompts().describe(ESTIMATE)
     with pytest.raises(UsageError, match="cannot be read") as caught:
@@ -63,7 +63,7 @@ def test_without_a_tokenizer_lengths_are_an_estimate_that_says_so(tmp_path: Path
 
 
 @given(st.integers(0, 5), st.integers(1, 40))
-def test_the_same_seed_makes_the_same_requests(seed: int, count: int) -> None:
+def test_the_same_seed_gives_the_same_requests(seed: int, count: int) -> None:
     load, prompts = (
         Load(concurrency=2, requests=count, seed=seed),
         Prompts(output_tokens=Lengths(9, 3)),
@@ -74,28 +74,28 @@ def test_the_same_seed_makes_the_same_requests(seed: int, count: int) -> None:
     assert first != make_schedule(other, prompts, WORDS, ignore_eos=True)
     warmup, requests = first
     assert len(requests) == count
-    # A server may keep what it has read of a prompt.
-    assert not {one.prompt for one in warmup} & {one.prompt for one in requests}
+    # A server may cache prompts.
+    assert not {request.prompt for request in warmup} & {request.prompt for request in requests}
 
 
 @pytest.mark.parametrize("text", ["0", "x", "8,x", "8,-1", "nan", "1e9", ""])
-def test_a_length_without_sense_is_refused(text: str) -> None:
+def test_an_invalid_length_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a length"):
         Lengths.parse(text)
 
 
-def test_answers_have_the_length_of_the_data_sets(tmp_path: Path) -> None:
+def test_answers_have_the_lengths_of_the_dataset(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(
         json.dumps([{"input": "a b", "output": "x y z"}, {"prompt": "c", "max_tokens": 7}])
     )
     load = Load(concurrency=1, requests=3, warmup=1, options={"temperature": 0.5})
     warmup, requests = make_schedule(load, Prompts(path), WORDS, ignore_eos=True)
-    assert [one.options["max_tokens"] for one in requests] == [3, 7, 3]
-    assert all(one.options["ignore_eos"] for one in requests)
-    assert {one.options["temperature"] for one in requests} == {0.5}
+    assert [request.options["max_tokens"] for request in requests] == [3, 7, 3]
+    assert all(request.options["ignore_eos"] for request in requests)
+    assert {request.options["temperature"] for request in requests} == {0.5}
     assert warmup[0].prompt == "a b"
-    # What is given for every request comes first.
+    # Options for every request take precedence.
     load = Load(concurrency=1, requests=1, options={"max_tokens": 2})
     _, (request,) = make_schedule(load, Prompts(path), WORDS, ignore_eos=False)
     assert request.options == {"max_tokens": 2}
@@ -113,7 +113,7 @@ def test_answers_have_the_length_of_the_data_sets(tmp_path: Path) -> None:
         ("[1] is a footnote\n{so} is this", ["[1] is a footnote", "{so} is this"]),
     ],
 )
-def test_forms_of_a_dataset_are_recognized(text: str, prompts: list[str], tmp_path: Path) -> None:
+def test_formats_of_a_dataset_are_recognized(text: str, prompts: list[str], tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text(text, encoding="utf-8-sig", newline="")
     assert [sample.text for sample in read_dataset(path)] == prompts
@@ -122,7 +122,7 @@ def test_forms_of_a_dataset_are_recognized(text: str, prompts: list[str], tmp_pa
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (b"", "holds no prompts"),
+        (b"", "contains no prompts"),
         (b"\xff", "not UTF-8"),
         (b'[{"input": 3}]', "entry 1: input: .* valid string"),
         (b'{"input": "a"}\n{"inp', "line 2 is not JSON"),
@@ -132,7 +132,7 @@ def test_forms_of_a_dataset_are_recognized(text: str, prompts: list[str], tmp_pa
         (b'["a", 3]', "entry 2: .* valid dictionary"),
     ],
 )
-def test_a_wrong_dataset_is_one_line_with_its_place(
+def test_an_invalid_dataset_is_a_one_line_error_with_the_place(
     text: bytes, problem: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "data"

@@ -1,4 +1,4 @@
-"""Other tools: the arguments they get, and how their figures are read."""
+"""Other tools: the arguments they get, and the figures read from their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = ModelInfo("demo", "sequence", True, 1, INPUTS, {})
 REQUESTS = (Request(0, "one", {"max_tokens": 4}, 0.0), Request(1, "two", {"max_tokens": 8}, 0.25))
 TARGET = Target("demo", "127.0.0.1:8001")
 PERF, AIPERF = TOOLS["perf_analyzer"], TOOLS["aiperf"]
-# As the tool wrote it for one run of its own, shortened.
+# Written by the tool in a real run, shortened.
 PROFILE = {
     "experiments": [
         {
@@ -37,14 +37,14 @@ PROFILE = {
 }
 
 
-def words_of(
+def arguments_for(
     tool: Tool, folder: Path, info: ModelInfo, load: Load, target: Target = TARGET
 ) -> list[str]:
     return tool.arguments(target, info, load, REQUESTS, folder)
 
 
 def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> None:
-    words = words_of(PERF, tmp_path, PIECES, Load(concurrency=4, requests=2, stream=True))
+    words = arguments_for(PERF, tmp_path, PIECES, Load(concurrency=4, requests=2, stream=True))
     assert json.loads((tmp_path / "inputs.json").read_text())["data"] == [
         {"text_input": ["one"], "max_tokens": [4], "stream": [True]},
         {"text_input": ["two"], "max_tokens": [8], "stream": [True]},
@@ -56,31 +56,31 @@ def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> No
 
 
 def test_perf_analyzer_gets_the_same_arrivals(tmp_path: Path) -> None:
-    words = words_of(PERF, tmp_path, WHOLE, Load(rate=4.0, requests=2))
+    words = arguments_for(PERF, tmp_path, WHOLE, Load(rate=4.0, requests=2))
     assert (tmp_path / "intervals.txt").read_text() == "250000\n"
     assert words[-4:] == ["--request-intervals", "intervals.txt", "--request-count", "2"]
     assert "--streaming" not in words
 
 
 def test_an_option_that_it_cannot_send_is_refused(tmp_path: Path) -> None:
-    asked = [Request(0, "x", {"top_k": 1})]
+    requests = [Request(0, "x", {"top_k": 1})]
     with pytest.raises(UsageError, match="has no top_k"):
-        PERF.arguments(TARGET, WHOLE, Load(concurrency=1), asked, tmp_path)
+        PERF.arguments(TARGET, WHOLE, Load(concurrency=1), requests, tmp_path)
 
 
 def test_perf_analyzers_figures_are_read_in_seconds(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
-    found = PERF.read(tmp_path)
-    assert found["latency_p50"] == 0.75
-    # Its own rate counts the time until it has looked whether all are done.
-    assert found["requests_per_second"] == 2.0
-    assert found["ttft_mean"] == pytest.approx(0.2)
+    figures = PERF.read(tmp_path)
+    assert figures["latency_p50"] == 0.75
+    # Its own rate includes the time until it checks whether all are done.
+    assert figures["requests_per_second"] == 2.0
+    assert figures["ttft_mean"] == pytest.approx(0.2)
 
 
 def test_aiperf_gets_the_load(tmp_path: Path) -> None:
     target = Target("demo", "127.0.0.1:8001", tokenizer=tmp_path)
     load = Load(rate=4.0, requests=2, stream=True, seed=3)
-    words = words_of(AIPERF, tmp_path, PIECES, load, target)
+    words = arguments_for(AIPERF, tmp_path, PIECES, load, target)
     assert " ".join(words) == (
         "profile -m demo -u http://127.0.0.1:8000 --endpoint-type raw --endpoint "
         "/v2/models/demo/generate_stream --input-file inputs.json --custom-dataset-type "
@@ -88,11 +88,11 @@ def test_aiperf_gets_the_load(tmp_path: Path) -> None:
         f"{tmp_path} --request-count 2 --artifact-dir artifacts --no-auto-plot --ui none "
         "--streaming --request-rate 4.0 --arrival-pattern poisson --random-seed 3"
     )
-    whole = words_of(AIPERF, tmp_path, WHOLE, Load(concurrency=4, requests=2), target)
+    whole = arguments_for(AIPERF, tmp_path, WHOLE, Load(concurrency=4, requests=2), target)
     assert whole[whole.index("--endpoint") + 1] == "/v2/models/demo/generate"
     assert whole[-2:] == ["--concurrency", "4"]
     with pytest.raises(UsageError, match="name a tokenizer"):
-        words_of(AIPERF, tmp_path, WHOLE, load)
+        arguments_for(AIPERF, tmp_path, WHOLE, load)
 
 
 def test_aiperfs_figures_are_read_in_seconds(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_aiperfs_figures_are_read_in_seconds(tmp_path: Path) -> None:
     assert AIPERF.read(tmp_path) == pytest.approx(expected)
 
 
-def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def install_program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -119,7 +119,7 @@ def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_what_goes_wrong_with_a_tool_is_one_line(
+def test_a_failure_of_a_tool_is_a_one_line_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool, load = TOOLS[name], Load(concurrency=1, requests=2)
@@ -133,17 +133,17 @@ def test_what_goes_wrong_with_a_tool_is_one_line(
     ):
         tool.check()
     monkeypatch.undo()
-    program(tmp_path, name, "echo 1.2", monkeypatch)
+    install_program(tmp_path, name, "echo 1.2", monkeypatch)
     assert tool.check() == (tmp_path / name, "1.2")
     with pytest.raises(LLMServeError, match=f"{name} wrote no figures"):
         tool.measure(target, WHOLE, load, REQUESTS)
     line = "error while loading shared libraries: libb64.so.0d: cannot open"
-    program(tmp_path, name, f"echo '{line}' >&2; exit 127", monkeypatch)
+    install_program(tmp_path, name, f"echo '{line}' >&2; exit 127", monkeypatch)
     with pytest.raises(LLMServeError, match=r"libb64\.so\.0d: cannot open: .*pip install"):
         tool.check()
-    program(tmp_path, name, "echo first; echo the reason; exit 9", monkeypatch)
+    install_program(tmp_path, name, "echo first; echo the reason; exit 9", monkeypatch)
     with pytest.raises(LLMServeError, match=r"exit code 9\): first / the reason"):
         tool.check()
-    program(tmp_path, name, "exec sleep 60", monkeypatch)
-    with pytest.raises(LLMServeError, match="was not done after"):
+    install_program(tmp_path, name, "exec sleep 60", monkeypatch)
+    with pytest.raises(LLMServeError, match="did not finish within"):
         tool.run([str(tmp_path / name)], tmp_path, timeout=0.3)

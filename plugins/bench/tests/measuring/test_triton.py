@@ -1,4 +1,4 @@
-"""What the server publishes, and which of its models are answered by a stand-in."""
+"""The figures that the server publishes, and the detection of stand-ins."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_gauges_of_a_model_and_of_the_machine_are_read() -> None:
     assert read_gauges("no page of {metrics", ["demo"]) == {}
 
 
-def test_a_page_is_fetched_past_the_proxy_of_the_web(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_fetched_without_the_web_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with metrics_page(PAGE) as url:
         assert fetch(f"{url}/metrics") == PAGE
@@ -52,29 +52,29 @@ def test_a_page_is_fetched_past_the_proxy_of_the_web(monkeypatch: pytest.MonkeyP
     assert fetch("no address") is None
 
 
-def sampled(*pages: dict[str, float]) -> Observer:
-    """Give an observer that has seen these gauges, one page a second from 0 on."""
+def make_observer(*pages: dict[str, float]) -> Observer:
+    """Return an observer that has sampled these gauges, one page per second from 0 on."""
     observer = Observer(Target("demo", "", api="chat"))
     observer._samples = [(float(at), page) for at, page in enumerate(pages)]
     return observer
 
 
 def test_gauges_have_the_mean_and_the_peak_of_the_run() -> None:
-    observer = sampled(*({"acme_running": value, "idle": 0.0} for value in (1.0, 2.0, 6.0)))
+    observer = make_observer(*({"acme_running": value, "idle": 0.0} for value in (1.0, 2.0, 6.0)))
     assert observer._gauges(0, 9) == {"acme_running": Gauge(3.0, 6.0)}
     assert observer._gauges(5, 9) == {}
 
 
-def test_gauges_of_the_machine_are_of_the_run() -> None:
-    # Triton reads the machine every two seconds: what it says sooner is from before the run.
+def test_gauges_of_the_machine_belong_to_the_run() -> None:
+    # Triton reads the machine every two seconds: earlier values are from before the run.
     values = [0.9, 0.9, 0.1, 0.2, 0.3]
-    observer = sampled(*({"nv_gpu_utilization": value} for value in values))
+    observer = make_observer(*({"nv_gpu_utilization": value} for value in values))
     gauge = observer._gauges(0, 4)["nv_gpu_utilization"]
     assert gauge.mean == pytest.approx(0.2)
     assert gauge.peak == 0.3
 
 
-def observed(monkeypatch: pytest.MonkeyPatch, **configs: Any) -> Observer:
+def observer_of(monkeypatch: pytest.MonkeyPatch, **configs: Any) -> Observer:
     backends = [SimpleNamespace(name="onnxruntime", stand_in_for="onnxruntime")]
     monkeypatch.setattr(Registry, "load", lambda: SimpleNamespace(all=lambda _: backends))
     observer = Observer.__new__(Observer)
@@ -84,10 +84,10 @@ def observed(monkeypatch: pytest.MonkeyPatch, **configs: Any) -> Observer:
     return observer
 
 
-def test_a_stand_in_is_known_by_what_it_says_and_by_what_triton_runs(
+def test_a_stand_in_is_recognized_by_its_metrics_and_by_its_runtime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    observer = observed(
+    observer = observer_of(
         monkeypatch,
         engine={"backend": "tensorrtllm", "runtime": "model.py"},
         graph={"backend": "onnxruntime", "runtime": "model.py"},
@@ -95,8 +95,8 @@ def test_a_stand_in_is_known_by_what_it_says_and_by_what_triton_runs(
         others={"backend": "vllm", "runtime": "model.py"},
         plain={"backend": "python", "runtime": "model.py"},
     )
-    says = {"engine": "TensorRT-LLM", "real": "of another server"}
-    assert observer._stand_ins(says) == {
+    published = {"engine": "TensorRT-LLM", "real": "of another server"}
+    assert observer._stand_ins(published) == {
         "engine": "TensorRT-LLM", "graph": "onnxruntime"
     }  # fmt: skip
     assert observer._stand_ins({}) == {"graph": "onnxruntime"}

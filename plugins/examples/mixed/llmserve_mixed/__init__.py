@@ -1,4 +1,4 @@
-"""The plugin ``mixed``: a recipe and nothing else; its parts come from other packages."""
+"""The plugin ``mixed``: only a recipe, whose parts come from other packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from llmserve.plugin import Recipe, hookimpl
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    """Register what ``build --plugin mixed`` selects."""
     return [
         Recipe(
             name="mixed",
@@ -17,7 +16,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             tokenizer="tokenizers",
             generator="stepwise",
             batching="iterative",
-            # Defaults of options that the parts bring; --set still has the last word.
+            # Defaults for the parts' options; --set overrides them.
             defaults={"max_batch_size": 16, "stream": True},
         )
     ]

@@ -1,4 +1,4 @@
-"""What a queue does with those who wait, as an option's text says it."""
+"""Parses the option that configures the queues."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from dataclasses import dataclass, replace
 
 from llmserve.plugin import INT32_MAX, OptionError
 
-_MEND = "write it as in 1:size=4;3:size=2,timeout_ms=500,action=delay"
+_HINT = "write it as in 1:size=4;3:size=2,timeout_ms=500,action=delay"
 _ACTIONS = ("reject", "delay")
 
 
 @dataclass(frozen=True)
 class Queue:
-    """How many may wait, how long, and what happens then; 0 is no limit."""
+    """How many requests may wait, how long, and what happens then; 0 means no limit."""
 
     size: int = 0
     timeout_ms: int = 0
     action: str = "reject"
 
 
-def parse_queues(text: str, *, levels: int, usual: Queue) -> Mapping[int, Queue]:
-    """Return the levels that differ from the usual queue.
+def parse_queues(text: str, *, levels: int, default: Queue) -> Mapping[int, Queue]:
+    """Return the queues of the levels that differ from the default queue.
 
-    >>> parse_queues("3:size=2,action=delay", levels=3, usual=Queue(timeout_ms=500))
+    >>> parse_queues("3:size=2,action=delay", levels=3, default=Queue(timeout_ms=500))
     {3: Queue(size=2, timeout_ms=500, action='delay')}
     """
     queues: dict[int, Queue] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         level, colon, settings = part.partition(":")
         if not colon or not level.strip().isdecimal():
-            raise OptionError(f"queues cannot be read at {part!r}", mend=_MEND)
+            raise OptionError(f"queues cannot be parsed at {part!r}", mend=_HINT)
         number = int(level)
         if not 1 <= number <= levels:
-            raise OptionError(f"queues names priority {number}, and there are 1 to {levels}")
+            raise OptionError(
+                f"queues has priority {number}, which does not exist", mend=f"use 1 to {levels}"
+            )
         if number in queues:
-            raise OptionError(f"queues names priority {number} twice", mend="put both into one")
-        queues[number] = _queue(settings, usual)
+            raise OptionError(f"queues has priority {number} twice", mend="combine the two")
+        queues[number] = _parse_queue(settings, default)
     return queues
 
 
-def _queue(settings: str, usual: Queue) -> Queue:
-    queue = usual
+def _parse_queue(settings: str, default: Queue) -> Queue:
+    queue = default
     for setting in settings.split(","):
         key, _, value = (word.strip() for word in setting.partition("="))
         if key == "action" and value in _ACTIONS:
@@ -51,5 +53,5 @@ def _queue(settings: str, usual: Queue) -> Queue:
         elif key == "timeout_ms" and value.isdecimal() and int(value) <= INT32_MAX:
             queue = replace(queue, timeout_ms=int(value))
         else:
-            raise OptionError(f"queues cannot be read at {setting.strip()!r}", mend=_MEND)
+            raise OptionError(f"queues cannot be parsed at {setting.strip()!r}", mend=_HINT)
     return queue

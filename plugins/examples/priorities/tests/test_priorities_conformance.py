@@ -1,4 +1,4 @@
-"""The strategy in another package's recipe, held to what every recipe promises."""
+"""The conformance suite of recipes, for the strategy in another package's recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.testing import RecipeConformance
 
 class TestPriorities(RecipeConformance):
     recipe = "hf"
-    # As the live tests build it, so that both have the same model.
+    # The same options as in the live tests, so that both use the same model.
     options: ClassVar[dict[str, Any]] = {
         "batching": "priorities",
         "max_batch_size": 1,

@@ -1,4 +1,4 @@
-"""Who goes first, and who is refused, on a real Triton through our client."""
+"""Which requests run first and which are refused, on a real Triton through our client."""
 
 from __future__ import annotations
 
@@ -20,50 +20,52 @@ LONG = 400
 TRIES = 10
 
 
-class Crowd:
-    """Requests to one model, sent one after another; who was answered in which order."""
+class Sender:
+    """Sends requests to one model, one after another, and records the order of the answers."""
 
     def __init__(self, triton: LiveTriton, model: str, pool: ThreadPoolExecutor) -> None:
         self._triton, self._pool = triton, pool
         self.model = model
         self.order: list[str] = []
 
-    def begin(self) -> Future[None]:
-        """Send one that takes long, and wait until it runs."""
-        begun = Event()
-        sent = self.send("running", begun.set, tokens=LONG, priority=1)
-        assert begun.wait(60)
-        return sent
+    def start_long_request(self) -> Future[None]:
+        """Send a request that takes long, and wait until it runs."""
+        started = Event()
+        running = self.send("running", started.set, tokens=LONG, priority=1)
+        assert started.wait(60)
+        return running
 
-    def behind_a_long_one(self, send: Callable[[], Sequence[Future[None]]]) -> list[Future[None]]:
-        """Send requests while one runs; on a busy machine it may be over before they have come."""
+    def queue_behind_long_request(
+        self, send: Callable[[], Sequence[Future[None]]]
+    ) -> list[Future[None]]:
+        """Send requests while one runs; on a busy machine, it may end before they arrive."""
         for _ in range(TRIES):
             self.order.clear()
-            running, sent = self.begin(), send()
+            running, queued = self.start_long_request(), send()
             if not running.done():
-                return [running, *sent]
-            wait(sent)
+                return [running, *queued]
+            wait(queued)
         raise AssertionError("no request ran for long enough")
 
     def send(
-        self, name: str, began: Callable[[], object] = bool, *, tokens: int = 8, **extra: Any
+        self, name: str, on_piece: Callable[[], object] = bool, *, tokens: int = 8, **extra: Any
     ) -> Future[None]:
-        asked = {"max_tokens": tokens, "ignore_eos": True, **extra}
+        params = {"max_tokens": tokens, "ignore_eos": True, **extra}
 
-        def ask() -> None:
-            for _ in self._triton.client.stream(self.model, PROMPT, **asked):
-                began()
+        def stream() -> None:
+            for _ in self._triton.client.stream(self.model, PROMPT, **params):
+                on_piece()
             self.order.append(name)
 
-        sent = self._pool.submit(ask)
-        # The order of arrival is what this is about.
+        future = self._pool.submit(stream)
+        # These tests depend on the order of arrival.
         time.sleep(0.03)
-        return sent
+        return future
 
 
 @pytest.fixture
-def crowd(triton: LiveTriton) -> Iterator[Crowd]:
-    """A model that runs one request at a time; at 3 two may wait, at 4 nobody waits for long."""
+def sender(triton: LiveTriton) -> Iterator[Sender]:
+    """Sends to a model that runs single requests; priority 3 queues two, 4 has a short time-out."""
     model = triton.build(
         "hf",
         batching="priorities",
@@ -73,71 +75,71 @@ def crowd(triton: LiveTriton) -> Iterator[Crowd]:
     )
     triton.client.generate(model, PROMPT, max_tokens=1)
     with ThreadPoolExecutor(8) as pool:
-        yield Crowd(triton, model, pool)
+        yield Sender(triton, model, pool)
 
 
-def test_a_high_priority_overtakes_those_that_wait(crowd: Crowd) -> None:
-    jobs = crowd.behind_a_long_one(
+def test_a_high_priority_overtakes_waiting_requests(sender: Sender) -> None:
+    jobs = sender.queue_behind_long_request(
         lambda: [
-            *(crowd.send(f"low {n}", priority=3) for n in (1, 2)),
-            crowd.send("high", priority=1),
+            *(sender.send(f"low {n}", priority=3) for n in (1, 2)),
+            sender.send("high", priority=1),
         ]
     )
     for job in jobs:
         job.result()
-    assert crowd.order == ["running", "high", "low 1", "low 2"]
+    assert sender.order == ["running", "high", "low 1", "low 2"]
 
 
-def test_a_full_queue_refuses_and_the_others_go_on(crowd: Crowd) -> None:
-    *jobs, refused, high = crowd.behind_a_long_one(
+def test_a_full_queue_refuses_a_request_and_runs_the_others(sender: Sender) -> None:
+    *jobs, refused, high = sender.queue_behind_long_request(
         lambda: [
-            *(crowd.send(f"low {n}", priority=3) for n in (1, 2)),
-            crowd.send("one too many", priority=3),
-            crowd.send("high", priority=1),
+            *(sender.send(f"low {n}", priority=3) for n in (1, 2)),
+            sender.send("one too many", priority=3),
+            sender.send("high", priority=1),
         ]
     )
     with pytest.raises(RequestRejectedError, match=r"queue of .* is full: try again later"):
         refused.result()
     for job in (*jobs, high):
         job.result()
-    assert crowd.order == ["running", "high", "low 1", "low 2"]
+    assert sender.order == ["running", "high", "low 1", "low 2"]
 
 
-def test_one_that_waits_too_long_times_out(crowd: Crowd) -> None:
-    running, impatient = crowd.behind_a_long_one(lambda: [crowd.send("impatient", priority=4)])
+def test_a_request_that_waits_too_long_times_out(sender: Sender) -> None:
+    running, late = sender.queue_behind_long_request(lambda: [sender.send("late", priority=4)])
     with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
-        impatient.result()
+        late.result()
     running.result()
-    assert crowd.order == ["running"]
+    assert sender.order == ["running"]
 
 
-def test_a_request_can_have_less_patience_than_its_queue(crowd: Crowd) -> None:
-    running, patient, impatient = crowd.behind_a_long_one(
+def test_a_request_can_have_a_shorter_time_out_than_its_queue(sender: Sender) -> None:
+    running, patient, late = sender.queue_behind_long_request(
         lambda: [
-            crowd.send("patient", priority=2, queue_timeout=60),
-            crowd.send("impatient", priority=2, queue_timeout=0.02),
+            sender.send("patient", priority=2, queue_timeout=60),
+            sender.send("late", priority=2, queue_timeout=0.02),
         ]
     )
     with pytest.raises(RequestTimeoutError, match="waited too long in the queue"):
-        impatient.result()
+        late.result()
     running.result()
     patient.result()
-    # The last token of one and the first of the other come so close that either may be noted first.
-    assert sorted(crowd.order) == ["patient", "running"]
+    # The last token of one and the first of the other are so close that either may be first.
+    assert sorted(sender.order) == ["patient", "running"]
 
 
-def test_the_command_asks_for_it_too(triton: LiveTriton, crowd: Crowd) -> None:
-    words = ["query", crowd.model, PROMPT, "--url", triton.server.grpc_url]
+def test_the_command_accepts_a_queue_time_out(triton: LiveTriton, sender: Sender) -> None:
+    command = ["query", sender.model, PROMPT, "--url", triton.server.grpc_url]
     for _ in range(TRIES):
-        running = crowd.begin()
-        done = CliRunner().invoke(cli, [*words, "--queue-timeout", "0.02"])
+        running = sender.start_long_request()
+        result = CliRunner().invoke(cli, [*command, "--queue-timeout", "0.02"])
         running.result()
-        if done.exit_code:
+        if result.exit_code:
             break
-    assert isinstance(done.exception, RequestTimeoutError)
-    assert "waited too long in the queue" in str(done.exception)
+    assert isinstance(result.exception, RequestTimeoutError)
+    assert "waited too long in the queue" in str(result.exception)
 
 
-def test_a_priority_that_does_not_exist_is_the_default(crowd: Crowd) -> None:
-    crowd.send("beyond", priority=9).result()
-    assert crowd.order == ["beyond"]
+def test_a_priority_that_does_not_exist_is_the_default(sender: Sender) -> None:
+    sender.send("beyond", priority=9).result()
+    assert sender.order == ["beyond"]

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
-    """Add ``llmserve sizes``."""
-    # Here and not above: the hook is called when a command line is read, the module is imported
-    # whenever plugins are listed.
+    # Imported here because the hook is called only when a command line is parsed, but the module is
+    # imported whenever plugins are listed.
     from llmserve_sizes.command import sizes
 
     cli.add_command(sizes)

@@ -1,4 +1,4 @@
-"""``llmserve sizes``."""
+"""The command ``llmserve sizes``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 @click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, sizes in bytes.")
 def sizes(repository: Path, as_json: bool) -> None:
-    """Say how large the models of a repository are.
+    """Print the sizes of a repository's models.
 
     \b
     llmserve sizes model_repository
@@ -32,16 +32,16 @@ def sizes(repository: Path, as_json: bool) -> None:
         rows.append(
             [model.name, readable(model.bytes), model.recipe, model.weights, packages or "-"]
         )
-    rows.append(["together", readable(sum(model.bytes for model in models)), "", "", ""])
-    for row in _aligned(rows):
-        click.echo(row.rstrip())
+    rows.append(["total", readable(sum(model.bytes for model in models)), "", "", ""])
+    for line in _aligned(rows):
+        click.echo(line.rstrip())
     for model in models:
         if model.problem:
             click.echo(f"{model.name}: {model.problem}", err=True)
 
 
 def readable(size: float) -> str:
-    """Write a size as people do.
+    """Format a size for people.
 
     >>> readable(999), readable(1_490_000)
     ('999 B', '1.5 MB')
@@ -50,12 +50,12 @@ def readable(size: float) -> str:
         return f"{size:.0f} B"
     units = iter(("kB", "MB", "GB", "TB"))
     size, unit = size / 1000, next(units)
-    # Nobody's repository is beyond the last of them.
+    # No repository is larger than the last unit.
     while size >= 1000:
         size, unit = size / 1000, next(units)
     return f"{size:.1f} {unit}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)) for row in rows]

@@ -1,4 +1,4 @@
-"""What lies in a repository: the sizes, and what the manifests say."""
+"""Collects the sizes of a repository's models, and facts from their manifests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmserve.plugin import ConfigError, Manifest
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model of a repository; what llmserve did not build has no recipe and no packages."""
+    """A model of a repository; one that llmserve did not build has no recipe and no packages."""
 
     name: str
     bytes: int
@@ -31,7 +31,7 @@ def survey(repository: Path) -> list[ModelSize]:
 
 
 def _model(folder: Path) -> ModelSize:
-    # A link into a cache counts as what it leads to: that much is read when the model loads.
+    # A link into a cache counts with its target's size: that much is read when the model loads.
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     try:
         manifest = Manifest.read(folder)

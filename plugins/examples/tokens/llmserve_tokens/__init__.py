@@ -1,4 +1,4 @@
-"""The plugin ``tokens``: a model's ``tokenizer.json``, read without transformers."""
+"""The plugin ``tokens``: reads a model's ``tokenizer.json`` without transformers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from llmserve.plugin import BuildContext, Tokenizer, contract, hookimpl
 
 @hookimpl
 def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
-    """Register the tokenizer that ``--tokenizer tokenizers`` selects."""
     return [
         Tokenizer(
             name="tokenizers",
-            summary="tokenizer.json, read by tokenizers alone",
+            summary="tokenizer.json, read by the tokenizers library alone",
             runtime="llmserve_tokens.runtime:FileTokenizer",
             prepare=_prepare,
-            # Declared here, because only a tokenizer that can write a conversation takes one.
+            # Declared here, because not every tokenizer can format conversations.
             inputs=(contract.MESSAGES,),
         )
     ]
 
 
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
-    # Imported here: listing plugins must not load what only a build needs.
+    # Imported here because listing plugins must not load what only a build needs.
     from llmserve_tokens.prepare import prepare
 
     return prepare(context)

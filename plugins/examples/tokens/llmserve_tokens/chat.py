@@ -1,4 +1,4 @@
-"""Conversations as the model was trained on them: its own template, in Jinja's sandbox."""
+"""Formats conversations with the model's own chat template, in Jinja's sandbox."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from llmserve.runtime import RequestError
 
 
 def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the template: a file of its own counts before the tokenizer's configuration."""
+    """Return the template; a separate file takes precedence over the tokenizer's configuration."""
     plain, wrapped = folder / "chat_template.jinja", folder / "chat_template.json"
     if plain.is_file():
         return plain.read_text(encoding="utf-8")
-    found = config.get("chat_template")
+    template = config.get("chat_template")
     if wrapped.is_file():
-        found = json.loads(wrapped.read_text(encoding="utf-8"))["chat_template"]
-    if isinstance(found, list):
-        # A model with several names one of them default; the others are for tools.
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
+        template = json.loads(wrapped.read_text(encoding="utf-8"))["chat_template"]
+    if isinstance(template, list):
+        # If a model has several, one is named default; the others are for tools.
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
 
 
 class ChatTemplate:
-    """A template that was compiled once; one that cannot be is refused where it is built.
+    """A compiled template; the build refuses one that does not compile.
 
     >>> ChatTemplate("{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}",
     ...              {"eos_token": "."}).render([{"role": "user", "content": "Hello"}])
     'Hello.'
     """
 
-    def __init__(self, template: str, special: Mapping[str, str]) -> None:
-        # Templates come from strangers, so they get a sandbox; templates that are written for
-        # transformers count on these settings and helpers.
+    def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
+        # Templates are third-party code, so they run in a sandbox. Templates that are written for
+        # transformers rely on these settings and helpers.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         self._template = environment.from_string(template)
-        self._special = dict(special)
+        self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text up to where the answer begins."""
+        """Return the text up to the beginning of the answer."""
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=True, **self._special
+                messages=list(messages), add_generation_prompt=True, **self._special_tokens
             )
         except RequestError:
             raise
@@ -64,8 +64,8 @@ def _refuse(message: object) -> None:
     raise RequestError(f"the chat template refuses these messages: {message}")
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What the plugin does on the machine that builds: choose the files, and try them."""
+"""Runs on the build machine: chooses the tokenizer's files and tests that they load."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from llmserve_tokens.runtime import FileTokenizer
 
 _FOLDER = "tokens"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
-_OTHERWISE = "choose --tokenizer transformers"
+_HINT = "choose --tokenizer transformers"
 
 
 def prepare(context: BuildContext) -> Mapping[str, Any]:
-    """Copy the tokenizer's files into the model, and load them once as Triton will."""
+    """Copy the tokenizer's files into the model, and load them once, as Triton will."""
     source = context.source
     files = [source.path / name for name in _FILES if (source.path / name).is_file()]
     if source.path / "tokenizer.json" not in files:
-        raise ModelSourceError(f"{source.asked} has no tokenizer.json", mend=_OTHERWISE)
-    # Always a copy: these files are small, and the hub's cache would need its client to be read.
+        raise ModelSourceError(f"{source.asked} has no tokenizer.json", mend=_HINT)
+    # Always a copy: these files are small, and reading the hub's cache would need its client.
     settings = context.place(files, _FOLDER, copy=True)
     try:
         tokenizer = FileTokenizer(settings, context.folder)
     except LLMServeError:
         raise
     except Exception as error:
-        # The library raises bare exceptions; whatever it is, the files are not for it.
+        # The library raises bare exceptions; all of them mean that it cannot use the files.
         reason = " ".join(str(error).split())[:200]
         raise ModelSourceError(
-            f"the tokenizer of {source.asked} cannot be used: {reason}", mend=_OTHERWISE
+            f"the tokenizer of {source.asked} cannot be used: {reason}", mend=_HINT
         ) from None
     if context.options["chat"] and not tokenizer.has_chat_template:
         raise OptionError(

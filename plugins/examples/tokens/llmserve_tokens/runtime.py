@@ -1,4 +1,4 @@
-"""What runs in Triton: text to ids and back by ``tokenizer.json``."""
+"""Runs in Triton: converts text to ids and back with ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -17,41 +17,37 @@ class FileTokenizer:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         from tokenizers import Tokenizer
 
-        home = folder / settings["path"]
-        self._tokenizer = Tokenizer.from_file(str(home / "tokenizer.json"))
-        # A file can ask for both, meant for training; a prompt must come out as it is.
+        files = folder / settings["path"]
+        self._tokenizer = Tokenizer.from_file(str(files / "tokenizer.json"))
+        # A file can enable both for training, but a prompt must stay as it is.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        # With it, a prompt may come as ids.
+        # This lets clients send prompts as ids.
         self.vocab_size = self._tokenizer.get_vocab_size()
-        config = _read(home / "tokenizer_config.json")
-        special = _special_tokens(config)
-        template = find_template(home, config)
-        self._chat = ChatTemplate(template, special) if template else None
-        eos = special.get("eos_token")
+        config = _read(files / "tokenizer_config.json")
+        special_tokens = _special_tokens(config)
+        template = find_template(files, config)
+        self._chat = ChatTemplate(template, special_tokens) if template else None
+        eos = special_tokens.get("eos_token")
         eos_id = None if eos is None else self._tokenizer.token_to_id(eos)
         self.eos_ids = frozenset() if eos_id is None else frozenset([eos_id])
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether a conversation can be written."""
         return self._chat is not None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the ids of a conversation, by the model's own chat template."""
         if self._chat is None:
             raise RequestError(
                 "this model has no chat template: send text_input instead of messages"
             )
-        # The template has written the special tokens already.
+        # The template has already added the special tokens.
         return self.encode(self._chat.render(messages), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, leaving out special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
@@ -61,10 +57,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``bos_token``, ``eos_token`` and their like; each is a text or an object with one."""
-    found = {}
+    """Return ``bos_token``, ``eos_token`` and the like; each is a text or an object with one."""
+    tokens = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+            tokens[name] = text
+    return tokens

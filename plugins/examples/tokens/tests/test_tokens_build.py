@@ -1,4 +1,4 @@
-"""What a build puts into the repository, and what it refuses before Triton would."""
+"""What a build writes into the repository, and what it refuses before Triton would."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(model: Path, **extra: Any) -> Path:
     return built.folder
 
 
-def test_small_files_are_copied_even_where_weights_stay(model: Path) -> None:
+def test_small_files_are_copied_even_if_weights_are_not(model: Path) -> None:
     folder = build(model, weights="reference")
     assert {path.name for path in (folder / "1" / "tokens").iterdir()} == {
         "tokenizer.json",
@@ -36,7 +36,7 @@ def test_small_files_are_copied_even_where_weights_stay(model: Path) -> None:
     assert {"jinja2", "llmserve-tokens", "tokenizers"} <= manifest["packages"].keys()
 
 
-def test_a_model_without_the_file_is_refused_with_the_way_out(model: Path) -> None:
+def test_a_model_without_the_file_is_refused_with_a_hint(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(ModelSourceError, match=r"no tokenizer\.json: choose --tokenizer transf"):
         build(model)

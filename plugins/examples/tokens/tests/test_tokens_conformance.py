@@ -1,4 +1,4 @@
-"""The tokenizer in another package's recipe, held to what every recipe promises."""
+"""The conformance suite of recipes, for the tokenizer in another package's recipe."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-// A request as somebody would write it elsewhere.
+// The current request as code for other programs.
 
-// A key itself is not shown: who copies the request may show it to others.
+// The key itself is not included, because users may share the code.
 export function asCurl(origin, path, body, keyed) {
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   const key = keyed ? "  -H \"Authorization: Bearer $OPENAI_API_KEY\" \\\n" : "";
@@ -9,13 +9,13 @@ export function asCurl(origin, path, body, keyed) {
 
 export function asPython(origin, path, body, keyed) {
   const call = path.includes("chat") ? "chat.completions" : "completions";
-  const given = Object.entries(body).map(([name, value]) => `    ${name}=${python(value)},`);
+  const options = Object.entries(body).map(([name, value]) => `    ${name}=${python(value)},`);
   return [
     "from openai import OpenAI", "",
     keyed
       ? `client = OpenAI(base_url="${origin}/v1")  # the key is in OPENAI_API_KEY`
       : `client = OpenAI(base_url="${origin}/v1", api_key="none")`,
-    `stream = client.${call}.create(`, ...given, "    stream=True,", ")",
+    `stream = client.${call}.create(`, ...options, "    stream=True,", ")",
     "for chunk in stream:",
     path.includes("chat")
       ? '    print(chunk.choices[0].delta.content or "", end="", flush=True)'
@@ -23,7 +23,7 @@ export function asPython(origin, path, body, keyed) {
   ].join("\n");
 }
 
-// What is sent here are texts, numbers, lists and objects: JSON is Python for all of them.
+// The values are strings, numbers, lists and objects, whose JSON is valid Python.
 function python(value) {
   return JSON.stringify(value);
 }

@@ -1,20 +1,20 @@
-// The gauges of the second view, read from /metrics while it is open.
+// The gauges and charts of the load view, read from /metrics while it is open.
 import { metrics } from "./api.js";
 
-const KEPT = 120;
+const MAX_VALUES = 120;
 const SVG = "http://www.w3.org/2000/svg";
 const at = (id) => document.getElementById(id);
-const charts = { "Tokens written per second": [], "Requests under way": [] };
+const charts = { "Generated tokens per second": [], "Running requests": [] };
 let timer = null;
-let before = null;
+let previous = null;
 
 export function watchLoad(open, key) {
   clearInterval(timer);
-  timer = open ? setInterval(() => look(key()), 1000) : null;
-  if (open) look(key());
+  timer = open ? setInterval(() => refresh(key()), 1000) : null;
+  if (open) refresh(key());
 }
 
-async function look(key) {
+async function refresh(key) {
   let text;
   try {
     text = await metrics(key);
@@ -23,24 +23,24 @@ async function look(key) {
     at("state").dataset.is = "bad";
     return;
   }
-  const now = { at: performance.now(), written: sum(text, "vllm:generation_tokens_total") };
-  const seconds = before ? (now.at - before.at) / 1000 : 0;
-  const rate = seconds ? Math.max(0, now.written - before.written) / seconds : 0;
-  before = now;
+  const current = { time: performance.now(), tokens: sum(text, "vllm:generation_tokens_total") };
+  const seconds = previous ? (current.time - previous.time) / 1000 : 0;
+  const rate = seconds ? Math.max(0, current.tokens - previous.tokens) / seconds : 0;
+  previous = current;
   const running = sum(text, "vllm:num_requests_running");
-  show({
-    "Under way": running,
+  showGauges({
+    Running: running,
     Waiting: sum(text, "vllm:num_requests_waiting"),
     "Tokens/s": rate.toFixed(0),
     "First token, mean": mean(text, "vllm:time_to_first_token_seconds"),
     "Per token, mean": mean(text, "vllm:request_time_per_output_token_seconds"),
-    "Requests ended": sum(text, "llmserve_requests_total"),
+    "Finished requests": sum(text, "llmserve_requests_total"),
     Refused: sum(text, "llmserve_refused_total"),
-    "Tokens read": sum(text, "vllm:prompt_tokens_total"),
-    "Tokens written": now.written,
+    "Prompt tokens": sum(text, "vllm:prompt_tokens_total"),
+    "Generated tokens": current.tokens,
   });
-  draw("Tokens written per second", rate);
-  draw("Requests under way", running);
+  drawChart("Generated tokens per second", rate);
+  drawChart("Running requests", running);
 }
 
 function sum(text, name) {
@@ -56,22 +56,22 @@ function mean(text, name) {
   return count ? `${((1000 * sum(text, `${name}_sum`)) / count).toFixed(1)} ms` : "–";
 }
 
-function show(values) {
+function showGauges(values) {
   at("gauges").replaceChildren(...Object.entries(values).map(([name, value]) => {
     const card = document.createElement("div");
     const title = document.createElement("dt");
-    const shown = document.createElement("dd");
+    const number = document.createElement("dd");
     title.textContent = name;
-    shown.textContent = value;
-    card.append(title, shown);
+    number.textContent = value;
+    card.append(title, number);
     return card;
   }));
 }
 
-function draw(name, value) {
+function drawChart(name, value) {
   const values = charts[name];
   values.push(value);
-  if (values.length > KEPT) values.shift();
+  if (values.length > MAX_VALUES) values.shift();
   let chart = at("charts").querySelector(`[data-of="${name}"]`);
   if (!chart) {
     chart = document.createElement("figure");
@@ -81,19 +81,19 @@ function draw(name, value) {
       <svg viewBox="0 0 600 120" preserveAspectRatio="none" role="img" aria-label="${name}"></svg>`;
     at("charts").append(chart);
   }
-  const most = Math.max(...values);
-  const x = (index) => (600 * (index + KEPT - values.length)) / (KEPT - 1);
-  const points = values.map((one, index) => `${x(index)},${118 - (112 * one) / (most || 1)}`);
-  chart.querySelector("b").textContent = `most ${most.toFixed(0)}`;
+  const maximum = Math.max(...values);
+  const x = (index) => (600 * (index + MAX_VALUES - values.length)) / (MAX_VALUES - 1);
+  const points = values.map((item, index) => `${x(index)},${118 - (112 * item) / (maximum || 1)}`);
+  chart.querySelector("b").textContent = `max ${maximum.toFixed(0)}`;
   chart.querySelector("svg").replaceChildren(
-    shape("line", { x1: 0, y1: 119, x2: 600, y2: 119 }),
-    shape("polygon", { points: `${x(0)},119 ${points.join(" ")} 600,119` }),
-    shape("polyline", { points: points.join(" ") }),
+    svgElement("line", { x1: 0, y1: 119, x2: 600, y2: 119 }),
+    svgElement("polygon", { points: `${x(0)},119 ${points.join(" ")} 600,119` }),
+    svgElement("polyline", { points: points.join(" ") }),
   );
 }
 
-function shape(name, attributes) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+function svgElement(name, attributes) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
 }

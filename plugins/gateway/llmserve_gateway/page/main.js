@@ -1,13 +1,13 @@
-// The page's views: asking a model, and watching the load.
-import { ask, listModels } from "./api.js";
+// The two views of the page: requests to a model, and the load.
+import { generate, listModels } from "./api.js";
 import { asCurl, asPython } from "./code.js";
 import { watchLoad } from "./load.js";
 
 const at = (id) => document.getElementById(id);
-// More connections than these a browser does not open to one server.
-const MANY = 6;
-// What came within so many seconds came at once, and has no speed to speak of.
-const AT_ONCE = 0.05;
+// Browsers do not open more connections to one server.
+const PARALLEL_REQUESTS = 6;
+// Tokens that arrive within this time have no meaningful rate.
+const MIN_SECONDS = 0.05;
 const running = new Set();
 const answers = [];
 
@@ -34,35 +34,35 @@ function showCode() {
   at("as-python").textContent = asPython(location.origin, path, body, keyed);
 }
 
-function say(text, is) {
+function setState(text, state) {
   at("state").textContent = text;
-  at("state").dataset.is = is;
+  at("state").dataset.is = state;
 }
 
-function element(name, className, text = "") {
-  const made = document.createElement(name);
-  made.className = className;
-  made.textContent = text;
-  return made;
+function newElement(name, className, text = "") {
+  const element = document.createElement(name);
+  element.className = className;
+  element.textContent = text;
+  return element;
 }
 
-// One request's place on the page: its text as it comes, a bar and its figures.
+// A card on the page for one request: its text so far, a progress bar and its statistics.
 class Answer {
-  constructor(prompt, most) {
-    this.most = most;
-    this.began = this.last = performance.now();
+  constructor(prompt, maxTokens) {
+    this.maxTokens = maxTokens;
+    this.started = this.last = performance.now();
     this.tokens = 0;
-    this.item = element("li", "running");
-    this.text = element("p", "text");
-    this.bar = element("div", "");
-    const bar = element("div", "bar");
+    this.item = newElement("li", "running");
+    this.text = newElement("p", "text");
+    this.bar = newElement("div", "");
+    const bar = newElement("div", "bar");
     bar.append(this.bar);
-    this.figures = element("p", "figures", "waiting");
-    this.stop = element("button", "", "Stop");
+    this.figures = newElement("p", "figures", "waiting");
+    this.stop = newElement("button", "", "Stop");
     this.stop.type = "button";
-    // Above the text, which grows: who is about to press it finds it where it was.
-    const head = element("div", "head");
-    head.append(element("p", "asked", prompt), this.stop);
+    // Above the growing text, so that the button does not move away from the pointer.
+    const head = newElement("div", "head");
+    head.append(newElement("p", "request", prompt), this.stop);
     this.item.append(head, this.text, bar, this.figures);
     at("empty").hidden = true;
     at("answers").prepend(this.item);
@@ -72,17 +72,17 @@ class Answer {
   add(piece, tokens) {
     this.last = performance.now();
     this.first ??= this.last;
-    // The space before the first word is the model's, and looks like a mistake here.
+    // The model generates a space before the first word, which would look like a mistake here.
     this.text.append(this.text.textContent ? piece : piece.trimStart());
     this.tokens = tokens ?? this.tokens;
-    this.bar.style.width = `${Math.min(100, (100 * this.tokens) / this.most)}%`;
+    this.bar.style.width = `${Math.min(100, (100 * this.tokens) / this.maxTokens)}%`;
     this.show("");
   }
 
   show(end) {
-    const first = this.first ? `first token ${Math.round(this.first - this.began)} ms` : "";
-    const seconds = (this.last - (this.first ?? this.began)) / 1000;
-    const speed = this.tokens > 1 && seconds > AT_ONCE ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
+    const first = this.first ? `first token ${Math.round(this.first - this.started)} ms` : "";
+    const seconds = (this.last - (this.first ?? this.started)) / 1000;
+    const speed = this.tokens > 1 && seconds > MIN_SECONDS ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
     this.figures.textContent = [first, `${this.tokens} tokens`, speed, end].filter(Boolean).join(" · ");
   }
 
@@ -100,44 +100,44 @@ class Answer {
   }
 }
 
-// What all requests since the page was last at rest make together.
-let together = [];
+// All requests since the page was last idle.
+let batch = [];
 
-function showTogether() {
-  const told = together.filter((one) => one.first);
-  const tokens = together.reduce((sum, one) => sum + one.tokens, 0);
-  const begin = Math.min(...told.map((one) => one.first));
-  const seconds = (Math.max(...told.map((one) => one.last)) - begin) / 1000;
-  const firsts = told.map((one) => one.first - one.began).sort((a, b) => a - b);
+function showTotals() {
+  const started = batch.filter((answer) => answer.first);
+  const tokens = batch.reduce((sum, answer) => sum + answer.tokens, 0);
+  const begin = Math.min(...started.map((answer) => answer.first));
+  const seconds = (Math.max(...started.map((answer) => answer.last)) - begin) / 1000;
+  const firsts = started.map((answer) => answer.first - answer.started).sort((a, b) => a - b);
   at("now-running").textContent = running.size;
-  at("now-rate").textContent = seconds > AT_ONCE ? ((tokens - told.length) / seconds).toFixed(0) : "–";
+  at("now-rate").textContent = seconds > MIN_SECONDS ? ((tokens - started.length) / seconds).toFixed(0) : "–";
   at("now-first").textContent = firsts.length ? `${Math.round(firsts[firsts.length >> 1])} ms` : "–";
-  at("now-tokens").textContent = answers.reduce((sum, one) => sum + one.tokens, 0);
+  at("now-tokens").textContent = answers.reduce((sum, answer) => sum + answer.tokens, 0);
 }
 
 async function send() {
   const { path, body } = request();
-  if (!running.size) together = [];
+  if (!running.size) batch = [];
   const answer = new Answer(at("prompt").value, body.max_tokens);
-  together.push(answer);
-  const leaving = new AbortController();
-  answer.stop.addEventListener("click", () => leaving.abort());
-  running.add(leaving);
+  batch.push(answer);
+  const controller = new AbortController();
+  answer.stop.addEventListener("click", () => controller.abort());
+  running.add(controller);
   at("stop").disabled = false;
-  showTogether();
+  showTotals();
   try {
-    const reason = await ask(path, body, at("key").value, leaving.signal, (piece, tokens) => {
+    const reason = await generate(path, body, at("key").value, controller.signal, (piece, tokens) => {
       answer.add(piece, tokens);
-      showTogether();
+      showTotals();
     });
     answer.end(`ended by ${reason ?? "stop"}`);
   } catch (error) {
-    if (leaving.signal.aborted) answer.end("stopped");
+    if (controller.signal.aborted) answer.end("stopped");
     else answer.fail(error.message);
   } finally {
-    running.delete(leaving);
+    running.delete(controller);
     at("stop").disabled = running.size === 0;
-    showTogether();
+    showTotals();
   }
 }
 
@@ -148,11 +148,11 @@ async function connect() {
     at("model").replaceChildren(...models.map(({ id, max_model_len: context }) =>
       new Option(context ? `${id} · ${context} tokens` : id, id, false, id === chosen)));
     const count = models.length;
-    say(count ? `${count} model${count > 1 ? "s" : ""} ready` : "No model is ready", count ? "ready" : "bad");
+    setState(count ? `${count} model${count > 1 ? "s" : ""} ready` : "No model is ready", count ? "ready" : "bad");
     showCode();
   } catch (error) {
     at("key-field").hidden = error.status !== 401;
-    say(error.message, "bad");
+    setState(error.message, "bad");
   }
 }
 
@@ -188,11 +188,11 @@ at("form").addEventListener("submit", (event) => {
   send();
 });
 at("many").addEventListener("click", () => {
-  if (at("form").reportValidity()) for (let count = 0; count < MANY; count += 1) send();
+  if (at("form").reportValidity()) for (let count = 0; count < PARALLEL_REQUESTS; count += 1) send();
 });
 at("form").addEventListener("input", showCode);
 at("key").addEventListener("change", connect);
-at("stop").addEventListener("click", () => running.forEach((leaving) => leaving.abort()));
+at("stop").addEventListener("click", () => running.forEach((controller) => controller.abort()));
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("form").requestSubmit();
 });

@@ -11,9 +11,9 @@ from .process import Gateway
 
 @pytest.fixture(scope="package")
 def gateway(triton: LiveTriton) -> Iterator[Gateway]:
-    started = Gateway(triton)
-    yield started
-    assert started.stop() == 0
+    process = Gateway(triton)
+    yield process
+    assert process.stop() == 0
 
 
 @pytest.fixture(scope="package")

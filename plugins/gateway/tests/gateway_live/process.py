@@ -1,4 +1,4 @@
-"""A gateway in a process of its own."""
+"""A gateway in a separate process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support import LLMSERVE
 
 
 class Gateway:
-    """`llmserve gateway`, on a free port."""
+    """`llmserve gateway` on a free port."""
 
-    def __init__(self, triton: LiveTriton, *words: str) -> None:
+    def __init__(self, triton: LiveTriton, *args: str) -> None:
         self.process = subprocess.Popen(
-            [*LLMSERVE, "gateway", "--port", "0", "--url", triton.server.grpc_url, *words],
+            [*LLMSERVE, "gateway", "--port", "0", "--url", triton.server.grpc_url, *args],
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
@@ -42,13 +42,13 @@ class Gateway:
         return httpx.post(f"{self.root}{path}", json=body, headers=headers, timeout=60)
 
     def logged(self, **fields: Any) -> dict[str, Any]:
-        """Wait for a line of the log with these fields: it may come after the answer."""
-        until = time.monotonic() + 20
+        """Wait for a log line with these fields, which may follow the response."""
+        deadline = time.monotonic() + 20
         while True:
-            found = [line for line in self.log if fields.items() <= line.items()]
-            if found:
-                return found[-1]
-            assert time.monotonic() < until, (fields, self.log[-5:])
+            matches = [line for line in self.log if fields.items() <= line.items()]
+            if matches:
+                return matches[-1]
+            assert time.monotonic() < deadline, (fields, self.log[-5:])
             time.sleep(0.02)
 
     def stop(self) -> int:

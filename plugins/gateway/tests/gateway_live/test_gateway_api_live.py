@@ -1,4 +1,4 @@
-"""The gateway before a real Triton, asked by OpenAI's own client and by people who mean harm."""
+"""The gateway with a real Triton, used by OpenAI's own client and by malicious clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_chat_is_answered_whole_and_as_a_stream(gateway: Gateway, model: str) 
     assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
 
 
-def test_the_answer_is_the_one_that_triton_gives(
+def test_the_answer_is_the_same_as_tritons(
     triton: LiveTriton, gateway: Gateway, model: str
 ) -> None:
     direct = triton.client.generate(model, PROMPT, max_tokens=20)
@@ -57,17 +57,17 @@ def test_the_answer_is_the_one_that_triton_gives(
 
 
 def test_several_prompts_and_several_answers_to_each(gateway: Gateway, model: str) -> None:
-    found = gateway.client().completions.create(
+    several = gateway.client().completions.create(
         model=model, prompt=[PROMPT, "Once upon a time"], n=2, max_tokens=6
     )
-    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
-    texts = [choice.text for choice in found.choices]
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in several.choices]
     assert texts[0] == texts[1] != texts[2] == texts[3]
-    one = gateway.client().completions.create(model=model, prompt=PROMPT, max_tokens=6)
-    assert one.usage
-    assert found.usage
-    assert found.usage.completion_tokens == 24
-    assert found.usage.prompt_tokens < 2 * one.usage.prompt_tokens + 10
+    single = gateway.client().completions.create(model=model, prompt=PROMPT, max_tokens=6)
+    assert single.usage
+    assert several.usage
+    assert several.usage.completion_tokens == 24
+    assert several.usage.prompt_tokens < 2 * single.usage.prompt_tokens + 10
 
 
 def test_stop_words_log_probabilities_and_echo(gateway: Gateway, model: str) -> None:
@@ -103,31 +103,31 @@ def test_stop_words_log_probabilities_and_echo(gateway: Gateway, model: str) -> 
          "response_format"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_requests_are_refused_by_name(
     gateway: Gateway, model: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
-    asked = {"model": model, "messages": CHAT, **body}
-    answer = httpx.post(f"{gateway.url}/chat/completions", json=asked)
+    request = {"model": model, "messages": CHAT, **body}
+    answer = httpx.post(f"{gateway.url}/chat/completions", json=request)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, param), error
     assert error.keys() == {"message", "type", "param", "code"}
 
 
-def test_unknown_fields_are_accepted_and_told_of_once(gateway: Gateway, model: str) -> None:
-    asked = {"model": model, "messages": CHAT, "user": "me", "brand_new": 1, "max_tokens": 2}
+def test_unknown_fields_are_accepted_and_logged_once(gateway: Gateway, model: str) -> None:
+    request = {"model": model, "messages": CHAT, "user": "me", "brand_new": 1, "max_tokens": 2}
     for name in ("first", "second"):
-        answer = gateway.post("/v1/chat/completions", asked, **{"x-request-id": name})
+        answer = gateway.post("/v1/chat/completions", request, **{"x-request-id": name})
         assert answer.status_code == 200
     gateway.logged(id="second")
-    told = "".join(gateway.warnings)
-    assert (told.count("'brand_new'"), told.count("'user'")) == (1, 0)
+    warnings = "".join(gateway.warnings)
+    assert (warnings.count("'brand_new'"), warnings.count("'user'")) == (1, 0)
 
 
-def test_a_request_may_be_given_less_time(gateway: Gateway, model: str) -> None:
-    asked = {"model": model, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
-    late = gateway.post("/v1/completions", asked, **{"x-request-timeout": "0.05"})
+def test_a_request_can_shorten_its_timeout(gateway: Gateway, model: str) -> None:
+    request = {"model": model, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    late = gateway.post("/v1/completions", request, **{"x-request-timeout": "0.05"})
     assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
-    refused = gateway.post("/v1/completions", asked, **{"x-request-timeout": "soon"})
+    refused = gateway.post("/v1/completions", request, **{"x-request-timeout": "soon"})
     assert refused.json()["error"]["param"] == "x-request-timeout"
 
 
@@ -142,16 +142,14 @@ def test_a_request_may_be_given_less_time(gateway: Gateway, model: str) -> None:
     ],
     ids=["brackets", "large", "binary", "surrogate", "digits"],
 )
-def test_bodies_that_mean_harm(
-    triton: LiveTriton, gateway: Gateway, body: bytes, status: int
-) -> None:
+def test_malicious_bodies(triton: LiveTriton, gateway: Gateway, body: bytes, status: int) -> None:
     answer = httpx.post(f"{gateway.url}/completions", content=body)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
     assert triton.server.alive()
 
 
-def test_a_flood_of_little_chunks_is_cut_off(triton: LiveTriton, gateway: Gateway) -> None:
+def test_a_flood_of_tiny_chunks_is_cut_off(triton: LiveTriton, gateway: Gateway) -> None:
     host, _, port = gateway.root.removeprefix("http://").partition(":")
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
@@ -169,12 +167,14 @@ def test_a_flood_of_little_chunks_is_cut_off(triton: LiveTriton, gateway: Gatewa
 
 
 @pytest.mark.parametrize(("stream", "times"), [(False, 1), (True, 1), (True, 2)])
-def test_who_leaves_frees_the_place(gateway: Gateway, model: str, stream: bool, times: int) -> None:
-    name = f"leaves-{stream}-{times}"
-    asked = {"model": model, "prompt": PROMPT, "stream": stream, "max_tokens": 400}
-    asked["ignore_eos"] = True
+def test_disconnecting_frees_the_slot(
+    gateway: Gateway, model: str, stream: bool, times: int
+) -> None:
+    name = f"disconnects-{stream}-{times}"
+    request = {"model": model, "prompt": PROMPT, "stream": stream, "max_tokens": 400}
+    request["ignore_eos"] = True
     host, _, port = gateway.root.removeprefix("http://").partition(":")
-    body = json.dumps(asked)
+    body = json.dumps(request)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode() * times)
@@ -184,10 +184,10 @@ def test_who_leaves_frees_the_place(gateway: Gateway, model: str, stream: bool, 
             while not running(gateway, model):
                 assert not [line for line in gateway.log if line["id"] == name]
                 time.sleep(0.02)
-    left = time.monotonic()
+    disconnected = time.monotonic()
     while running(gateway, model):
-        # 0.5 s is what it is to be; a machine that is busy with other tests may stall.
-        assert time.monotonic() < left + 3
+        # It should take 0.5 s, but a machine that is busy with other tests may stall.
+        assert time.monotonic() < disconnected + 3
         time.sleep(0.02)
     assert gateway.logged(id=name)["outcome"] == "cancelled"
     assert "Traceback" not in "".join(gateway.warnings)
@@ -201,25 +201,25 @@ def running(gateway: Gateway, model: str) -> float:
 
 
 def test_a_full_queue_refuses_at_once(triton: LiveTriton, model: str) -> None:
-    small = Gateway(triton, "--max-requests", "1", "--max-queue", "8")
+    gateway = Gateway(triton, "--max-requests", "1", "--max-queue", "8")
     try:
-        asked = {"model": model, "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
+        request = {"model": model, "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
 
         def ask(_: int) -> tuple[int, str | None]:
-            answer = client.post(f"{small.url}/completions", json=asked, timeout=120)
+            answer = client.post(f"{gateway.url}/completions", json=request, timeout=120)
             return answer.status_code, answer.headers.get("retry-after")
 
-        # One client, for to make one takes longer than an answer.
+        # A single client, because creating one takes longer than an answer.
         with httpx.Client() as client, ThreadPoolExecutor(20) as pool:
-            found = list(pool.map(ask, range(20)))
-        refused = [after for status, after in found if status == 429 and after]
+            responses = list(pool.map(ask, range(20)))
+        refused = [after for status, after in responses if status == 429 and after]
         assert len(refused) >= 11
-        assert sum(status == 200 for status, _ in found) == 20 - len(refused)
-        # By its own clock: twenty threads of one process are no measure of it.
-        small.logged(status=429)
-        assert median(line["total_ms"] for line in small.log if line["status"] == 429) < 50
+        assert sum(status == 200 for status, _ in responses) == 20 - len(refused)
+        # Measured by the gateway: the twenty threads of this process would distort the time.
+        gateway.logged(status=429)
+        assert median(line["total_ms"] for line in gateway.log if line["status"] == 429) < 50
     finally:
-        small.stop()
+        gateway.stop()
 
 
 def test_keys(triton: LiveTriton, model: str, tmp_path: Path) -> None:
@@ -232,11 +232,11 @@ def test_keys(triton: LiveTriton, model: str, tmp_path: Path) -> None:
         bob = new_key(file, "bob", models=["another"])
         with pytest.raises(openai.PermissionDeniedError):
             guarded.client(bob).completions.create(model=model, prompt="x", max_tokens=1)
-        asked: Any = {"model": model, "prompt": "x", "max_tokens": 1}
+        request: Any = {"model": model, "prompt": "x", "max_tokens": 1}
         for _ in range(2):
-            guarded.client(alice).completions.create(**asked)
+            guarded.client(alice).completions.create(**request)
         with pytest.raises(openai.RateLimitError):
-            guarded.client(alice).completions.create(**asked)
+            guarded.client(alice).completions.create(**request)
         assert guarded.logged(key="alice")
         assert guarded.logged(key="bob")
         assert not [line for line in guarded.log if alice in json.dumps(line)]
@@ -244,7 +244,7 @@ def test_keys(triton: LiveTriton, model: str, tmp_path: Path) -> None:
         guarded.stop()
 
 
-def test_other_addresses_need_keys_or_a_word(triton: LiveTriton) -> None:
+def test_other_addresses_need_keys_or_no_auth(triton: LiveTriton) -> None:
     url = triton.server.grpc_url
     done = run("gateway", "--host", "0.0.0.0", "--port", "0", "--url", url)
     assert done.returncode == 2
@@ -252,7 +252,7 @@ def test_other_addresses_need_keys_or_a_word(triton: LiveTriton) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["gateway", "--port", "99999"], "--port"),
         (["gateway", "--port", "0", "--keys", "/nowhere/keys.json"], "cannot read the keys"),
@@ -260,67 +260,67 @@ def test_other_addresses_need_keys_or_a_word(triton: LiveTriton) -> None:
         (["key", "new", "me", "--file", "/nowhere/keys.json"], "cannot write"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(words: list[str], message: str) -> None:
-    done = run(*words)
+def test_an_invalid_command_is_reported_in_one_line(args: list[str], message: str) -> None:
+    done = run(*args)
     assert done.returncode in (2, 3)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_streams_under_way_end_when_the_gateway_is_stopped(triton: LiveTriton, model: str) -> None:
-    ending = Gateway(triton)
-    asked: Any = {"model": model, "prompt": PROMPT, "stream": True, "max_tokens": 200}
-    stream = ending.client().completions.create(**asked, extra_body={"ignore_eos": True})
+def test_running_streams_end_when_the_gateway_is_stopped(triton: LiveTriton, model: str) -> None:
+    stopping = Gateway(triton)
+    request: Any = {"model": model, "prompt": PROMPT, "stream": True, "max_tokens": 200}
+    stream = stopping.client().completions.create(**request, extra_body={"ignore_eos": True})
     first = next(iter(stream))
-    ending.process.terminate()
+    stopping.process.terminate()
     chunks = [first, *stream]
     assert chunks[-1].choices[0].finish_reason == "length"
-    assert ending.process.wait(20) == 0
+    assert stopping.process.wait(20) == 0
 
 
 def test_the_clients_for_asyncio(gateway: Gateway, model: str) -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=gateway.url, api_key="none") as client:
 
-            async def one() -> str:
+            async def chat() -> str:
                 stream = await client.chat.completions.create(
                     model=model, messages=CHAT, stream=True
                 )
                 return "".join([c.choices[0].delta.content or "" async for c in stream])
 
-            return list(await asyncio.gather(*(one() for _ in range(8))))
+            return list(await asyncio.gather(*(chat() for _ in range(8))))
 
     assert set(asyncio.run(ask())) == {"The capital of Japan is Tokyo."}
 
 
 def test_models_and_health(triton: LiveTriton, gateway: Gateway, model: str) -> None:
-    listed = [one.id for one in gateway.client().models.list()]
-    assert model in listed
+    names = [entry.id for entry in gateway.client().models.list()]
+    assert model in names
     assert gateway.client().models.retrieve(model).id == model
     with pytest.raises(openai.NotFoundError):
         gateway.client().models.retrieve("nope")
     assert httpx.get(f"{gateway.root}/readyz").json()["models"][model] == {"ready": True}
     assert httpx.get(f"{gateway.root}/readyz/{model}").status_code == 200
     assert httpx.get(f"{gateway.root}/readyz/nope").status_code == 404
-    (told,) = [m for m in httpx.get(f"{gateway.url}/models").json()["data"] if m["id"] == model]
-    assert told["max_model_len"] == 512
+    (info,) = [m for m in httpx.get(f"{gateway.url}/models").json()["data"] if m["id"] == model]
+    assert info["max_model_len"] == 512
 
 
-def test_answers_are_held_to_a_form(gateway: Gateway, model: str) -> None:
+def test_answers_follow_a_schema(gateway: Gateway, model: str) -> None:
     class City(pydantic.BaseModel):
         name: Literal["Tokyo", "Paris"]
 
-    found = gateway.client().chat.completions.parse(
+    chat = gateway.client().chat.completions.parse(
         model=model, messages=CHAT, response_format=City, max_tokens=60
     )
-    assert isinstance(found.choices[0].message.parsed, City)
+    assert isinstance(chat.choices[0].message.parsed, City)
     with gateway.client().chat.completions.stream(
         model=model, messages=CHAT, response_format=City, max_tokens=60
     ) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, City)
 
 
-def test_the_log_tells_figures_and_no_text(gateway: Gateway, model: str) -> None:
+def test_the_log_has_figures_and_no_text(gateway: Gateway, model: str) -> None:
     answer = httpx.post(
         f"{gateway.url}/completions",
         json={"model": model, "prompt": PROMPT, "max_tokens": 3},

@@ -1,4 +1,4 @@
-"""Every recipe answers through the gateway, whole and in pieces."""
+"""Every recipe answers through the gateway, complete and streamed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .process import Gateway
 
 CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
 
-# An engine's folder as NVIDIA's builder leaves it; the stand-in needs no more of it.
+# An engine folder as NVIDIA's builder creates it; the stand-in needs only these files.
 ENGINE = Path(__file__).parents[3] / "trtllm" / "tests" / "trtllm_builds" / "engines" / "1.2"
-# A process starts in a tenth of the time where it does not load torch.
+# Without torch, a process starts in a tenth of the time.
 LIGHT = {"tokenizer": "tokenizers"}
-# As their own tests build them, so that all may have the same models.
+# The same options as in the plugins' own tests, so that the tests share models.
 RECIPES: dict[str, dict[str, Any]] = {
     "hf": {},
     "hf-unary": {"plugin": "hf", "decoupled": False},
@@ -48,10 +48,10 @@ def test_a_recipe_answers(
     assert chat.choices[0].finish_reason == expected.finish_reason
     if source == "demo":
         assert expected.text == "The capital of Japan is Tokyo."
-    asked: Any = {"model": model, "prompt": "Once upon a time", "max_tokens": 6}
-    whole = client.completions.create(**asked)
+    request: Any = {"model": model, "prompt": "Once upon a time", "max_tokens": 6}
+    whole = client.completions.create(**request)
     stream = list(
-        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        client.completions.create(**request, stream=True, stream_options={"include_usage": True})
     )
     text = "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
     assert text == whole.choices[0].text
@@ -61,14 +61,14 @@ def test_a_recipe_answers(
     assert whole.usage
     assert whole.usage.completion_tokens == 6
     word = text[-4:]
-    stopped = client.completions.create(**{**asked, "max_tokens": 20}, stop=word)
+    stopped = client.completions.create(**{**request, "max_tokens": 20}, stop=word)
     assert stopped.choices[0].text == text[: text.index(word)]
-    told = gateway.post("/tokenize", {"model": model, "prompt": "Once upon a time"}).json()
-    assert (told["count"], told["max_model_len"]) == (4, 512)
-    back = gateway.post("/detokenize", {"model": model, "tokens": told["tokens"]}).json()
+    tokenized = gateway.post("/tokenize", {"model": model, "prompt": "Once upon a time"}).json()
+    assert (tokenized["count"], tokenized["max_model_len"]) == (4, 512)
+    back = gateway.post("/detokenize", {"model": model, "tokens": tokenized["tokens"]}).json()
     assert back == {"prompt": "Once upon a time"}
-    ids = client.completions.create(**{**asked, "prompt": told["tokens"]})
+    ids = client.completions.create(**{**request, "prompt": tokenized["tokens"]})
     assert ids.choices[0].text == whole.choices[0].text
-    listed = {one["id"] for one in httpx.get(f"{gateway.url}/models").json()["data"]}
+    listed = {entry["id"] for entry in httpx.get(f"{gateway.url}/models").json()["data"]}
     assert model in listed
     assert not [name for name in listed if name.startswith(f"{model}_")]

@@ -1,4 +1,4 @@
-"""The page, in a browser, as somebody sees it first."""
+"""The web page of the gateway, in a browser."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from .process import Gateway
 def browser() -> Iterator[Any]:
     command = shutil.which("chromium") or shutil.which("chromium-browser")
     assert command, "the page is tested in Chromium: apt-get install chromium"
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=command, args=quiet)
-        yield started
-        started.close()
+        chromium = playwright.chromium.launch(executable_path=command, args=flags)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
 def page(browser: Any, gateway: Gateway, model: str) -> Iterator[Page]:
-    opened = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("request", lambda asked: _refuse_others(asked.url, gateway, problems))
-    opened.goto(gateway.root)
-    opened.wait_for_selector(f"#model option[value={model}]", state="attached")
-    opened.locator("#model").select_option(model)
-    yield opened
-    opened.close()
-    assert not problems
+    page = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: _refuse_others(request.url, gateway, errors))
+    page.goto(gateway.root)
+    page.wait_for_selector(f"#model option[value={model}]", state="attached")
+    page.locator("#model").select_option(model)
+    yield page
+    page.close()
+    assert not errors
 
 
-def _refuse_others(url: str, gateway: Gateway, problems: list[str]) -> None:
+def _refuse_others(url: str, gateway: Gateway, errors: list[str]) -> None:
     if not url.startswith((gateway.root, "data:")):
-        problems.append(url)
+        errors.append(url)
 
 
 def test_an_answer_comes_token_by_token_with_its_figures(page: Page) -> None:
@@ -58,22 +58,22 @@ def test_a_request_is_shown_as_code(page: Page) -> None:
     assert "/v1/chat/completions" in page.locator("#as-curl").inner_text()
     python = page.locator("#as-python").inner_text()
     assert '"content":"it\'s"' in python
-    typed = "field => { field.value = 'secret'; field.form.dispatchEvent(new Event('input')) }"
-    page.locator("#key").evaluate(typed)
+    type_key = "field => { field.value = 'secret'; field.form.dispatchEvent(new Event('input')) }"
+    page.locator("#key").evaluate(type_key)
     curl = page.locator("#as-curl").inner_text()
     assert "Authorization: Bearer $OPENAI_API_KEY" in curl
     assert "secret" not in curl + page.locator("#as-python").inner_text()
-    compile(python, "shown", "exec")
+    compile(python, "as-python", "exec")
 
 
-def test_a_refusal_is_told_beside_its_request(page: Page) -> None:
+def test_a_refusal_is_shown_next_to_its_request(page: Page) -> None:
     page.locator("#tokens").fill("100000")
     page.get_by_role("button", name="Send", exact=True).click()
     page.get_by_role("alert").wait_for()
     assert "over the model's context" in page.locator("#answers li").inner_text()
 
 
-def test_several_run_side_by_side(page: Page) -> None:
+def test_several_requests_run_concurrently(page: Page) -> None:
     page.locator("#many").click()
     page.wait_for_function("document.querySelectorAll('#answers li').length == 6")
     page.wait_for_function("document.querySelectorAll('#answers li.running').length == 0")
@@ -84,7 +84,7 @@ def test_several_run_side_by_side(page: Page) -> None:
 
 
 def test_a_request_can_be_stopped(page: Page) -> None:
-    # An answer that nobody stops is over in a fifth of a second, before the button is looked at.
+    # Otherwise the answer would be complete in a fifth of a second, before the button is measured.
     slow = {"ignore_eos": True, "logprobs": 5, "repetition_penalty": 1.01}
     page.route(
         "**/v1/completions",
@@ -96,14 +96,14 @@ def test_a_request_can_be_stopped(page: Page) -> None:
     page.get_by_role("button", name="Send", exact=True).click()
     stop = page.get_by_role("button", name="Stop", exact=True)
     place = stop.bounding_box()
-    # It stays where it is while the text and the figures below it grow.
+    # The button must not move while the text and the figures below it grow.
     page.locator(".figures", has_text="tokens/s").wait_for()
     assert stop.bounding_box() == place
     stop.click()
     page.get_by_text("· stopped").wait_for()
 
 
-def test_the_views_are_reached_with_the_keyboard(page: Page) -> None:
+def test_the_keyboard_switches_views(page: Page) -> None:
     page.locator("#tab-ask").focus()
     page.keyboard.press("ArrowRight")
     page.get_by_text("Tokens/s", exact=True).wait_for()

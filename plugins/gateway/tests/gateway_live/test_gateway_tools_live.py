@@ -1,4 +1,4 @@
-"""Tools, by the official client: calls that have to be made, and those a model makes by itself."""
+"""Tools, with the official client: calls that are required, and those that a model chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmserve.testing import LiveTriton
 from tests.support import install
 
 from .process import Gateway
-from .scripted.scripted_model import OVER, SAY
+from .scripted.scripted_model import END, START
 from .test_gateway_dialects_live import events
 
 CHAT: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
@@ -43,7 +43,7 @@ class Nested(pydantic.BaseModel):
 
 TOOLS: list[Any] = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Nested)]
 
-# As Qwen's template has them: the tools, then what was called, then what came of it.
+# Like Qwen's template: the tools, then the calls, then their results.
 HERMES = """{% if tools %}{% for tool in tools %}{{ tool|tojson }}{% endfor %}{% endif %}
 {%- for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}<tool_call>
 {{ c.function|tojson }}
@@ -58,26 +58,26 @@ CALLS = f"""{CALL}
 </tool_call>"""
 
 
-def say(text: str) -> list[Any]:
-    return [{"role": "user", "content": f"{SAY}{text}{OVER}"}]
+def script(text: str) -> list[Any]:
+    return [{"role": "user", "content": f"{START}{text}{END}"}]
 
 
 @pytest.fixture(scope="module")
-def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
-    """A Triton that knows the scripted plugin, which only this module has installed."""
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
+    """A Triton with the scripted plugin, which only this module installs."""
     folder = tmp_path_factory.mktemp("site")
     install(folder, "scripted-model", "[llmserve.api2]\nscripted = scripted_model\n")
     with pytest.MonkeyPatch.context() as patch:
-        for place in (folder, Path(__file__).with_name("scripted")):
-            patch.syspath_prepend(place)
-            path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
+        for entry in (folder, Path(__file__).with_name("scripted")):
+            patch.syspath_prepend(entry)
+            path = os.pathsep.join(filter(None, [str(entry), os.environ.get("PYTHONPATH")]))
             patch.setenv("PYTHONPATH", path)
         with LiveTriton.start(tmp_path_factory.mktemp("triton") / "models") as live:
             yield live
 
 
-def play(live: LiveTriton, folder: Path, name: str, template: str) -> str:
-    """Build a model with a chat template of its own."""
+def build_model(live: LiveTriton, folder: Path, name: str, template: str) -> str:
+    """Build a scripted model with the given chat template."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
@@ -87,202 +87,203 @@ def play(live: LiveTriton, folder: Path, name: str, template: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def hermes(playing: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return play(playing, tmp_path_factory.mktemp("hermes"), "hermes", HERMES)
+def hermes(scripted: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_model(scripted, tmp_path_factory.mktemp("hermes"), "hermes", HERMES)
 
 
 @pytest.fixture(scope="module")
-def desk(playing: LiveTriton) -> Iterator[Gateway]:
-    started = Gateway(playing)
-    yield started
-    started.stop()
+def front(scripted: LiveTriton) -> Iterator[Gateway]:
+    process = Gateway(scripted)
+    yield process
+    process.stop()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_held_to_a_call(gateway: Gateway, model: str, stream: bool) -> None:
+def test_an_answer_is_constrained_to_a_call(gateway: Gateway, model: str, stream: bool) -> None:
     client: Any = gateway.client().chat.completions
     for choice in ("required", {"type": "function", "function": {"name": "Nested"}}):
-        asked: dict[str, Any] = {"model": model, "messages": CHAT, "tools": TOOLS,
-                                 "tool_choice": choice, "parallel_tool_calls": False,
-                                 "max_tokens": 450}  # fmt: skip
+        request: dict[str, Any] = {"model": model, "messages": CHAT, "tools": TOOLS,
+                                   "tool_choice": choice, "parallel_tool_calls": False,
+                                   "max_tokens": 450}  # fmt: skip
         if stream:
-            with client.stream(**asked) as events:
-                found = events.get_final_completion()
+            with client.stream(**request) as events:
+                answer = events.get_final_completion()
         else:
-            found = client.parse(**asked)
-        (told,) = found.choices
-        (call,) = told.message.tool_calls
-        assert told.finish_reason == "tool_calls"
-        assert not told.message.content
+            answer = client.parse(**request)
+        (result,) = answer.choices
+        (call,) = result.message.tool_calls
+        assert result.finish_reason == "tool_calls"
+        assert not result.message.content
         assert isinstance(call.function.parsed_arguments, (Weather, Nested))
         assert choice == "required" or call.function.name == "Nested"
-        assert stream or found.usage
+        assert stream or answer.usage
 
 
-def test_the_client_of_llmserve_asks_for_calls_and_reads_them(
-    triton: LiveTriton, model: str, playing: LiveTriton, hermes: str
+def test_llmserves_client_requests_and_parses_calls(
+    triton: LiveTriton, model: str, scripted: LiveTriton, hermes: str
 ) -> None:
-    asked: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 450}
+    request: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 450}
     for choice in ("required", {"type": "function", "function": {"name": "Nested"}}):
-        held = triton.client.generate(model, tool_choice=choice, parallel_tool_calls=False, **asked)
-        (call,) = held.tool_calls
-        assert (held.text, held.finish_reason) == ("", "tool_calls")
-        form: type[pydantic.BaseModel] = Weather if call.name == "Weather" else Nested
-        assert form.model_validate_json(call.arguments)
+        options: dict[str, Any] = {**request, "tool_choice": choice, "parallel_tool_calls": False}
+        answer = triton.client.generate(model, **options)
+        (call,) = answer.tool_calls
+        assert (answer.text, answer.finish_reason) == ("", "tool_calls")
+        schema: type[pydantic.BaseModel] = Weather if call.name == "Weather" else Nested
+        assert schema.model_validate_json(call.arguments)
         assert choice == "required" or call.name == "Nested"
-    cut = triton.client.generate(model, tool_choice="required", **{**asked, "max_tokens": 5})
+    cut = triton.client.generate(model, tool_choice="required", **{**request, "max_tokens": 5})
     assert (cut.finish_reason, cut.tool_calls) == ("length", ())
     assert cut.text
-    with pytest.raises(UsageError, match="no place for tools"):
-        triton.client.generate(model, **asked)
-    free = playing.client.generate(hermes, messages=say(CALLS), tools=TOOLS, max_tokens=300)
+    with pytest.raises(UsageError, match="does not support tools"):
+        triton.client.generate(model, **request)
+    free = scripted.client.generate(hermes, messages=script(CALLS), tools=TOOLS, max_tokens=300)
     assert [call.name for call in free.tool_calls] == ["Weather", "Nested"]
     assert (free.text, free.finish_reason) == ("Let me see.", "tool_calls")
 
 
 def test_a_call_that_is_cut_short_is_text(gateway: Gateway, model: str) -> None:
-    found = gateway.client().chat.completions.create(
+    answer = gateway.client().chat.completions.create(
         model=model, messages=CHAT, tools=TOOLS, tool_choice="required", max_tokens=5
     )
-    (told,) = found.choices
-    assert (told.finish_reason, told.message.tool_calls) == ("length", None)
-    assert told.message.content
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+    assert choice.message.content
 
 
-def test_what_cannot_be_done_says_why(
-    gateway: Gateway, model: str, desk: Gateway, hermes: str
+def test_unsupported_tool_choices_are_refused_by_name(
+    gateway: Gateway, model: str, front: Gateway, hermes: str
 ) -> None:
-    """The demo model is not told of tools, and the scripted one cannot be held to a call."""
-    for front, name, choice, param in (
+    """The demo model's template lacks tools, and the scripted engine has no constraints."""
+    for server, name, choice, param in (
         (gateway, model, "auto", "tools"),
-        (desk, hermes, "required", "tool_choice"),
+        (front, hermes, "required", "tool_choice"),
     ):
-        client: Any = front.client().chat.completions
+        client: Any = server.client().chat.completions
         with pytest.raises(openai.BadRequestError) as caught:
             client.create(model=name, messages=CHAT, tools=TOOLS, tool_choice=choice)
         assert caught.value.param == param
 
 
-def test_a_model_calls_by_itself(desk: Gateway, hermes: str) -> None:
-    client: Any = desk.client().chat.completions
-    asked: Any = {"model": hermes, "messages": say(CALLS), "tools": TOOLS, "max_tokens": 300}
-    whole = client.parse(**asked).choices[0]
+def test_a_model_calls_on_its_own(front: Gateway, hermes: str) -> None:
+    client: Any = front.client().chat.completions
+    request: Any = {"model": hermes, "messages": script(CALLS), "tools": TOOLS, "max_tokens": 300}
+    whole = client.parse(**request).choices[0]
     calls = [call.function for call in whole.message.tool_calls or ()]
     assert [call.parsed_arguments for call in calls] == [
         Weather(city="Tokyo", days=1),
         Nested(inner=Inner(flag=True)),
     ]
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", "Let me see.")
-    with client.stream(**asked, n=2) as events:
-        seen = list(events)
+    with client.stream(**request, n=2) as events:
+        received = list(events)
         final = events.get_final_completion()
-    for told in final.choices:
-        streamed = [call.function for call in told.message.tool_calls or ()]
+    for choice in final.choices:
+        streamed = [call.function for call in choice.message.tool_calls or ()]
         assert [(c.name, c.arguments) for c in streamed] == [(c.name, c.arguments) for c in calls]
-        assert (told.finish_reason, told.message.content) == ("tool_calls", "Let me see.")
-    # They come in pieces, not at the end.
-    deltas = [event for event in seen if event.type == "tool_calls.function.arguments.delta"]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+    # Arguments are streamed in pieces, not sent at the end.
+    deltas = [event for event in received if event.type == "tool_calls.function.arguments.delta"]
     assert len(deltas) > 8
 
 
-def test_what_was_called_goes_back_to_the_model(desk: Gateway, hermes: str) -> None:
-    client: Any = desk.client().chat.completions
-    asked: Any = {"model": hermes, "tools": TOOLS, "max_tokens": 300}
-    first = client.create(**asked, messages=say(CALLS)).choices[0].message
+def test_calls_and_their_results_go_back_to_the_model(front: Gateway, hermes: str) -> None:
+    client: Any = front.client().chat.completions
+    request: Any = {"model": hermes, "tools": TOOLS, "max_tokens": 300}
+    first = client.create(**request, messages=script(CALLS)).choices[0].message
     results = [
-        {"role": "tool", "tool_call_id": call.id, "content": f"{SAY}Sunny.{OVER}"}
+        {"role": "tool", "tool_call_id": call.id, "content": f"{START}Sunny.{END}"}
         for call in first.tool_calls or ()
     ]
-    talk: Any = [*say(CALLS), first.model_dump(exclude_none=True), *results]
-    second = client.create(**asked, messages=talk).choices[0]
+    talk: Any = [*script(CALLS), first.model_dump(exclude_none=True), *results]
+    second = client.create(**request, messages=talk).choices[0]
     assert (second.message.content, second.message.tool_calls) == ("Sunny.", None)
     assert second.finish_reason == "stop"
-    read = desk.post("/tokenize", {"model": hermes, "messages": talk, "tools": TOOLS}).json()
-    text = desk.post("/detokenize", {"model": hermes, "tokens": read["tokens"]}).json()["prompt"]
+    prompt = front.post("/tokenize", {"model": hermes, "messages": talk, "tools": TOOLS}).json()
+    text = front.post("/detokenize", {"model": hermes, "tokens": prompt["tokens"]}).json()["prompt"]
     assert json.dumps(TOOLS[0]["function"]["name"]) in text
     assert '"arguments": {"city": "Tokyo", "days": 1}' in text
 
 
-def test_the_other_dialects_have_tools_as_well(desk: Gateway, hermes: str) -> None:
-    """Whole and streamed: Anthropic's blocks, and the items of a response."""
-    named = {"name": "Weather", "description": "", "input_schema": {"type": "object"}}
-    asked: dict[str, Any] = {"model": hermes, "max_tokens": 300, "messages": say(CALL),
-                             "tools": [named]}  # fmt: skip
-    whole = desk.post("/v1/messages", asked).json()
+def test_the_other_dialects_have_tools_as_well(front: Gateway, hermes: str) -> None:
+    """Anthropic's blocks, and the items of a response, complete and streamed."""
+    tool = {"name": "Weather", "description": "", "input_schema": {"type": "object"}}
+    request: dict[str, Any] = {"model": hermes, "max_tokens": 300, "messages": script(CALL),
+                               "tools": [tool]}  # fmt: skip
+    whole = front.post("/v1/messages", request).json()
     text, use = whole["content"]
     assert (text["text"], use["name"], use["input"]) == (
         "Let me see.", "Weather", {"city": "Tokyo", "days": 1},
     )  # fmt: skip
     assert whole["stop_reason"] == "tool_use"
-    told = list(events(desk, "/v1/messages", asked))
-    written = "".join(one["delta"].get("partial_json", "") for kind, one in told
-                      if kind == "content_block_delta")  # fmt: skip
-    assert json.loads(written) == use["input"]
-    begun = [one["content_block"]["type"] for kind, one in told if kind == "content_block_start"]
-    assert begun == ["text", "tool_use"]
+    stream = list(events(front, "/v1/messages", request))
+    arguments = "".join(event["delta"].get("partial_json", "") for kind, event in stream
+                        if kind == "content_block_delta")  # fmt: skip
+    assert json.loads(arguments) == use["input"]
+    starts = [event for kind, event in stream if kind == "content_block_start"]
+    assert [event["content_block"]["type"] for event in starts] == ["text", "tool_use"]
 
     function = {"type": "function", "name": "Weather", "parameters": {"type": "object"}}
-    talk = say(CALL)
-    client: Any = desk.client().responses
-    given: Any = {"model": hermes, "input": talk, "tools": [function], "max_output_tokens": 300}
-    response = client.create(**given)
+    talk = script(CALL)
+    client: Any = front.client().responses
+    body: Any = {"model": hermes, "input": talk, "tools": [function], "max_output_tokens": 300}
+    response = client.create(**body)
     kinds = [item.type for item in response.output]
     assert kinds == ["message", "function_call"]
     assert json.loads(response.output[1].arguments) == use["input"]
-    final = [event for event in client.create(**given, stream=True)][-1].response
+    final = [event for event in client.create(**body, stream=True)][-1].response
     assert [item.type for item in final.output] == kinds
     assert final.output[1].arguments == response.output[1].arguments
-    again = [*talk, *(item.model_dump() for item in response.output),
+    talk += [*(item.model_dump() for item in response.output),
              {"type": "function_call_output", "call_id": response.output[1].call_id,
-              "output": f"{SAY}Sunny.{OVER}"}]  # fmt: skip
-    assert client.create(**{**given, "input": again}).output_text == "Sunny."
+              "output": f"{START}Sunny.{END}"}]  # fmt: skip
+    assert client.create(**{**body, "input": talk}).output_text == "Sunny."
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_no_call_is_content(desk: Gateway, hermes: str, stream: bool) -> None:
+def test_an_invalid_call_is_content(front: Gateway, hermes: str, stream: bool) -> None:
     text = '<tool_call>{"name": "Unknown", "arguments": {}}</tool_call> {'
-    asked: Any = {"model": hermes, "messages": say(text), "tools": TOOLS}
-    client: Any = desk.client().chat.completions
+    request: Any = {"model": hermes, "messages": script(text), "tools": TOOLS}
+    client: Any = front.client().chat.completions
     if not stream:
-        told = client.create(**asked).choices[0].message.content
+        content = client.create(**request).choices[0].message.content
     else:
-        chunks = client.create(**asked, stream=True)
-        told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert told == text
-    assert client.create(**asked, tool_choice="none").choices[0].message.content == text
+        chunks = client.create(**request, stream=True)
+        content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert content == text
+    assert client.create(**request, tool_choice="none").choices[0].message.content == text
 
 
-def test_a_third_party_brings_its_parser(
-    playing: LiveTriton, desk: Gateway, tmp_path: Path, hermes: str
+def test_a_third_party_plugin_adds_a_parser(
+    scripted: LiveTriton, front: Gateway, tmp_path: Path, hermes: str
 ) -> None:
-    """Chosen by the template, and for a model that another would fit by the gateway's option."""
-    shouts = play(playing, tmp_path, "shouts", HERMES + "shout")
-    told = Gateway(playing, "--tool-parser", f"{hermes}=shouts")
-    for front, name in ((desk, shouts), (told, hermes)):
-        client: Any = front.client().chat.completions
-        found = client.create(model=name, messages=say("Weather!"), tools=TOOLS)
-        assert found.choices[0].message.tool_calls[0].function.name == "Weather"
-    assert told.stop() == 0
+    """It is chosen by the template, or by an option for a model that another parser suits."""
+    shouts = build_model(scripted, tmp_path, "shouts", HERMES + "shout")
+    configured = Gateway(scripted, "--tool-parser", f"{hermes}=shouts")
+    for server, name in ((front, shouts), (configured, hermes)):
+        client: Any = server.client().chat.completions
+        answer = client.create(model=name, messages=script("Weather!"), tools=TOOLS)
+        assert answer.choices[0].message.tool_calls[0].function.name == "Weather"
+    assert configured.stop() == 0
 
 
 def test_langchain_binds_tools_and_structures_answers(
-    gateway: Gateway, model: str, desk: Gateway, hermes: str
+    gateway: Gateway, model: str, front: Gateway, hermes: str
 ) -> None:
     from langchain_openai import ChatOpenAI
 
-    def chat(front: Gateway, name: str) -> Any:
-        told: Any = {"base_url": front.url, "api_key": "none", "model": name, "max_tokens": 300}
-        return ChatOpenAI(**told)
+    def chat(server: Gateway, name: str) -> Any:
+        options: Any = {"base_url": server.url, "api_key": "none", "model": name, "max_tokens": 300}
+        return ChatOpenAI(**options)
 
     for method in ("function_calling", "json_schema"):
-        form = chat(gateway, model).with_structured_output(Weather, method=method)
-        assert isinstance(form.invoke("How is Tokyo?"), Weather)
-    bound = chat(desk, hermes).bind_tools([Weather, Nested])
-    question = say(CALLS)[0]["content"]
-    gathered = functools.reduce(operator.add, bound.stream(question))
-    for told in (bound.invoke(question), gathered):
-        assert [call["args"] for call in told.tool_calls] == [
+        structured = chat(gateway, model).with_structured_output(Weather, method=method)
+        assert isinstance(structured.invoke("How is Tokyo?"), Weather)
+    bound = chat(front, hermes).bind_tools([Weather, Nested])
+    question = script(CALLS)[0]["content"]
+    streamed = functools.reduce(operator.add, bound.stream(question))
+    for message in (bound.invoke(question), streamed):
+        assert [call["args"] for call in message.tool_calls] == [
             {"city": "Tokyo", "days": 1},
             {"inner": {"flag": True}},
         ]
-        assert told.content == "Let me see."
+        assert message.content == "Let me see."

@@ -1,1 +1,1 @@
-"""From a transformers model to one file that Triton's native backends run, checked first."""
+"""Exports a transformers model to one verified file that Triton's native backends run."""

@@ -1,4 +1,4 @@
-"""Whether an exported graph does what the model does, before anything is kept of it."""
+"""Checks that an exported graph computes the same as the model, before the graph is kept."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TOLERANCE = 1e-3
 
 
 def check(run: Runner, model: Any, shape: Shape) -> float:
-    """Feed prompts of different lengths, then steps of all of them in one batch.
+    """Run prompts of different lengths, then steps of all of them in one batch.
 
-    Returns the greatest difference of a logit, as a part of the greatest logit, and raises
-    :class:`ValueError` where that is too much or another token would be chosen.
+    Returns the greatest difference of a logit, relative to the greatest logit. Raises
+    :class:`ValueError` if it is too large or if another token would be chosen.
     """
     prompts = _prompts(model, shape)
-    room = max(map(len, prompts)) + 2
-    rows = [_feed(run, shape, [prompt], [0], room, shape.empty(1, 1)) for prompt in prompts]
+    length = max(map(len, prompts)) + 2
+    rows = [_run(run, shape, [prompt], [0], length, shape.empty(1, 1)) for prompt in prompts]
     cache = [torch.cat(parts) for parts in zip(*(states for _, states in rows), strict=True)]
     logits = np.concatenate([logits for logits, _ in rows])
     texts = [list(prompt) for prompt in prompts]
@@ -39,13 +39,13 @@ def check(run: Runner, model: Any, shape: Shape) -> float:
         tokens = expected.argmax(-1)
         if not worst <= _TOLERANCE or (logits.argmax(-1) != tokens).any():
             raise ValueError(f"its logits are off by {worst:.2g} after {step} steps")
-        held = [len(text) for text in texts]
+        past_tokens = [len(text) for text in texts]
         for text, token in zip(texts, tokens.tolist(), strict=True):
             text.append(token)
-        fed = [[int(token)] for token in tokens]
-        # Every other step leaves a gap, as it comes about when sequences join others.
-        room += 1 + step % 2
-        logits, cache = _feed(run, shape, fed, held, room, cache)
+        new_tokens = [[int(token)] for token in tokens]
+        # Every second step leaves a gap, as happens when sequences join others.
+        length += 1 + step % 2
+        logits, cache = _run(run, shape, new_tokens, past_tokens, length, cache)
     return worst
 
 
@@ -53,7 +53,7 @@ def _prompts(model: Any, shape: Shape) -> list[list[int]]:
     lengths = list(_LENGTHS)
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if window and window < (shape.context or window):
-        # A model that looks back only so far has to be seen doing so.
+        # The sequence must exceed the sliding window for the check to cover it.
         lengths.append(window + 3)
     source = torch.Generator().manual_seed(1)
     return [
@@ -61,30 +61,30 @@ def _prompts(model: Any, shape: Shape) -> list[list[int]]:
     ]
 
 
-def _feed(
+def _run(
     run: Runner,
     shape: Shape,
-    fed: list[list[int]],
-    held: list[int],
-    room: int,
+    new_tokens: list[list[int]],
+    past_tokens: list[int],
+    length: int,
     cache: list[torch.Tensor],
 ) -> tuple[npt.NDArray[Any], list[torch.Tensor]]:
-    new = len(fed[0])
-    mask = np.zeros((len(fed), room), np.int64)
-    for row, before in enumerate(held):
-        mask[row, room - new - before :] = 1
+    rows, new = len(new_tokens), len(new_tokens[0])
+    mask = np.zeros((rows, length), np.int64)
+    for row, past in enumerate(past_tokens):
+        mask[row, length - new - past :] = 1
     states = names.states(shape.layers)
-    answer = run(
+    outputs = run(
         {
-            names.INPUT_IDS: np.array(fed, np.int64),
-            names.POSITION_IDS: np.arange(new) + np.array(held, np.int64)[:, None],
+            names.INPUT_IDS: np.array(new_tokens, np.int64),
+            names.POSITION_IDS: np.arange(new) + np.array(past_tokens, np.int64)[:, None],
             names.ATTENTION_MASK: mask,
-            names.PAST_MASK: np.zeros((len(fed), cache[0].shape[2]), np.int64),
-            **{past: part.numpy() for (past, _), part in zip(states, cache, strict=True)},
+            names.PAST_MASK: np.zeros((rows, cache[0].shape[2]), np.int64),
+            **{name: part.numpy() for (name, _), part in zip(states, cache, strict=True)},
         }
     )
-    present = [torch.from_numpy(np.array(answer[name])) for _, name in states]
-    return answer[names.LOGITS], present
+    present = [torch.from_numpy(np.array(outputs[name])) for _, name in states]
+    return outputs[names.LOGITS], present
 
 
 def _expected(model: Any, texts: list[list[int]]) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""A model as one function of tensors, and what must be known of it to feed that function."""
+"""Wraps a model as one function of tensors, and describes the shapes of its cache."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 from transformers import DynamicCache
 
 
-class Growing(DynamicCache):  # type: ignore[misc]
-    """A cache of a single pass: zeros in front, then the past, then what is new.
+class GrowingCache(DynamicCache):  # type: ignore[misc]
+    """The cache of a single pass: zeros, followed by the past tokens and the new ones.
 
-    The zeros bring sequences of different lengths to one length, so that they fit into one
-    batch; the mask hides them. All three are put together at once, for a cache is copied with
-    every token and once is enough.
+    The zeros bring sequences of different lengths to one length, so that they fit into one batch;
+    the mask hides them. The three parts are concatenated in a single operation, because each
+    concatenation copies the whole cache.
     """
 
-    def __init__(self, past: Sequence[torch.Tensor], held: int, new: int, room: int) -> None:
+    def __init__(self, past: Sequence[torch.Tensor], old: int, new: int, length: int) -> None:
         super().__init__()
         self._past = past
-        self._before = room - new
-        self._gap = room - new - held
-        self._room = room
+        self._before = length - new
+        self._gap = length - new - old
+        self._length = length
         self.present: list[torch.Tensor] = list(past)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Give a layer everything that it may look at."""
+        """Return all keys and values of a layer."""
         del args, kwargs
-        at = 2 * layer_idx
+        index = 2 * layer_idx
         for offset, new in enumerate((key_states, value_states)):
             rows, heads, _, width = new.shape
             gap = new.new_zeros((rows, heads, self._gap, width))
-            self.present[at + offset] = torch.cat([gap, self._past[at + offset], new], dim=2)
-        return self.present[at], self.present[at + 1]
+            self.present[index + offset] = torch.cat([gap, self._past[index + offset], new], dim=2)
+        return self.present[index], self.present[index + 1]
 
     def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
         del args, kwargs
@@ -45,15 +45,15 @@ class Growing(DynamicCache):  # type: ignore[misc]
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         del args, kwargs
-        return self._room, 0
+        return self._length, 0
 
 
 class Step(torch.nn.Module):
-    """One pass over new tokens: the last position's logits, and the cache as it is then.
+    """One pass over new tokens; returns the last position's logits and the updated cache.
 
-    Two inputs are there for their lengths too. ``attention_mask`` is as long as the cache will
-    be and ``past_mask`` as long as it was; Triton batches only requests whose inputs have the
-    same shapes, and knows nothing of the shapes of states.
+    The lengths of two inputs matter as well: ``attention_mask`` has the length of the cache after
+    the pass and ``past_mask`` its length before. Triton batches only requests whose inputs have
+    the same shapes, and ignores the shapes of states.
     """
 
     def __init__(self, model: Any) -> None:
@@ -68,7 +68,7 @@ class Step(torch.nn.Module):
         past_mask: torch.Tensor,
         *past: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        cache = Growing(past, past_mask.shape[1], input_ids.shape[1], attention_mask.shape[1])
+        cache = GrowingCache(past, past_mask.shape[1], input_ids.shape[1], attention_mask.shape[1])
         answer = self.model(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -82,7 +82,7 @@ class Step(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Shape:
-    """The cache of one model, and the limits of its sequences."""
+    """The shapes of a model's cache, and the limits of its sequences."""
 
     layers: int
     heads: int
@@ -97,7 +97,7 @@ class Shape:
         return self.layers * self.heads * (self.key_width + self.value_width)
 
     def width(self, state: int) -> int:
-        """Return the width of a state: keys and values take turns."""
+        """Return the width of a state; keys and values alternate."""
         return self.value_width if state % 2 else self.key_width
 
     def empty(self, rows: int, length: int) -> list[torch.Tensor]:
@@ -108,10 +108,9 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Run two tokens through a model and look at the cache that it fills.
+    """Run two tokens through a model and inspect the cache that it fills.
 
-    Raises :class:`ValueError` with the reason where that cache is not one of plain keys and
-    values.
+    Raises :class:`ValueError` with the reason if the cache is not one of plain keys and values.
     """
     cache = DynamicCache()
     with torch.inference_mode():
@@ -127,7 +126,7 @@ def shape_of(model: Any) -> Shape:
         for keys in pair
     )
     if not layers or not plain:
-        raise ValueError("it keeps something else than keys and values of every token")
+        raise ValueError("its cache does not consist of the keys and values of every token")
     tensors: list[tuple[Any, Any]] = list(layers)
     shapes = {(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in tensors}
     if len(shapes) > 1:
@@ -146,15 +145,15 @@ def shape_of(model: Any) -> Shape:
     )
 
 
-_ROWS, _NEW, _HELD, _ROOM = 2, 3, 5, 11
+_ROWS, _NEW, _PAST, _LENGTH = 2, 3, 5, 11
 
 
 def example(shape: Shape) -> tuple[torch.Tensor, ...]:
-    """Return the arguments of a step: two rows, three new tokens, five held, three of a gap."""
+    """Return arguments of a step: two rows, three new tokens, five past slots, a gap of three."""
     ids = torch.arange(_ROWS * _NEW).reshape(_ROWS, _NEW) % shape.vocabulary
     positions = torch.arange(_NEW).repeat(_ROWS, 1) + torch.tensor([[2], [1]])
-    mask = torch.zeros((_ROWS, _ROOM), dtype=torch.int64)
-    for row, start in enumerate((2, 1)):
-        mask[row, _ROOM - _NEW - start :] = 1
-    held = torch.zeros((_ROWS, _HELD), dtype=torch.int64)
-    return ids, positions, mask, held, *shape.empty(_ROWS, _HELD)
+    mask = torch.zeros((_ROWS, _LENGTH), dtype=torch.int64)
+    for row, past_tokens in enumerate((2, 1)):
+        mask[row, _LENGTH - _NEW - past_tokens :] = 1
+    past_mask = torch.zeros((_ROWS, _PAST), dtype=torch.int64)
+    return ids, positions, mask, past_mask, *shape.empty(_ROWS, _PAST)

@@ -1,8 +1,8 @@
-"""What the exported graph's tensors are called: the same in both formats.
+"""The names of the exported graph's tensors, the same in both formats.
 
-libtorch's backend wants ``name__index`` of every tensor of a model that has state. The numbers
+libtorch's backend requires ``name__index`` for every tensor of a model that has state. The numbers
 of the layers have leading zeros because Triton pairs a state's input with its output by their
-order in the alphabet and not by the configuration (triton-inference-server/server#8586).
+alphabetical order and not by the configuration (triton-inference-server/server#8586).
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def states(layers: int) -> list[tuple[str, str]]:
     width = len(str(layers - 1))
     tensors = [f"{layer:0{width}}_{kind}" for layer in range(layers) for kind in ("key", "value")]
     return [
-        (f"past_{tensor}__{len(INPUTS) + at}", f"present_{tensor}__{1 + at}")
-        for at, tensor in enumerate(tensors)
+        (f"past_{tensor}__{len(INPUTS) + index}", f"present_{tensor}__{1 + index}")
+        for index, tensor in enumerate(tensors)
     ]

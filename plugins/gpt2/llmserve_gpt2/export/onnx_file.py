@@ -1,4 +1,4 @@
-"""The graph as ONNX: exported by torch itself, and run by ONNX Runtime to be checked."""
+"""Exports the graph to ONNX with torch, and runs it with ONNX Runtime for the check."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmserve_gpt2.export.check import Arrays, Runner
 from llmserve_gpt2.export.model import Shape, example
 
 FILE = "model.onnx"
-# What ONNX Runtime knew when Triton 23.10 was new, and all that these graphs need.
+# ONNX Runtime supported these when Triton 23.10 was new, and the graphs need nothing newer.
 _OPSET, _IR = 18, 8
-# A protobuf ends at 2 GiB; beyond this the weights get a file of their own.
-_ONE_FILE = 1 << 30
+# A protobuf is limited to 2 GiB; larger weights than this are saved in a separate file.
+_MAX_EMBEDDED_WEIGHTS = 1 << 30
 
 
 def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
@@ -38,13 +38,13 @@ def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
     )
     if program is None:
         raise ValueError("torch exported nothing")
-    _forget_where(program.model)
+    _remove_metadata(program.model)
     program.model.ir_version = _IR
-    program.save(str(folder / FILE), external_data=shape.weights * 4 > _ONE_FILE)
+    program.save(str(folder / FILE), external_data=shape.weights * 4 > _MAX_EMBEDDED_WEIGHTS)
 
 
 def load(folder: Path) -> Runner:
-    # It would report its use over the network.
+    # Otherwise onnxruntime sends usage data over the network.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
@@ -57,8 +57,8 @@ def load(folder: Path) -> Runner:
     return run
 
 
-def _forget_where(model: Any) -> None:
-    """Take out what tells of this machine: each node brings the source lines it came from."""
+def _remove_metadata(model: Any) -> None:
+    """Remove information about this machine: each node contains the source lines it came from."""
     model.doc_string = None
     model.metadata_props.clear()
     model.graph.metadata_props.clear()

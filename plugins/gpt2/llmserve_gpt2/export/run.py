@@ -1,4 +1,4 @@
-"""The whole way of an export: look, export, check, and only then keep."""
+"""Runs an export: inspects the model, exports it, checks the graph, and only then keeps it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS = {"onnx": onnx_file, "torchscript": torchscript_file}
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported, and how far it is from the model."""
+    """An exported graph, and its difference from the model."""
 
     file: Path
     shape: Shape
@@ -36,27 +36,27 @@ def export(
     model: Any, form: str, folder: Path, *, name: str, report: Callable[[str], None]
 ) -> Exported:
     """Write a model's graph into a folder, or refuse it with the reason."""
-    way = FORMATS[form]
+    exporter = FORMATS[form]
     try:
         shape = shape_of(model)
         report(f"exporting {name} to {form}")
         with quietly(), torch.no_grad():
-            way.write(Step(model).eval(), shape, folder)
-        report(f"comparing {way.FILE} with PyTorch")
+            exporter.write(Step(model).eval(), shape, folder)
+        report(f"comparing {exporter.FILE} with PyTorch")
         with quietly(), torch.no_grad():
-            difference = check(way.load(folder), model, shape)
+            difference = check(exporter.load(folder), model, shape)
     except Exception as error:
-        (folder / way.FILE).unlink(missing_ok=True)
+        (folder / exporter.FILE).unlink(missing_ok=True)
         raise ModelSourceError(
             f"{name} cannot be exported to {form}: {_reason(error)}",
             mend="serve it with --plugin hf or --plugin iterative",
         ) from error
-    report(f"{way.FILE} is off by {difference:.1e} at most, and chooses the same tokens")
-    return Exported(folder / way.FILE, shape, tuple(sorted(eos_ids(model))), difference)
+    report(f"{exporter.FILE} is off by {difference:.1e} at most, and chooses the same tokens")
+    return Exported(folder / exporter.FILE, shape, tuple(sorted(eos_ids(model))), difference)
 
 
 def _reason(error: BaseException) -> str:
-    """Find the line that says what is wrong under what the exporters wrap around it."""
+    """Return the first line of the original error, which the exporters wrap in others."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -65,7 +65,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Keep progress that is not ours out of what a user sees."""
+    """Hide the output and warnings of libraries from the user."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

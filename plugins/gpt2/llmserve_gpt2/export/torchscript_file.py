@@ -1,4 +1,4 @@
-"""The graph as TorchScript: traced, and frozen into one file that libtorch loads."""
+"""Exports the graph to TorchScript: traces it and freezes it into one file for libtorch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from llmserve_gpt2.export.check import Arrays, Runner
 from llmserve_gpt2.export.model import Shape, example
 
 FILE = "model.pt"
-# It has no types of its own.
+# torch.jit has no type annotations.
 _JIT: Any = torch.jit
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_ALIGNED = 64
+_ALIGNMENT = 64
 _CODE = (".py", "data.pkl")
 _MANGLED = re.compile(rb"___torch_mangle_\d+")
 
@@ -25,7 +25,7 @@ _MANGLED = re.compile(rb"___torch_mangle_\d+")
 def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
     """Trace a step; the same model gives the same bytes."""
     with torch.inference_mode(False), torch.no_grad():
-        # What the tracer warns of are decisions by shape; the check runs other shapes.
+        # The tracer warns about decisions that depend on shapes; the check runs other shapes.
         traced = _JIT.trace(step, example(shape), check_trace=False)
         traced = _JIT.freeze(traced.eval())
     draft = folder / f".{FILE}"
@@ -36,33 +36,30 @@ def write(step: torch.nn.Module, shape: Shape, folder: Path) -> None:
 
 def load(folder: Path) -> Runner:
     module = _JIT.load(str(folder / FILE), map_location="cpu")
-    fed: list[str] = list(names.INPUTS)
-    given = [names.LOGITS]
 
     def run(feeds: Arrays) -> Arrays:
-        states = [(name, name.replace("past", "present")) for name in feeds if name not in fed]
+        states = [name for name in feeds if name not in names.INPUTS]
         pairs = names.states(len(states) // 2)
+        inputs = [*names.INPUTS, *(past for past, _ in pairs)]
         with torch.inference_mode(), _JIT.optimized_execution(False):
-            outputs = module(
-                *(torch.from_numpy(feeds[name]) for name in [*fed, *(past for past, _ in pairs)])
-            )
-        told = [*given, *(present for _, present in pairs)]
-        return dict(zip(told, (output.numpy() for output in outputs), strict=True))
+            results = module(*(torch.from_numpy(feeds[name]) for name in inputs))
+        outputs = [names.LOGITS, *(present for _, present in pairs)]
+        return dict(zip(outputs, (result.numpy() for result in results), strict=True))
 
     return run
 
 
 def _rewrite(draft: Path, target: Path) -> None:
-    """Copy the archive without what differs from run to run, or tells of this machine.
+    """Copy the archive without parts that differ between runs or describe this machine.
 
-    Left out are the source lines that each node came from and a random id. Weights stay at
-    multiples of 64 bytes, where libtorch maps them from.
+    It leaves out the source lines of each node and a random id. Weights stay aligned to
+    64 bytes, from where libtorch maps them.
     """
     with zipfile.ZipFile(draft) as old, target.open("wb") as stream:
         numbers: dict[bytes, bytes] = {}
 
-        def settled(content: bytes) -> bytes:
-            # torch counts, over the whole process, the modules that it has compiled.
+        def renumbered(content: bytes) -> bytes:
+            # torch numbers all modules that the process has compiled.
             def number(match: re.Match[bytes]) -> bytes:
                 return numbers.setdefault(match[0], b"___torch_mangle_%d" % len(numbers))
 
@@ -73,14 +70,14 @@ def _rewrite(draft: Path, target: Path) -> None:
             for name in old.namelist():
                 if name.endswith((".debug_pkl", "/serialization_id")):
                     continue
-                path = settled(f"model{name.removeprefix(root)}".encode()).decode()
+                path = renumbered(f"model{name.removeprefix(root)}".encode()).decode()
                 content = old.read(name)
                 info = zipfile.ZipInfo(path, _EPOCH)
-                info.extra = _padding(-(stream.tell() + 30 + len(path)) % _ALIGNED)
-                new.writestr(info, settled(content) if name.endswith(_CODE) else content)
+                info.extra = _padding(-(stream.tell() + 30 + len(path)) % _ALIGNMENT)
+                new.writestr(info, renumbered(content) if name.endswith(_CODE) else content)
 
 
 def _padding(length: int) -> bytes:
-    """Return an extra field of so many bytes, or of 64 more: its head alone takes four."""
-    length += _ALIGNED if length < 4 else 0
+    """Return an extra field of this many bytes, or of 64 more: its header needs four."""
+    length += _ALIGNMENT if length < 4 else 0
     return b"FB" + (length - 4).to_bytes(2, "little") + b"Z" * (length - 4)

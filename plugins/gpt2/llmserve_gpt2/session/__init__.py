@@ -1,1 +1,1 @@
-"""The stage that owns the sessions: who is under way, what was said, and what is asked next."""
+"""The session stage: tracks active sequences, their texts, and the next tokens to generate."""

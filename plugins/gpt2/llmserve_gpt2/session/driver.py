@@ -1,8 +1,8 @@
-"""The session stage: prompts come in once, tokens are made a few at a time, nothing is mixed up.
+"""The driver of the session stage: prompts are sent once, tokens generated a few per request.
 
-Triton's sequence batcher hands over a request of every sequence that has one. Their answers are
-made together, a token of each at a time, and every request is answered as soon as it has what
-it asked for.
+Triton's sequence batcher passes a batch with at most one request of each sequence. Their answers
+are generated together, one token of each per step, and every request is answered as soon as it has
+the requested tokens.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any
 import numpy as np
 
 from llmserve.runtime import Parts, RequestError, Responder, tensors_of
-from llmserve_gpt2.session.graph import END, START, Graph, Turn
+from llmserve_gpt2.session.graph import END, START, Graph, StepInput
 from llmserve_gpt2.session.sequences import ClientSequence, Sequences, StepRequest, open_sequence
 
-# Of a batch's time, what may be spent on bringing sequences together.
-_SMALL_PART = 0.05
+# The share of a batch's duration that may be spent waiting for other sequences.
+_MAX_WAIT_SHARE = 0.05
 
 
 @dataclass
 class PendingRequest:
-    """A request under way, and how many tokens it still gets."""
+    """A pending request, and how many tokens remain to be generated for it."""
 
     raw: Any
     sequence: ClientSequence
-    left: int
+    remaining: int
     failed: bool = False
 
     @property
-    def going(self) -> bool:
-        return self.left > 0 and not self.sequence.generation.done
+    def active(self) -> bool:
+        return self.remaining > 0 and not self.sequence.generation.done
 
     @property
-    def last(self) -> bool:
-        """Whether the sequence surely ends with the next token."""
+    def is_last_step(self) -> bool:
+        """Whether the sequence is certain to end with the next token."""
         generation = self.sequence.generation
-        by_length = len(generation.token_ids) + 1 >= generation.max_tokens
-        return by_length or (self.left == 1 and bool(self.raw.flags() & END))
+        reaches_limit = len(generation.token_ids) + 1 >= generation.max_tokens
+        return reaches_limit or (self.remaining == 1 and bool(self.raw.flags() & END))
 
 
 class SessionDriver:
-    """Answers the requests of sequences; the runtime of the batchings of this plugin."""
+    """Answers the requests of sequences; the runtime of this plugin's batchings."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class SessionDriver:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         del folder
-        # Read here, so that what another version built is refused when it is loaded.
+        # Settings are read here so that loading fails if another version built the model.
         self._most_tokens, self._resent = settings["most_tokens"], settings["resent"]
-        self._wait = settings["wait_seconds"]
+        self._max_wait = settings["wait_seconds"]
         self._pause = pause
         self._sequences = Sequences(slots=settings["slots"], idle_seconds=settings["idle_seconds"])
         self._closing: list[ClientSequence] = []
@@ -67,40 +67,41 @@ class SessionDriver:
         self._graph: Graph = parts.generator
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Answer every request of a batch; the answers leave through their senders."""
+        """Answer every request of a batch; the answers are sent through their response senders."""
         now = time.monotonic()
-        self._closing += self._sequences.sweep(now)
-        asked = [one for raw in requests if (one := self._arrive(raw, now)) is not None]
-        while going := [one for one in asked if one.going]:
-            self._step(going)
-            for one in going:
-                if not one.going:
-                    self._answer(one)
+        self._closing += self._sequences.expire(now)
+        accepted = [self._accept(raw, now) for raw in requests]
+        pending = [request for request in accepted if request is not None]
+        while active := [request for request in pending if request.active]:
+            self._step(active)
+            for request in active:
+                if not request.active:
+                    self._answer(request)
         if self._closing:
             self._step([])
-        self._wait_for_the_others([one.sequence for one in asked], now)
+        self._wait_for_next_requests([request.sequence for request in pending], now)
 
     def finalize(self) -> None:
         self._graph.close()
 
-    def _wait_for_the_others(self, answered: Sequence[ClientSequence], began: float) -> None:
-        """Let who was just answered ask again before those begin who waited meanwhile.
+    def _wait_for_next_requests(self, answered: Sequence[ClientSequence], start: float) -> None:
+        """Wait for the next requests of answered sequences if others were active recently.
 
-        Else two groups of sequences would take turns for ever: whoever misses a batch comes while
-        the next is under way, and each then runs with half of the rows.
+        Otherwise two groups of sequences would alternate forever: a sequence that misses a batch
+        arrives while the next one is running, and each batch then has only half of the rows.
         """
-        ended = time.monotonic()
-        took = ended - began
+        end = time.monotonic()
+        duration = end - start
         for sequence in answered:
-            sequence.seen = ended
-        if self._sequences.apart(answered, since=began - took):
-            self._pause(min(self._wait, _SMALL_PART * took))
+            sequence.last_active = end
+        if self._sequences.has_others(answered, since=start - duration):
+            self._pause(min(self._max_wait, _MAX_WAIT_SHARE * duration))
 
-    def _arrive(self, raw: Any, now: float) -> PendingRequest | None:
-        """Match a request with its sequence; who needs no step is answered at once."""
+    def _accept(self, raw: Any, now: float) -> PendingRequest | None:
+        """Match a request with its sequence; answer it at once if it needs no step."""
         tensors = tensors_of(raw)
         if not tensors["READY"].any():
-            # It only fills a slot whose sequence has no request now; Triton wants an answer.
+            # It only pads the slot of a sequence without a request; Triton expects a response.
             self._send(raw, self._piece_of(None))
             return None
         key, flags = raw.correlation_id(), raw.flags()
@@ -110,74 +111,75 @@ class SessionDriver:
                 sequence = open_sequence(request, self._parts, self._graph.sequence(), now)
                 self._closing += self._sequences.start(key, sequence)
             elif flags & END and request.step == 0:
-                self._forget(key)
+                self._end(key)
                 self._send(raw, self._piece_of(None))
                 return None
             else:
                 sequence = self._sequences.step(key, now)
-                sequence = self._continued(key, sequence, request, now)
+                sequence = self._continue(key, sequence, request, now)
         except Exception as error:
-            # A step that asks for nonsense leaves its sequence as it was.
+            # An invalid step leaves its sequence unchanged.
             if flags & (START | END) or not isinstance(error, RequestError):
-                self._forget(key)
+                self._end(key)
             Responder(raw, self._parts).fail(error)
             return None
         step = 1 if request.step is None else request.step
-        one = PendingRequest(raw, sequence, min(step, self._most_tokens))
-        if not one.going:
-            self._answer(one)
-        return one
+        pending = PendingRequest(raw, sequence, min(step, self._most_tokens))
+        if not pending.active:
+            self._answer(pending)
+        return pending
 
-    def _continued(
+    def _continue(
         self, key: Any, sequence: ClientSequence, request: StepRequest, now: float
     ) -> ClientSequence:
-        """Go on with a sequence, or begin anew where the text that is resent has changed."""
+        """Continue a sequence, or restart it if the text that the client resends has changed."""
         if not self._resent:
             request.refuse_as_step(sequence.generation.params)
             return sequence
         if request.prompt == sequence.generation.prompt + sequence.generation.text:
             return sequence
-        anew = open_sequence(request, self._parts, self._graph.sequence(), now)
-        self._closing += self._sequences.start(key, anew)
-        return anew
+        restarted = open_sequence(request, self._parts, self._graph.sequence(), now)
+        self._closing += self._sequences.start(key, restarted)
+        return restarted
 
-    def _step(self, going: Sequence[PendingRequest]) -> None:
-        """Make a token for everyone, and tell the generator who is gone."""
-        gone = [sequence for sequence in self._closing if sequence.open]
+    def _step(self, active: Sequence[PendingRequest]) -> None:
+        """Generate a token for each request, and end closed sequences in the generator."""
+        closing = [sequence for sequence in self._closing if sequence.open_in_generator]
         self._closing.clear()
-        turns = [
-            Turn(one.sequence.number, one.sequence.lane, one.sequence.feed(), one.last)
-            for one in going
+        inputs = [
+            StepInput(r.sequence.number, r.sequence.cache, r.sequence.new_tokens(), r.is_last_step)
+            for r in active
         ]
-        turns += [Turn(sequence.number, sequence.lane, [0], True) for sequence in gone]
-        if not turns:
+        inputs += [StepInput(sequence.number, sequence.cache, [0], True) for sequence in closing]
+        if not inputs:
             return
-        answers = self._graph.step(turns, self._parts.pb_utils)
-        for one, turn, logits in zip(going, turns, answers, strict=False):
-            one.sequence.ended = turn.ends
+        results = self._graph.step(inputs, self._parts.pb_utils)
+        for request, step_input, logits in zip(active, inputs, results, strict=False):
+            sequence = request.sequence
+            sequence.ended = step_input.ends
             try:
                 if isinstance(logits, Exception):
                     raise logits
-                one.sequence.generation.push(one.sequence.sampler.choose(logits))
+                sequence.generation.push(sequence.sampler.choose(logits))
             except Exception as error:
-                self._fail(one, error)
+                self._fail(request, error)
                 continue
-            one.left -= 1
-            if one.sequence.generation.done:
-                self._closing.append(one.sequence)
+            request.remaining -= 1
+            if sequence.generation.done:
+                self._closing.append(sequence)
 
-    def _fail(self, one: PendingRequest, error: Exception) -> None:
-        """Give up one sequence; the others of the step know nothing of it."""
-        one.left, one.failed = 0, True
-        self._forget(one.raw.correlation_id())
-        Responder(one.raw, self._parts).fail(error)
+    def _fail(self, request: PendingRequest, error: Exception) -> None:
+        """End one sequence with an error; the others of the step are not affected."""
+        request.remaining, request.failed = 0, True
+        self._end(request.raw.correlation_id())
+        Responder(request.raw, self._parts).fail(error)
 
-    def _answer(self, one: PendingRequest) -> None:
-        if one.failed:
+    def _answer(self, request: PendingRequest) -> None:
+        if request.failed:
             return
-        if one.raw.flags() & END:
-            self._forget(one.raw.correlation_id())
-        self._send(one.raw, self._piece_of(one.sequence))
+        if request.raw.flags() & END:
+            self._end(request.raw.correlation_id())
+        self._send(request.raw, self._piece_of(request.sequence))
 
     def _piece_of(self, sequence: ClientSequence | None) -> dict[str, Any]:
         if sequence is None:
@@ -192,7 +194,7 @@ class SessionDriver:
             "counts": [len(generation.prompt_ids), len(generation.token_ids)],
         }
 
-    def _forget(self, key: Any) -> None:
+    def _end(self, key: Any) -> None:
         if (sequence := self._sequences.end(key)) is not None:
             self._closing.append(sequence)
 

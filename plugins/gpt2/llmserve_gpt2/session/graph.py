@@ -1,4 +1,4 @@
-"""The generator as the session sees it: a model of this server, asked for a step at a time."""
+"""The session's interface to the generator, a model of the same server called once per step."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve_gpt2.export import names
-from llmserve_gpt2.session.sequences import Lane, rooms
+from llmserve_gpt2.session.sequences import Cache, next_lengths
 
 START, END = 1, 2
 
 
 @dataclass
-class Turn:
-    """What one sequence feeds in a step; the last step of a sequence says so."""
+class StepInput:
+    """The input of one sequence to a step; ``ends`` marks the last step of the sequence."""
 
     sequence: int
-    lane: Lane
+    cache: Cache
     tokens: list[int]
     ends: bool = False
 
 
 class Graph:
-    """The runtime of the generators of this plugin; they run as a model beside the session's.
+    """The runtime of this plugin's generators, which run as a separate model.
 
-    Every sequence here is one of Triton's own there, so its cache lies in the generator's
-    implicit state. All sequences are asked at once, which lets Triton make a batch of them.
+    Every sequence of the session is also a Triton sequence of that model, so its cache is in the
+    generator's implicit state. All sequences are sent at once, so that Triton can batch them.
     """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
@@ -51,50 +51,50 @@ class Graph:
         self._next += 1
         return self._next
 
-    def step(self, turns: Sequence[Turn], pb: Any) -> list[npt.NDArray[Any] | Exception]:
-        """Feed every sequence and return the logits of its last position, or what went wrong."""
-        news = [len(turn.tokens) for turn in turns]
-        lanes = [turn.lane for turn in turns]
-        lengths = rooms(lanes, news, longest=self._longest, gap=self._gap)
+    def step(self, inputs: Sequence[StepInput], pb: Any) -> list[npt.NDArray[Any] | Exception]:
+        """Run a step and return the logits of each sequence's last position, or its error."""
+        counts = [len(step_input.tokens) for step_input in inputs]
+        caches = [step_input.cache for step_input in inputs]
+        lengths = next_lengths(caches, counts, longest=self._longest, gap=self._gap)
 
-        # All of them are made before the first is sent: they come to Triton closer together.
-        requests = [self._request(*asked, pb) for asked in zip(turns, lengths, strict=True)]
-        if len(turns) == 1:
-            answers = [requests[0].exec()]
+        # All requests are created before the first is sent, so that they reach Triton together.
+        requests = [self._request(*pair, pb) for pair in zip(inputs, lengths, strict=True)]
+        if len(inputs) == 1:
+            responses = [requests[0].exec()]
         else:
-            answers = list(self._pool.map(lambda request: request.exec(), requests))
+            responses = list(self._pool.map(lambda request: request.exec(), requests))
         return [
-            self._logits(turn, room, answer, pb)
-            for turn, room, answer in zip(turns, lengths, answers, strict=True)
+            self._logits(step_input, length, response, pb)
+            for step_input, length, response in zip(inputs, lengths, responses, strict=True)
         ]
 
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _request(self, turn: Turn, room: int, pb: Any) -> Any:
-        lane, new = turn.lane, len(turn.tokens)
+    def _request(self, step_input: StepInput, length: int, pb: Any) -> Any:
+        cache, new = step_input.cache, len(step_input.tokens)
         feeds = {
-            names.INPUT_IDS: np.array(turn.tokens, np.int64),
-            names.POSITION_IDS: lane.positions(new),
-            names.ATTENTION_MASK: lane.mask(new, room),
-            names.PAST_MASK: np.zeros(lane.held, np.int64),
+            names.INPUT_IDS: np.array(step_input.tokens, np.int64),
+            names.POSITION_IDS: cache.positions(new),
+            names.ATTENTION_MASK: cache.mask(new, length),
+            names.PAST_MASK: np.zeros(cache.length, np.int64),
         }
         return pb.InferenceRequest(
             model_name=self._model,
             requested_output_names=[names.LOGITS],
             inputs=[pb.Tensor(name, values[None]) for name, values in feeds.items()],
-            correlation_id=turn.sequence,
-            flags=(0 if lane.real else START) | (END if turn.ends else 0),
+            correlation_id=step_input.sequence,
+            flags=(0 if cache.tokens else START) | (END if step_input.ends else 0),
         )
 
     def _logits(
-        self, turn: Turn, room: int, response: Any, pb: Any
+        self, step_input: StepInput, length: int, response: Any, pb: Any
     ) -> npt.NDArray[Any] | Exception:
         if response.has_error():
             return RuntimeError(response.error().message())
         tensor = pb.get_output_tensor_by_name(response, names.LOGITS)
         logits = tensor.as_numpy() if tensor.is_cpu() else _from_device(tensor)
-        turn.lane.grow(len(turn.tokens), room)
+        step_input.cache.grow(len(step_input.tokens), length)
         row: npt.NDArray[Any] = logits[0]
         return row
 

@@ -1,8 +1,8 @@
-"""Sequences of clients: what is asked for in them, what was said, and how long their caches are.
+"""Clients' sequences: their requests, their texts, and the lengths of their caches.
 
-Triton knows nothing of the lengths of states, and its native backends take all rows of a batch
-to be as long as the first. So the lengths are made equal here: who has less gets a gap in
-front, which the mask hides.
+Triton does not check the lengths of states, and its native backends assume that all rows of a batch
+are as long as the first. So the lengths are made equal here: a shorter cache gets a gap in front,
+which the mask hides.
 """
 
 from __future__ import annotations
@@ -28,52 +28,54 @@ from llmserve.runtime import (
     read_params,
 )
 
-FIRST = 1
-"""What a state begins with: one slot of zeros, for Triton has no state of no length."""
+INITIAL_LENGTH = 1
+"""A state starts with one slot of zeros, because Triton has no empty states."""
 
 
 @dataclass
-class Lane:
-    """A sequence's cache: ``held`` slots, the last ``real`` of which are tokens of its text."""
+class Cache:
+    """A sequence's cache: ``length`` slots, of which the last ``tokens`` contain its text."""
 
-    held: int = FIRST
-    real: int = 0
+    length: int = INITIAL_LENGTH
+    tokens: int = 0
 
     def positions(self, new: int) -> npt.NDArray[np.int64]:
-        return np.arange(self.real, self.real + new, dtype=np.int64)
+        return np.arange(self.tokens, self.tokens + new, dtype=np.int64)
 
-    def mask(self, new: int, room: int) -> npt.NDArray[np.int64]:
-        """Return what may be looked at, the new tokens included."""
-        mask = np.zeros(room, np.int64)
-        mask[room - self.real - new :] = 1
+    def mask(self, new: int, length: int) -> npt.NDArray[np.int64]:
+        """Return the mask of the slots with tokens, including the new ones."""
+        mask = np.zeros(length, np.int64)
+        mask[length - self.tokens - new :] = 1
         return mask
 
-    def grow(self, new: int, room: int) -> None:
-        self.held = room
-        self.real += new
+    def grow(self, new: int, length: int) -> None:
+        self.length = length
+        self.tokens += new
 
 
-def rooms(lanes: Sequence[Lane], news: Sequence[int], *, longest: int, gap: int) -> list[int]:
-    """Say how long each cache shall be after the next step.
+def next_lengths(
+    caches: Sequence[Cache], counts: Sequence[int], *, longest: int, gap: int
+) -> list[int]:
+    """Return the length of each cache after the next step.
 
-    All become as long as the longest, so that later steps are made in one batch; but nobody
-    gets a gap that costs more than a batch of one's own, and nobody is drawn beyond
-    ``longest``, or sequences that come and go would draw each other on for ever.
+    All become as long as the longest one, so that later steps run in one batch; but no sequence
+    gets a gap that costs more than a separate batch, and none is extended beyond ``longest``,
+    because sequences that come and go would otherwise extend each other forever.
 
-    >>> rooms([Lane(9, 8), Lane(3, 2)], [1, 1], longest=64, gap=64)
+    >>> next_lengths([Cache(9, 8), Cache(3, 2)], [1, 1], longest=64, gap=64)
     [10, 10]
     """
-    needed = [lane.held + new for lane, new in zip(lanes, news, strict=True)]
-    chosen = []
-    for need in needed:
-        others = [room for room in needed if need <= room <= min(longest, need + gap)]
-        chosen.append(max(others, default=need))
-    return chosen
+    minima = [cache.length + new for cache, new in zip(caches, counts, strict=True)]
+    lengths = []
+    for minimum in minima:
+        limit = min(longest, minimum + gap)
+        lengths.append(max((n for n in minima if minimum <= n <= limit), default=minimum))
+    return lengths
 
 
 @dataclass(frozen=True)
 class StepRequest:
-    """One request as the first stage has read it; ``step`` is how many tokens it asks for."""
+    """A request as read by the first stage; ``step`` is the requested number of tokens."""
 
     prompt: str
     ids: tuple[int, ...]
@@ -81,98 +83,100 @@ class StepRequest:
     step: int | None
 
     def write(self) -> str:
-        plain = asdict(Params())
-        asked = {name: value for name, value in asdict(self.params).items() if value != plain[name]}
-        asked.pop("extra", None)
-        return json.dumps({"prompt": self.prompt, "params": asked, "step": self.step})
+        defaults = asdict(Params())
+        values = asdict(self.params)
+        params = {name: value for name, value in values.items() if value != defaults[name]}
+        params.pop("extra", None)
+        return json.dumps({"prompt": self.prompt, "params": params, "step": self.step})
 
     @classmethod
     def read(cls, tensors: Tensors) -> StepRequest:
-        """Read what :meth:`write` wrote, with the ids that came beside it."""
-        said: Mapping[str, Any] = json.loads(tensors["params"].reshape(-1)[0])
+        """Read the output of :meth:`write`, and the ids that are sent with it."""
+        content: Mapping[str, Any] = json.loads(tensors["params"].reshape(-1)[0])
         ids = tuple(int(token) for token in tensors["prompt_ids"].reshape(-1) if token >= 0)
-        return cls(said["prompt"], ids, read_params(said["params"]), said["step"])
+        return cls(content["prompt"], ids, read_params(content["params"]), content["step"])
 
-    def refuse_as_step(self, begun: Params) -> None:
-        """Refuse what belongs to the start of a sequence: nobody would heed it later."""
+    def refuse_as_step(self, initial: Params) -> None:
+        """Refuse parameters that belong to the start of a sequence: later they have no effect."""
         if self.prompt or self.ids:
             raise RequestError("the prompt is sent once, with sequence_start; leave it out later")
-        plain, now, then = asdict(Params()), asdict(self.params), asdict(begun)
-        for name, value in now.items():
-            if value not in (plain[name], then[name]):
-                raise RequestError(f"{name} is said with sequence_start, and holds to the end")
+        defaults, initial_values = asdict(Params()), asdict(initial)
+        for name, value in asdict(self.params).items():
+            if value not in (defaults[name], initial_values[name]):
+                raise RequestError(f"{name} must be set with sequence_start; leave it out later")
 
 
 @dataclass
 class ClientSequence:
-    """One answer on its way: what was said, where its cache is, who asked last."""
+    """A sequence of a client: its answer so far, its cache, and when it was last active."""
 
     generation: Generation
     sampler: Sampler
     number: int
-    """Its id in the generator."""
-    seen: float
-    lane: Lane = field(default_factory=Lane)
+    """The sequence's id in the generator."""
+    last_active: float
+    cache: Cache = field(default_factory=Cache)
     echo: bool = False
     ended: bool = False
-    """Whether the generator has been told of its end, or never heard of it."""
+    """Whether the sequence has been ended in the generator."""
 
     @property
-    def open(self) -> bool:
-        return self.lane.real > 0 and not self.ended
+    def open_in_generator(self) -> bool:
+        return self.cache.tokens > 0 and not self.ended
 
-    def feed(self) -> list[int]:
+    def new_tokens(self) -> list[int]:
         tokens = self.generation.prompt_ids + self.generation.token_ids
-        return tokens[self.lane.real :]
+        return tokens[self.cache.tokens :]
 
 
 class Sequences:
-    """At most ``slots`` sequences, each of which is given up once it is idle for too long.
+    """At most ``slots`` sequences, each of which is dropped when it is idle for too long.
 
-    Triton does not tell a model that a sequence has timed out, so the time is kept here as well;
-    and since Triton lets no more than ``slots`` in, one too many means that the one that was
-    idle longest is gone.
+    Triton does not notify a model that a sequence has timed out, so the idle time is measured here
+    too. Triton admits at most ``slots`` sequences, so one more means that the sequence that has
+    been idle longest has timed out.
     """
 
     def __init__(self, *, slots: int, idle_seconds: float) -> None:
         self._slots = slots
-        self._idle = idle_seconds
-        self._known: dict[Hashable, ClientSequence] = {}
+        self._max_idle = idle_seconds
+        self._by_key: dict[Hashable, ClientSequence] = {}
 
     def start(self, key: Hashable, sequence: ClientSequence) -> list[ClientSequence]:
-        """Take a sequence in and return those that had to go for it."""
-        gone = [self._known.pop(key)] if key in self._known else []
-        while len(self._known) >= self._slots:
-            oldest = min(self._known, key=lambda other: self._known[other].seen)
-            gone.append(self._known.pop(oldest))
-        self._known[key] = sequence
-        return gone
+        """Add a sequence and return those that it replaces."""
+        replaced = [self._by_key.pop(key)] if key in self._by_key else []
+        while len(self._by_key) >= self._slots:
+            oldest = min(self._by_key, key=lambda other: self._by_key[other].last_active)
+            replaced.append(self._by_key.pop(oldest))
+        self._by_key[key] = sequence
+        return replaced
 
     def step(self, key: Hashable, now: float) -> ClientSequence:
-        """Return the sequence of a request, which is alive as of now."""
-        sequence = self._known.get(key)
+        """Return the sequence of a request, and mark it as active."""
+        sequence = self._by_key.get(key)
         if sequence is None:
             raise RequestError(
                 f"there is no sequence {key} here: it has ended, was idle for more than "
-                f"{self._idle:g} s, or was never started; begin with sequence_start"
+                f"{self._max_idle:g} s, or was never started; begin with sequence_start"
             )
-        sequence.seen = now
+        sequence.last_active = now
         return sequence
 
-    def apart(self, together: Iterable[ClientSequence], since: float) -> bool:
-        """Say whether others than these have been seen since a moment, and so will come again."""
-        here = {id(sequence) for sequence in together}
+    def has_others(self, sequences: Iterable[ClientSequence], since: float) -> bool:
+        """Return whether other unfinished sequences were active since a time."""
+        excluded = {id(sequence) for sequence in sequences}
         return any(
-            one.seen >= since and id(one) not in here and not one.generation.done
-            for one in self._known.values()
+            other.last_active >= since and id(other) not in excluded and not other.generation.done
+            for other in self._by_key.values()
         )
 
     def end(self, key: Hashable) -> ClientSequence | None:
-        return self._known.pop(key, None)
+        return self._by_key.pop(key, None)
 
-    def sweep(self, now: float) -> Iterator[ClientSequence]:
-        for key in [key for key, one in self._known.items() if now - one.seen > self._idle]:
-            yield self._known.pop(key)
+    def expire(self, now: float) -> Iterator[ClientSequence]:
+        for key, sequence in list(self._by_key.items()):
+            if now - sequence.last_active > self._max_idle:
+                yield self._by_key.pop(key)
 
 
 def open_sequence(request: StepRequest, parts: Parts, number: int, now: float) -> ClientSequence:

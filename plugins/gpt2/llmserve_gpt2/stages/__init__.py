@@ -1,1 +1,1 @@
-"""The first and the last stage of the ensemble."""
+"""The first and last stages of the ensemble."""

@@ -1,4 +1,4 @@
-"""The last stage: what a session says to the tensors of a response."""
+"""The last stage: turns a session's output into the tensors of a response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.runtime import Answer, Parts, Tensors, format_answers, respond, te
 
 
 class Postprocess:
-    """Hands pieces of answers to the formatter."""
+    """Passes pieces of answers to the formatter."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder
@@ -22,7 +22,7 @@ class Postprocess:
         return respond(requests, self._answer, self._parts)
 
     def finalize(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _answer(self, raw: Any) -> Tensors:
         answer = read_answer(tensors_of(raw))
@@ -31,7 +31,7 @@ class Postprocess:
 
 
 class NextTokens(Postprocess):
-    """Gives the piece alone, in the tensor and the shape of the sequence batcher tutorial."""
+    """Returns only the piece, in the tensor and the shape of the sequence batcher tutorial."""
 
     def _answer(self, raw: Any) -> Tensors:
         tensors = format_answers([read_answer(tensors_of(raw))], self._parts)
@@ -40,14 +40,14 @@ class NextTokens(Postprocess):
 
 def read_answer(tensors: Tensors) -> Answer:
     names = ("piece", "so_far", "echo", "reason")
-    said = {name: tensors[name].reshape(-1)[0].decode("utf-8") for name in names}
-    read, written = tensors["counts"].reshape(-1).tolist()
+    texts = {name: tensors[name].reshape(-1)[0].decode("utf-8") for name in names}
+    input_tokens, output_tokens = tensors["counts"].reshape(-1).tolist()
     return Answer(
-        text=said["piece"],
-        prompt=said["echo"],
-        finish_reason=said["reason"] or None,
-        input_tokens=read,
-        output_tokens=written,
-        echo=bool(said["echo"]),
-        so_far=said["so_far"],
+        text=texts["piece"],
+        prompt=texts["echo"],
+        finish_reason=texts["reason"] or None,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        echo=bool(texts["echo"]),
+        so_far=texts["so_far"],
     )

@@ -1,4 +1,4 @@
-"""The first stage: text to ids, and everything that is asked for beside it."""
+"""The first stage: encodes the prompt and reads the request's other parameters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from llmserve.runtime import Params, Parts, RequestError, Tensors, read_prompts, respond
 from llmserve_gpt2.session.sequences import StepRequest
 
-_MOST = 2**31 - 1
-_NONE = -1
-"""Stands where a step sends no prompt, for a tensor without elements is nothing to batch."""
+_MAX_TOKENS = 2**31 - 1
+_NO_PROMPT = -1
+"""Sent by a step without a prompt, because Triton cannot batch an empty tensor."""
 
 
 class Preprocess:
-    """Reads prompts with the tokenizer; a step of a sequence has none."""
+    """Encodes prompts with the tokenizer; later steps of a sequence have none."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
@@ -30,24 +30,26 @@ class Preprocess:
         return respond(requests, self._answer, self._parts)
 
     def finalize(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _answer(self, raw: Any) -> Tensors:
         prompts = read_prompts(raw, self._parts, empty=True, renamed=self._renamed)
         if len(prompts) > 1:
-            raise RequestError(f"a sequence takes one prompt, not {len(prompts)}")
+            raise RequestError(f"a sequence accepts one prompt, not {len(prompts)}")
         prompt = prompts[0]
-        step = StepRequest(prompt.text, tuple(prompt.ids), prompt.params, _step(prompt.params))
-        ids = np.array([prompt.ids or [_NONE]], np.int64)
+        step_tokens = _step_tokens(prompt.params)
+        step = StepRequest(prompt.text, tuple(prompt.ids), prompt.params, step_tokens)
+        ids = np.array([prompt.ids or [_NO_PROMPT]], np.int64)
         return {"prompt_ids": ids, "params": np.array([[step.write().encode()]], np.object_)}
 
 
-def _step(params: Params) -> int | None:
-    """Return how many tokens are asked for; 0 asks for none, as the end of a sequence does."""
-    given = params.extra.get("step_tokens")
-    if given is None:
+def _step_tokens(params: Params) -> int | None:
+    """Return the requested number of tokens; 0 only ends the sequence."""
+    value = params.extra.get("step_tokens")
+    if value is None:
         return None
-    whole = isinstance(given, int) or (isinstance(given, float) and given.is_integer())
-    if isinstance(given, bool) or not whole or not 0 <= given <= _MOST:
-        raise RequestError(f"step_tokens takes a whole number from 0 to {_MOST}, not {given!r}")
-    return int(given)
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not is_whole or not 0 <= value <= _MAX_TOKENS:
+        valid = f"a whole number from 0 to {_MAX_TOKENS}"
+        raise RequestError(f"step_tokens takes {valid}, not {value!r}")
+    return int(value)

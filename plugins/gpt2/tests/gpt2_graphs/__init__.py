@@ -1,1 +1,1 @@
-"""Real graphs of tiny models of several families."""
+"""Tests with real graphs of tiny models of several families."""

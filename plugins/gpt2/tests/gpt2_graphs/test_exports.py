@@ -1,4 +1,4 @@
-"""What can be exported, what is refused, and that nothing is kept of a refusal."""
+"""Tests of which models can be exported, and that a refused export leaves no files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ make_model = partial(tiny_models.make_model, attn_implementation="eager")
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_exports_to_torchscript(family: str, tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     model = make_model(family)
-    exported = export(model, "torchscript", tmp_path, name=family, report=told.append)
+    exported = export(model, "torchscript", tmp_path, name=family, report=lines.append)
     assert exported.difference < 1e-4
-    assert [line.split()[0] for line in told] == ["exporting", "comparing", "model.pt"]
+    assert [line.split()[0] for line in lines] == ["exporting", "comparing", "model.pt"]
 
 
-def test_the_same_model_gives_the_same_file_and_none_of_this_machine(tmp_path: Path) -> None:
+def test_the_same_model_gives_the_same_file_without_local_paths(tmp_path: Path) -> None:
     digests = set()
     for name in ("one", "two"):
         folder = tmp_path / name
@@ -44,13 +44,13 @@ def test_the_same_model_gives_the_same_file_and_none_of_this_machine(tmp_path: P
     assert len(digests) == 1
 
 
-def test_a_graph_that_answers_otherwise_is_refused_and_removed(
+def test_a_graph_that_differs_from_the_model_is_refused_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model()
 
-    class Other(torch.nn.Module):
-        """What an exporter that gets a model wrong would make of it."""
+    class WrongStep(torch.nn.Module):
+        """A step with wrong weights, as from a faulty exporter."""
 
         def __init__(self, _: object) -> None:
             super().__init__()
@@ -59,11 +59,11 @@ def test_a_graph_that_answers_otherwise_is_refused_and_removed(
                 wrong.transformer.ln_f.weight.mul_(1.01)
             self.step = Step(wrong)
 
-        def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            answer: tuple[torch.Tensor, ...] = self.step(*given)
-            return answer
+        def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outputs: tuple[torch.Tensor, ...] = self.step(*inputs)
+            return outputs
 
-    monkeypatch.setattr(run_module, "Step", Other)
+    monkeypatch.setattr(run_module, "Step", WrongStep)
     with pytest.raises(ModelSourceError, match=r"exported to torchscript: .* off by"):
         export(model, "torchscript", tmp_path, name="demo", report=lambda _: None)
     assert list(tmp_path.iterdir()) == []
@@ -72,19 +72,19 @@ def test_a_graph_that_answers_otherwise_is_refused_and_removed(
 def test_a_cache_of_another_kind_is_refused_with_the_reason(tmp_path: Path) -> None:
     model = make_model("opt")
     model.forward = lambda **_: None
-    with pytest.raises(ModelSourceError, match="something else than keys and values"):
+    with pytest.raises(ModelSourceError, match="does not consist of the keys and values"):
         export(model, "onnx", tmp_path, name="odd", report=lambda _: None)
 
 
-def test_a_shape_is_what_the_cache_says() -> None:
+def test_the_shape_is_read_from_the_cache() -> None:
     shape = shape_of(make_model("llama"))
     assert (shape.layers, shape.heads, shape.key_width, shape.value_width) == (2, 2, 8, 8)
     assert shape.slot == 2 * 2 * 16
 
 
 @pytest.mark.parametrize("layers", [1, 2, 12, 120])
-def test_states_pair_up_in_the_order_of_the_alphabet(layers: int) -> None:
-    """As Triton pairs them, whatever the configuration says."""
+def test_states_pair_up_in_alphabetical_order(layers: int) -> None:
+    """Triton pairs them in this way, whatever the configuration is."""
     pairs = names.states(layers)
-    taken, given = zip(*pairs, strict=True)
-    assert list(zip(sorted(taken), sorted(given), strict=True)) == sorted(pairs)
+    inputs, outputs = zip(*pairs, strict=True)
+    assert list(zip(sorted(inputs), sorted(outputs), strict=True)) == sorted(pairs)

@@ -16,7 +16,7 @@ from llmserve_iterative.engine.scheduler import Chunk
 
 
 class Rule(NamedTuple):
-    """What a layer makes of scores: how it scales and caps them, and how far back it looks."""
+    """How a layer scales and caps attention scores, and how far back it looks."""
 
     scale: float
     window: int | None = None
@@ -26,8 +26,8 @@ class Rule(NamedTuple):
 class Store:
     """Keys and values by layer, ``[rows, heads, width]``: a row for each token of each page.
 
-    A layer's tensors are made when it first writes, for only then are its shapes known for
-    every kind of model.
+    A layer's tensors are allocated when it first writes: only then are the shapes known for every
+    kind of model.
     """
 
     def __init__(self, rows: int, dtype: torch.dtype) -> None:
@@ -37,38 +37,38 @@ class Store:
     def write(self, layer: int, rows: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values ``[heads, tokens, width]`` to their rows; return the layer's."""
         if layer not in self._layers:
-            # Zeros and not just any memory: a kernel may multiply what it masks by nought.
+            # Zeros, not uninitialized memory: a kernel may multiply masked values by zero.
             keys, values = (
                 part.new_zeros((self._rows, len(part), part.shape[2]), dtype=self._dtype)
                 for part in new
             )
             self._layers[layer] = keys, values
-        for whole, part in zip(self._layers[layer], new, strict=True):
-            whole.index_copy_(0, rows, part.transpose(0, 1).to(self._dtype))
+        for stored, part in zip(self._layers[layer], new, strict=True):
+            stored.index_copy_(0, rows, part.transpose(0, 1).to(self._dtype))
         return self._layers[layer]
 
 
 class Tokens:
-    """The tokens of a pass, one sequence's behind the other's, and their rows in the cache."""
+    """The tokens of a pass, sequence after sequence, and their rows in the cache."""
 
     def __init__(self, chunks: Sequence[Chunk], page_size: int, device: torch.device) -> None:
-        each = [
+        tokens = [
             (token, at, chunk.pages[at // page_size] * page_size + at % page_size)
             for chunk in chunks
             for at, token in enumerate(chunk.sequence.tokens(chunk.start, chunk.stop), chunk.start)
         ]
-        self.numbers = torch.tensor(list(zip(*each, strict=True)), device=device)
-        self.ids, self.positions, self.rows = self.numbers
+        self.stacked = torch.tensor(list(zip(*tokens, strict=True)), device=device)
+        self.ids, self.positions, self.rows = self.stacked
         counts = torch.tensor([chunk.stop - chunk.start for chunk in chunks])
         self.starts = functional.pad(counts.cumsum(0), (1, 0)).to(device)
-        """Where each chunk begins among them, and where the last ends."""
+        """Where each chunk begins among the tokens, and where the last one ends."""
 
 
 class FlashPlan:
     """Attention of one pass by PyTorch's kernel for CUDA, which reads the pages itself."""
 
     page_size = 256
-    """The kernel knows no smaller pages."""
+    """The kernel supports no smaller pages."""
 
     def __init__(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         self.tokens = Tokens(chunks, self.page_size, device)
@@ -76,19 +76,19 @@ class FlashPlan:
         self.lengths = torch.tensor([c.stop for c in chunks], dtype=torch.int32, device=device)
         tables = [torch.tensor(chunk.pages, dtype=torch.int32) for chunk in chunks]
         self.table = pad_sequence(tables, batch_first=True).to(device)
-        self.most_queries = max(chunk.stop - chunk.start for chunk in chunks)
+        self.max_queries = max(chunk.stop - chunk.start for chunk in chunks)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         """Return ``[tokens, heads, width]`` for queries ``[heads, tokens, width]``."""
         if rule.softcap is not None:
             raise NotImplementedError("the kernel has no softcap")
-        seen = varlen_attn(
+        output = varlen_attn(
             query.transpose(0, 1),
             keys.view(-1, self.page_size, *keys.shape[1:]),
             values.view(-1, self.page_size, *values.shape[1:]),
             self.query_starts,
             None,
-            self.most_queries,
+            self.max_queries,
             self.table.shape[1] * self.page_size,
             scale=rule.scale,
             window_size=(rule.window - 1 if rule.window else -1, 0),
@@ -96,79 +96,78 @@ class FlashPlan:
             seqused_k=self.lengths,
             block_table=self.table,
         )
-        return cast(Tensor, seen)
+        return cast(Tensor, output)
 
 
 class PagePlan:
     """Attention of one pass with PyTorch's usual operations, on any device.
 
-    A sequence whose pages are neighbours, as they mostly are, is read where it lies.
+    A sequence whose pages are adjacent, as they mostly are, is read in place.
     """
 
     page_size = 32
 
     def __init__(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         self.tokens = Tokens(chunks, self.page_size, device)
-        self._places: list[tuple[Chunk, bool, int]] = []
+        self._locations: list[tuple[Chunk, bool, int]] = []
         """Whether a chunk's sequence is read from a copy, and at which row it begins there."""
         scattered: list[int] = []
         for chunk in chunks:
             pages = chunk.pages[: -(-chunk.stop // self.page_size)]
             copied = pages != list(range(pages[0], pages[0] + len(pages)))
             first = len(scattered) if copied else pages[0]
-            self._places.append((chunk, copied, first * self.page_size))
+            self._locations.append((chunk, copied, first * self.page_size))
             scattered += pages if copied else []
         self._counts = [chunk.stop - chunk.start for chunk in chunks]
         self._scattered = torch.tensor(scattered, dtype=torch.long, device=device)
         self._masks: dict[tuple[Chunk, int | None], Tensor] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
-        (heads, count, width), shared = query.shape, keys.shape[1]
-        in_place = copies = [whole.transpose(0, 1)[None] for whole in (keys, values)]
+        (heads, count, width), kv_heads = query.shape, keys.shape[1]
+        in_place = copies = [stored.transpose(0, 1)[None] for stored in (keys, values)]
         if len(self._scattered):
-            copies = [self._copy(whole).transpose(0, 1)[None] for whole in (keys, values)]
-        # Heads that share keys are so many queries of one: [tokens, heads of keys, these, width].
-        queries = query.to(keys.dtype).transpose(0, 1).reshape(count, shared, -1, width)
-        parts = []
+            copies = [self._copy(stored).transpose(0, 1)[None] for stored in (keys, values)]
+        # Heads that share keys are treated as more queries: [tokens, heads of keys, these, width].
+        queries = query.to(keys.dtype).transpose(0, 1).reshape(count, kv_heads, -1, width)
+        outputs = []
         for (chunk, copied, first), rows in zip(
-            self._places, queries.split_with_sizes(self._counts), strict=True
+            self._locations, queries.split_with_sizes(self._counts), strict=True
         ):
-            back, mask, asked = 0, None, rows
+            skipped, mask, chunk_query = 0, None, rows
             if not chunk.single:
-                asked = rows.permute(1, 2, 0, 3).reshape(1, shared, -1, width)
-                mask = self._mask(chunk, rule.window, asked)
+                chunk_query = rows.permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
+                mask = self._mask(chunk, rule.window, chunk_query)
             elif rule.window:
-                back = max(0, chunk.stop - rule.window)
-            known, told = copies if copied else in_place
-            start, length = first + back, chunk.stop - back
-            seen = _attend(
-                asked, known.narrow(2, start, length), told.narrow(2, start, length), mask, rule
-            )
+                skipped = max(0, chunk.stop - rule.window)
+            start, length = first + skipped, chunk.stop - skipped
+            source = copies if copied else in_place
+            chunk_keys, chunk_values = (stored.narrow(2, start, length) for stored in source)
+            output = _attend(chunk_query, chunk_keys, chunk_values, mask, rule)
             if not chunk.single:
-                seen = seen.view(shared, -1, len(rows), seen.shape[3]).permute(2, 0, 1, 3)
-            parts.append(seen)
-        return torch.cat(parts).view(count, heads, -1)
+                output = output.view(kv_heads, -1, len(rows), output.shape[3]).permute(2, 0, 1, 3)
+            outputs.append(output)
+        return torch.cat(outputs).view(count, heads, -1)
 
-    def _copy(self, whole: Tensor) -> Tensor:
-        pages = whole.view(-1, self.page_size * whole.shape[1], whole.shape[2])
-        return pages.index_select(0, self._scattered).view(-1, *whole.shape[1:])
+    def _copy(self, stored: Tensor) -> Tensor:
+        pages = stored.view(-1, self.page_size * stored.shape[1], stored.shape[2])
+        return pages.index_select(0, self._scattered).view(-1, *stored.shape[1:])
 
-    def _mask(self, chunk: Chunk, window: int | None, rows: Tensor) -> Tensor:
+    def _mask(self, chunk: Chunk, window: int | None, query: Tensor) -> Tensor:
         """Return what to add to the scores of a chunk of several tokens."""
-        if (found := self._masks.get((chunk, window))) is None:
-            seen = torch.arange(chunk.stop, device=rows.device)
-            at = seen[chunk.start :, None]
-            hidden = seen > at
+        if (mask := self._masks.get((chunk, window))) is None:
+            keys = torch.arange(chunk.stop, device=query.device)
+            queries = keys[chunk.start :, None]
+            hidden = keys > queries
             if window:
-                hidden |= seen <= at - window
-            found = rows.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-            found = self._masks[chunk, window] = found.repeat(rows.shape[2] // len(at), 1)
-        return found
+                hidden |= keys <= queries - window
+            mask = query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            mask = self._masks[chunk, window] = mask.repeat(query.shape[2] // len(queries), 1)
+        return mask
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     if rule.softcap is None:
         return scaled_dot_product_attention(query, keys, values, mask, scale=rule.scale)
-    # No fused kernel has this.
+    # No fused kernel supports a softcap.
     scores = torch.tanh(query @ keys.transpose(2, 3) * (rule.scale / rule.softcap)) * rule.softcap
     return (scores if mask is None else scores + mask).softmax(-1) @ values

@@ -1,7 +1,7 @@
-"""The engine: what drivers ask for, and what one step does to every sequence.
+"""The engine: the methods that drivers call, and what one step does for every sequence.
 
-The scheduler says what each step computes, a runner computes it, and the page pool keeps the
-books of the cache of keys and values.
+The scheduler decides what each step computes, a runner computes it, and the page pool keeps track
+of the pages of the cache of keys and values.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ class Engine:
         return self.cache_tokens - self._pool.available * self._pool.page_size
 
     def admit(self, generation: Generation) -> None:
-        """Take a generation: it runs as soon as there is room. What can never run is refused."""
+        """Queue a generation until there is space for it; refuse one that can never run."""
         prompt, answer = len(generation.prompt_ids), generation.max_tokens
-        # The last token is told and never computed.
+        # The last token is returned and never computed.
         if prompt + answer - 1 > self.cache_tokens:
             raise RequestError(
-                f"the prompt's {prompt} tokens and max_tokens {answer} are over the cache of "
-                f"{self.cache_tokens} tokens: ask for fewer, or build it with more cache_tokens"
+                f"the prompt's {prompt} tokens and max_tokens {answer} exceed the cache of "
+                f"{self.cache_tokens} tokens: request fewer, or build with more cache_tokens"
             )
         self._scheduler.waiting.append(Sequence(generation, self._tokenizer))
 
     def drop(self, generation: Generation) -> None:
-        """Forget a generation, wherever it is; its pages are free at once."""
+        """Remove a generation, running or waiting; its pages are free at once."""
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
             if sequence.generation is generation:
                 self._scheduler.remove(sequence)
                 return
 
     def step(self) -> Progress:
-        """Compute a token for every live sequence and, beside it, a piece of new prompts.
+        """Compute a token for every running sequence, and in the same pass a piece of new prompts.
 
-        What fails for one request is told in the progress. An exception means that the pass
-        itself failed; nothing was told to anybody, and the step may be tried again.
+        The progress reports failures of single requests. An exception means that the pass itself
+        failed; no generation got a token, and the step may be tried again.
         """
         progress = Progress()
         chunks = self._scheduler.plan()
@@ -87,16 +87,16 @@ class Engine:
         logits = self._runner.run(chunks)
         for chunk in chunks:
             self.tokens_computed += chunk.stop - chunk.start
-            self._scheduler.computed(chunk)
+            self._scheduler.mark_computed(chunk)
         if logits.device.type == "cpu":
-            # Several times quicker than PyTorch's.
+            # Several times faster than PyTorch's.
             likeliest = logits.float().numpy().argmax(axis=-1).tolist()
         else:
-            # Those who want no more than the likeliest token cost one wait for the device.
+            # All sequences that need only the likeliest token share one wait for the device.
             likeliest = logits.argmax(dim=-1).tolist()
         for chunk, row, token in zip(chunks, logits, likeliest, strict=True):
             generation = chunk.sequence.generation
-            # One that lost its pages computes again what it has told.
+            # A sequence that lost its pages recomputes positions whose logprobs it already has.
             if generation.wants_prompt_logits and chunk.stop == len(generation.prompt_logprobs):
                 generation.push_prompt(row.float().cpu().numpy())
             if chunk.complete:
@@ -104,15 +104,15 @@ class Engine:
         return progress
 
     def _push(self, sequence: Sequence, logits: Tensor, token: int, progress: Progress) -> None:
-        """Choose a sequence's next token; who fails at it, or is done, leaves."""
+        """Choose a sequence's next token; remove the sequence if that fails or it is done."""
         generation, sampler = sequence.generation, sequence.sampler
         row = logits.float().cpu().numpy() if sampler or generation.wants_logits else None
         try:
             if sampler and row is not None:
                 token = sampler.choose(row)
             generation.push(token, row)
-            if sampler and self._runner.takes_runs and not generation.wants_logits:
-                # What a form leaves no choice about is computed together in the next pass.
+            if sampler and self._runner.accepts_runs and not generation.wants_logits:
+                # Tokens that a constraint forces are computed together in the next pass.
                 for forced in sampler.forced():
                     generation.push(forced)
         except Exception as error:

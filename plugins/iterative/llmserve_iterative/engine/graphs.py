@@ -1,4 +1,4 @@
-"""Decoding passes recorded as CUDA graphs, so that nothing but the device decides their pace."""
+"""Decoding passes recorded as CUDA graphs, so that only the device limits their speed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Forward = Callable[[], torch.Tensor]
 
 
 class DecodeGraphs:
-    """Passes of single tokens, one recorded for each number of sequences that is a round one.
+    """Passes of single tokens, recorded for a few padded numbers of sequences.
 
-    A pass of fewer is filled up with tokens that write to the spare page and that nobody reads.
+    A smaller pass is padded with tokens that write to the spare page and are never read.
     """
 
     def __init__(self, forward: Callable[[FlashPlan], torch.Tensor], spare_page: int) -> None:
@@ -29,16 +29,16 @@ class DecodeGraphs:
         size = next((small for small in (1, 2, 4, 8) if small >= count), -(-count // 8) * 8)
         if size not in self._passes or self._passes[size][0].table.shape[1] < width:
             pages = [self._spare_page] * (1 << (width - 1).bit_length())
-            filling = Chunk(detached_sequence([0], pages), 0, 1)
-            # Its tensors stay where they are, and every pass of this size is written there.
-            inputs = FlashPlan([filling] * size, plan.table.device)
+            padding = Chunk(detached_sequence([0], pages), 0, 1)
+            # A graph always reads the same tensors, so each pass of this size is copied there.
+            inputs = FlashPlan([padding] * size, plan.table.device)
             self._passes[size] = inputs, _record(partial(self._forward, inputs))
-        inputs, play = self._passes[size]
-        inputs.tokens.numbers[:, :count] = plan.tokens.numbers
+        inputs, replay = self._passes[size]
+        inputs.tokens.stacked[:, :count] = plan.tokens.stacked
         inputs.tokens.rows[count:] = self._spare_page * plan.page_size
         inputs.lengths.fill_(1)[:count] = plan.lengths
         inputs.table.fill_(self._spare_page)[:count, :width] = plan.table
-        return play()[:count]
+        return replay()[:count]
 
 
 def _record(run: Forward) -> Forward:
@@ -51,8 +51,8 @@ def _record(run: Forward) -> Forward:
     with torch.cuda.graph(graph):
         logits = run()
 
-    def play() -> torch.Tensor:
+    def replay() -> torch.Tensor:
         graph.replay()
         return logits
 
-    return play
+    return replay

@@ -1,4 +1,4 @@
-"""Which sequence holds which page of the cache, and what finished ones leave in them."""
+"""The pages of the cache: which are in use, and what finished sequences left in the others."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 START = 0
-"""What stands before the first page."""
+"""The content number that precedes the first page."""
 
 Key = tuple[int, tuple[int, ...]]
-"""A full page's tokens, behind the number of the content before them, which is never used again."""
+"""The number of the content before a full page, which is never reused, and the page's tokens."""
 
 
 class PagePool:
     """Pages of ``page_size`` tokens each, held by any number of sequences.
 
-    A page that nobody holds keeps its content until the pages that have none are used up; then
-    those not used for longest are taken first.
+    A page without a holder keeps its content until no empty page is left; then the least recently
+    used ones are taken first.
     """
 
     def __init__(self, count: int, page_size: int) -> None:
@@ -28,7 +28,7 @@ class PagePool:
         self._holders = [0] * count
         self._keys: dict[int, Key] = {}
         self._contents: dict[Key, tuple[int, int]] = {}
-        self._numbers = itertools.count(START + 1)
+        self._content_numbers = itertools.count(START + 1)
 
     @property
     def available(self) -> int:
@@ -37,15 +37,15 @@ class PagePool:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def take(self, behind: int = -1) -> int | None:
-        """Return a page for the caller to write to, if there is one: the next behind another's.
+    def take(self, previous: int = -1) -> int | None:
+        """Return a page to write to, if there is one, preferably the one after ``previous``.
 
-        A sequence that lies in one piece is read in place.
+        A sequence in adjacent pages is read in place.
         """
-        page = behind + 1
-        if behind < 0 or not (page in self._empty or page in self._unused):
+        page = previous + 1
+        if previous < 0 or not (page in self._empty or page in self._unused):
             if self._empty:
-                page = self._roomiest()
+                page = self._best_empty()
             elif self._unused:
                 page = next(iter(self._unused))
             else:
@@ -58,19 +58,19 @@ class PagePool:
         self._holders[page] = 1
         return page
 
-    def _roomiest(self) -> int:
-        """Return an empty page with others behind it, and some before it for who grows there."""
-        best, start, end = (0, 0), -1, -1
+    def _best_empty(self) -> int:
+        """Return the longest empty run's start, or its middle if a sequence may grow into it."""
+        longest, start, end = (0, 0), -1, -1
         for page in sorted(self._empty):
             start, end = start if page == end else page, page + 1
-            best = max(best, (end - start, -start))
-        length, start = best[0], -best[1]
-        grows = start > 0 and self._holders[start - 1]
-        return start + (length // 2 if grows else 0)
+            longest = max(longest, (end - start, -start))
+        length, start = longest[0], -longest[1]
+        shared = start > 0 and self._holders[start - 1]
+        return start + (length // 2 if shared else 0)
 
     def release(self, pages: Iterable[int]) -> None:
-        """Let go of a sequence's pages, in their order."""
-        # The end of a sequence is of use to fewer others than its beginning, so it goes first.
+        """Release a sequence's pages, given in their order."""
+        # The end of a sequence is useful to fewer others than its beginning, so it goes first.
         for page in reversed(list(pages)):
             self._holders[page] -= 1
             if not self._holders[page]:
@@ -79,24 +79,24 @@ class PagePool:
                 else:
                     self._empty.add(page)
 
-    def publish(self, page: int, before: int, ids: tuple[int, ...]) -> int:
-        """Let others share a full page; return the number of its content."""
-        key = before, ids
-        # Somebody else may have computed the same at the same time.
+    def publish(self, page: int, previous: int, ids: tuple[int, ...]) -> int:
+        """Let other sequences share a full page; return the number of its content."""
+        key = previous, ids
+        # Another sequence may have computed the same content in the same step.
         if key not in self._contents:
             self._keys[page] = key
-            self._contents[key] = page, next(self._numbers)
+            self._contents[key] = page, next(self._content_numbers)
         return self._contents[key][1]
 
     def share(self, ids: list[int]) -> tuple[list[int], int]:
         """Hold the pages that the ids begin with; return them and the last content's number."""
-        pages, before = [], START
+        pages, content = [], START
         for start in range(0, len(ids) - self.page_size + 1, self.page_size):
-            found = self._contents.get((before, tuple(ids[start : start + self.page_size])))
-            if found is None:
+            match = self._contents.get((content, tuple(ids[start : start + self.page_size])))
+            if match is None:
                 break
-            page, before = found
+            page, content = match
             self._holders[page] += 1
             self._unused.pop(page, None)
             pages.append(page)
-        return pages, before
+        return pages, content

@@ -1,4 +1,4 @@
-"""Running the model: the fastest way that gives its own results."""
+"""Runs the model in the fastest way that reproduces its own results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Update = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class PassCache(Cache):  # type: ignore[misc]
-    """What a model takes for its cache: it hands each layer's keys and values to a function."""
+    """Acts as the model's cache, but passes each layer's keys and values to a function."""
 
     is_compileable = False
     is_initialized = True
@@ -54,7 +54,7 @@ class PassCache(Cache):  # type: ignore[misc]
 
     @property
     def is_sliding(self) -> list[bool]:
-        # No layer forgets: windows are left to the mask.
+        # No layer drops old tokens: windows are left to the mask.
         return [False] * self._count
 
     is_linear = is_dummy = is_sliding
@@ -63,11 +63,11 @@ class PassCache(Cache):  # type: ignore[misc]
 class FlatRunner:
     """Runs all chunks as one row of tokens, each of which attends to its own sequence.
 
-    Everything in a decoder but attention treats tokens one by one, so nothing needs padding: the
-    model's own code runs over the row, and its attention is one of ours.
+    Everything in a decoder except attention treats tokens one by one, so nothing needs padding: the
+    model's own code runs over the row, with our attention.
     """
 
-    way = "flat"
+    layout = "flat"
 
     def __init__(
         self, plan: type[PagePlan | FlashPlan], model: Any, tokens: int, *, graphs: bool = False
@@ -76,16 +76,16 @@ class FlatRunner:
         model.set_attn_implementation(ATTENTION)
         self.page_count, self.page_size = _page_count(tokens, plan.page_size), plan.page_size
         self._plan, self._model = plan, model
-        # PyTorch's attention in half precision is several times slower on a CPU than in single.
+        # On a CPU, PyTorch's attention is several times slower in half precision than in single.
         dtype = torch.float32 if model.device.type == "cpu" else model.dtype
-        # What fills up a recorded pass writes to a page of its own.
+        # The padding of a recorded pass writes to a separate page.
         self._store = Store((self.page_count + graphs) * self.page_size, dtype)
         self._graphs = DecodeGraphs(self._forward, self.page_count) if graphs else None
-        # A pass that was recorded has one token of each sequence.
-        self.takes_runs = not graphs
+        # A recorded pass has one token of each sequence.
+        self.accepts_runs = not graphs
         for module in model.modules():
             if hasattr(module, "warn_if_padding_and_no_attention_mask"):
-                # There is no padding, and looking for it waits for the device in each pass.
+                # There is no padding, and checking for it waits for the device in each pass.
                 module.warn_if_padding_and_no_attention_mask = lambda *_: None
 
     @torch.inference_mode()
@@ -113,13 +113,13 @@ class FlatRunner:
 class PaddedRunner:
     """Runs the model's own attention, of any kind, over rows padded to one length.
 
-    Rows are padded on the left, as ``generate`` pads a batch, so that whatever a model makes of
+    Rows are padded on the left, as ``generate`` pads a batch, so that everything that depends on
     distances (windows, biases) is right. The price is a copy of the cache in every step.
     """
 
-    way = "padded"
+    layout = "padded"
     page_size = 32
-    takes_runs = False
+    accepts_runs = False
 
     def __init__(self, model: Any, tokens: int) -> None:
         self.page_count = _page_count(tokens, self.page_size)
@@ -129,7 +129,7 @@ class PaddedRunner:
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         singles = [chunk for chunk in chunks if chunk.single]
-        # A chunk of several tokens goes alone: padding would put it beside the others' ends.
+        # A chunk of several tokens runs alone: padding would align it with the others' ends.
         groups = [[chunk] for chunk in chunks if not chunk.single]
         if singles:
             groups.insert(0, singles)
@@ -141,23 +141,23 @@ class PaddedRunner:
         width = max(chunk.stop for chunk in chunks)
         stops = torch.tensor([chunk.stop for chunk in chunks], device=device)[:, None]
         positions = torch.arange(-width, 0, device=device) + stops
-        # What stands left of a beginning is masked, and read from the first token's place.
+        # Positions before a sequence's beginning are masked, and read the first token's row.
         at = positions.clamp(min=0)
         tables = [torch.tensor(chunk.pages, device=device) for chunk in chunks]
         pages = pad_sequence(tables, batch_first=True).gather(1, at // self.page_size)
-        places = pages * self.page_size + at % self.page_size
-        rows = len(chunks), len(tokens.ids) // len(chunks)
+        rows = pages * self.page_size + at % self.page_size
+        shape = len(chunks), len(tokens.ids) // len(chunks)
 
         def update(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             new = (part.transpose(0, 1).flatten(1, 2) for part in (keys, values))
-            first, second = self._store.write(layer, tokens.rows, *new)
-            return first[places].transpose(1, 2), second[places].transpose(1, 2)
+            all_keys, all_values = self._store.write(layer, tokens.rows, *new)
+            return all_keys[rows].transpose(1, 2), all_values[rows].transpose(1, 2)
 
         output = self._model(
-            input_ids=tokens.ids.view(rows),
+            input_ids=tokens.ids.view(shape),
             attention_mask=(positions >= 0).long(),
-            position_ids=tokens.positions.view(rows),
-            past_key_values=PassCache(update, self._model, past=width - rows[1], width=width),
+            position_ids=tokens.positions.view(shape),
+            past_key_values=PassCache(update, self._model, past=width - shape[1], width=width),
             use_cache=True,
             logits_to_keep=1,
         )
@@ -173,17 +173,17 @@ def _page_count(tokens: int, page_size: int) -> int:
 
 
 def make_runner(model: Any, cache_tokens: int) -> Runner:
-    """Return the first runner that agrees with the model about a short trial."""
+    """Return the first runner that agrees with the model in a short trial."""
     trial = Trial(model)
     own_attention = model.config._attn_implementation
     speed_up(model)
-    ways: list[Callable[..., Runner]] = []
+    runners: list[Callable[..., Runner]] = []
     if getattr(model, "_supports_attention_backend", False):
         if model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16):
-            ways += [partial(FlatRunner, FlashPlan, graphs=True), partial(FlatRunner, FlashPlan)]
-        ways.append(partial(FlatRunner, PagePlan))
-    for way in (*ways, PaddedRunner):
-        if runner := trial.passed(partial(way, model, cache_tokens)):
+            runners += [partial(FlatRunner, FlashPlan, graphs=True), partial(FlatRunner, FlashPlan)]
+        runners.append(partial(FlatRunner, PagePlan))
+    for create in (*runners, PaddedRunner):
+        if runner := trial.run(partial(create, model, cache_tokens)):
             return runner
         model.set_attn_implementation(own_attention)
     raise IncompatibleError(
@@ -194,7 +194,7 @@ def make_runner(model: Any, cache_tokens: int) -> Runner:
 
 
 class Trial:
-    """Two short sequences, whose logits the untouched model tells."""
+    """Two short sequences, with the logits of the unmodified model."""
 
     def __init__(self, model: Any) -> None:
         self.reason = ""
@@ -204,20 +204,20 @@ class Trial:
             rows = [model(torch.tensor([ids], device=model.device)) for ids in self._ids]
             self._expected = torch.stack([row.logits[0, -1] for row in rows])
 
-    def passed(self, make: Callable[[], Runner]) -> Runner | None:
-        """Return the runner if it can be made and agrees; else tell the log why not."""
+    def run(self, create: Callable[[], Runner]) -> Runner | None:
+        """Return the runner if it can be created and agrees; otherwise log why not."""
         try:
-            runner = make()
-            # Both beside each other: pieces, then a token and a piece, then tokens.
+            runner = create()
+            # Both in the same passes: pieces, then a token and a piece, then tokens.
             first, second = (detached_sequence(ids, [page]) for page, ids in enumerate(self._ids))
             runner.run([Chunk(first, 0, 4), Chunk(second, 0, 4)])
             runner.run([Chunk(second, 4, 5), Chunk(first, 4, 8)])
             logits = runner.run([Chunk(s, s.length - 1, s.length) for s in (first, second)])
-            rough = 1e-3 if logits.dtype == torch.float32 else 0.1
-            apart = (logits - self._expected).abs().max().item()
-            if apart <= rough * max(1.0, self._expected.abs().max().item()):
+            tolerance = 1e-3 if logits.dtype == torch.float32 else 0.1
+            difference = (logits - self._expected).abs().max().item()
+            if difference <= tolerance * max(1.0, self._expected.abs().max().item()):
                 return runner
-            self.reason = f"its logits are off by {apart:.2g}"
+            self.reason = f"its logits are off by {difference:.2g}"
         except Exception as error:
             self.reason = f"{type(error).__name__}: {error}"
         LOG.info("a runner does not suit this model: %s", self.reason)
@@ -237,9 +237,9 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    unknown = (others.get(name) for name in ("s_aux", "position_bias"))
-    if attention_mask is not None or any(one is not None for one in unknown):
-        raise NotImplementedError("attention with sinks, biases or a mask of its own")
+    unsupported = (others.get(name) for name in ("s_aux", "position_bias"))
+    if attention_mask is not None or any(argument is not None for argument in unsupported):
+        raise NotImplementedError("attention with sinks, biases or a custom mask")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    seen = llmserve_plan.attend(query[0], key, value, Rule(scale, sliding_window, softcap))
-    return seen[None].to(query.dtype), None
+    output = llmserve_plan.attend(query[0], key, value, Rule(scale, sliding_window, softcap))
+    return output[None].to(query.dtype), None

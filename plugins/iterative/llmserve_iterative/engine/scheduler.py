@@ -1,4 +1,4 @@
-"""Who runs, who waits, and what each step computes."""
+"""Decides which sequences run, which wait, and what each step computes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Sequence:
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self.generation = generation
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
-        self.lose_pages()
+        self.reset_pages()
 
-    def lose_pages(self) -> None:
+    def reset_pages(self) -> None:
         self.pages: list[int] = []
         self.computed = 0
         self.published = 0
@@ -23,27 +23,27 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """How many tokens are known: the prompt and what was chosen since."""
+        """The number of tokens in the prompt and the answer so far."""
         return len(self.generation.prompt_ids) + len(self.generation.token_ids)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         prompt, answer = self.generation.prompt_ids, self.generation.token_ids
-        border = len(prompt)
-        if start >= border:
-            return answer[start - border : stop - border]
-        return prompt[start:stop] + answer[: max(0, stop - border)]
+        length = len(prompt)
+        if start >= length:
+            return answer[start - length : stop - length]
+        return prompt[start:stop] + answer[: max(0, stop - length)]
 
 
 def detached_sequence(ids: list[int], pages: list[int]) -> Sequence:
-    silent = Generation(ids, Params(), max_tokens=1, eos_ids=frozenset(), decode=lambda _: "")
-    sequence = Sequence(silent, None)  # type: ignore[arg-type]
+    generation = Generation(ids, Params(), max_tokens=1, eos_ids=frozenset(), decode=lambda _: "")
+    sequence = Sequence(generation, None)  # type: ignore[arg-type]
     sequence.pages = pages
     return sequence
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens ``start`` to ``stop`` of a sequence; everything before them is in the cache."""
+    """Tokens ``start`` to ``stop`` of a sequence; all tokens before them are in the cache."""
 
     sequence: Sequence
     start: int
@@ -59,15 +59,15 @@ class Chunk:
 
     @property
     def complete(self) -> bool:
-        """Whether it ends with the newest token, so that the next one can be chosen."""
+        """Whether the chunk ends with the newest token, so that the next one can be chosen."""
         return self.stop == self.sequence.length
 
 
 class Scheduler:
-    """First come, first served, as long as there are places and pages.
+    """Runs sequences in order of arrival, as long as there are slots and pages.
 
-    Sequences take pages as they grow. When none is left, the one that came last goes back to the
-    front of the queue, and what was computed of it is computed again later.
+    Sequences take pages as they grow. When none is left, the newest running sequence returns to
+    the front of the queue, and its tokens are recomputed later.
     """
 
     def __init__(self, pool: PagePool, *, max_sequences: int, prefill_chunk: int) -> None:
@@ -76,29 +76,29 @@ class Scheduler:
         self.prefill_chunk = max(1, prefill_chunk)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        """In the order in which they came."""
+        """In order of arrival."""
 
     def plan(self) -> list[Chunk]:
-        """Return the newest token of every running sequence, and behind them pieces of those that
-        have several: new prompts, and what a form added a run of tokens to."""
+        """Return the newest token of every running sequence, followed by pieces of sequences with
+        several uncomputed tokens: new prompts, and runs of tokens that a constraint forced."""
         self._admit()
         chunks = []
         budget = self.prefill_chunk
-        # Growing puts back only those at the end, which are not planned yet.
+        # Growing requeues only sequences at the end, which are not planned yet.
         for sequence in self.running:
             start = sequence.computed
             single = sequence.length - start == 1
             if not (single or budget) or not self._grow(sequence):
                 continue
-            # A pass gives the logits of a chunk's last token, and some want those of every one.
-            most = 1 if single or sequence.generation.wants_prompt_logits else budget
-            chunks.append(Chunk(sequence, start, min(sequence.length, start + most)))
+            # A pass returns only the logits of a chunk's last token; some requests need all.
+            limit = 1 if single or sequence.generation.wants_prompt_logits else budget
+            chunks.append(Chunk(sequence, start, min(sequence.length, start + limit)))
             if not single:
                 budget -= chunks[-1].stop - start
         return sorted(chunks, key=lambda chunk: not chunk.single)
 
-    def computed(self, chunk: Chunk) -> None:
-        """Take note that a chunk is in the cache, and let others share its full pages."""
+    def mark_computed(self, chunk: Chunk) -> None:
+        """Record that a chunk is in the cache, and let other sequences share its full pages."""
         sequence, size = chunk.sequence, self.pool.page_size
         sequence.computed = chunk.stop
         while (start := sequence.published * size) + size <= sequence.computed:
@@ -108,7 +108,7 @@ class Scheduler:
             sequence.published += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget one that runs or waits; its pages are free at once."""
+        """Remove a running or waiting sequence; its pages are free at once."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
@@ -118,13 +118,13 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
-            # The last token is computed in any case: the next one is chosen from its logits.
-            known = sequence.tokens(0, sequence.length - 1)
+            # The last token is always computed: the next one is chosen from its logits.
+            reusable = sequence.tokens(0, sequence.length - 1)
             if sequence.generation.wants_prompt_logits:
-                known = []  # What others have computed has no logits any more.
-            pages, content = self.pool.share(known)
+                reusable = []  # The cache does not keep logits.
+            pages, content = self.pool.share(reusable)
             missing = self.pool.pages_for(sequence.length) - len(pages)
-            # With a page to grow for each of the others, it is not put back at once.
+            # A page for each of the others to grow keeps it from being requeued at once.
             if missing + len(self.running) > self.pool.available:
                 self.pool.release(pages)
                 return
@@ -135,21 +135,21 @@ class Scheduler:
             self._grow(sequence)
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Give a sequence pages for all its tokens; whoever came last may lose theirs for it.
+        """Give a sequence pages for all its tokens, if necessary those of the newest sequences.
 
-        Returns whether the sequence still runs: it may have been the last itself.
+        Returns whether the sequence still runs: it may have been the newest itself.
         """
         while len(sequence.pages) < self.pool.pages_for(sequence.length):
             if (page := self.pool.take(*sequence.pages[-1:])) is not None:
                 sequence.pages.append(page)
                 continue
-            last = self.running.pop()
-            self._release(last)
-            self.waiting.appendleft(last)
-            if last is sequence:
+            newest = self.running.pop()
+            self._release(newest)
+            self.waiting.appendleft(newest)
+            if newest is sequence:
                 return False
         return True
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.pages)
-        sequence.lose_pages()
+        sequence.reset_pages()

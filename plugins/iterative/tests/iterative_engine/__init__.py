@@ -1,1 +1,1 @@
-"""The engine in process, held to what ``generate()`` makes of the same prompts."""
+"""The engine in process, compared with the output of ``generate()`` for the same prompts."""

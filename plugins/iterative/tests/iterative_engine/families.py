@@ -1,4 +1,4 @@
-"""What ``generate()`` makes of a prompt, and an engine that is run to its end."""
+"""The output of ``generate()`` for a prompt, and running an engine until it is idle."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ def _reference(family: str) -> Any:
 
 @cache
 def expected(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
-    """Return the greedy tokens that ``generate()`` makes of a prompt, alone."""
+    """Return the greedy tokens that ``generate()`` generates for a prompt alone."""
     model = _reference(family)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     with torch.inference_mode():
         ids = torch.tensor([prompt])
-        answer = model.generate(
+        output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_tokens,
             do_sample=False,
         )
-    return [int(token) for token in answer[0, len(prompt) :]]
+    return [int(token) for token in output[0, len(prompt) :]]
 
 
 def finish(engine: Engine, limit: int = 2000) -> None:
-    """Run an engine until nobody is left; nobody may fail on the way."""
+    """Run an engine until no generation is left; none may fail."""
     while engine.busy:
         assert not engine.step().failed
         limit -= 1
-        assert limit, "the engine does not come to an end"
+        assert limit, "the engine does not finish"
 
 
 def same_as_alone(family: str, generation: Generation) -> bool:
-    """Whether a finished generation has the tokens that ``generate()`` makes of its prompt."""
+    """Whether a finished generation has the tokens of ``generate()`` for its prompt."""
     return generation.token_ids == expected(
         family, tuple(generation.prompt_ids), generation.max_tokens
     )

@@ -1,4 +1,4 @@
-"""Random arrivals, lengths and cancellations: nobody's answer depends on anybody else."""
+"""Random arrivals, lengths and cancellations: no answer depends on another request."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.tiny_models import VOCAB, make_model
 
 from .families import expected, finish
 
-chance = random.Random(3)
-# A handful of prompts, some with a common beginning so that prefixes are shared; what
-# generate() makes of each is worked out once.
+rng = random.Random(3)
+# Only a few prompts, because the output of generate() is computed once for each; some begin
+# alike, so that prefixes are shared.
 PROMPTS = [
-    *([chance.randrange(VOCAB) for _ in range(chance.randrange(1, 40))] for _ in range(12)),
+    *([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))] for _ in range(12)),
     *([(3 * i) % VOCAB for i in range(length)] for length in (17, 18, 33, 50, 60)),
 ]
-LONGEST = 40
+MAX_TOKENS = 40
 
 arrivals = st.lists(
     st.tuples(
         st.sampled_from(PROMPTS),
-        st.integers(1, LONGEST),
+        st.integers(1, MAX_TOKENS),
         st.integers(0, 6),
         st.one_of(st.none(), st.integers(0, 30)),
     ),
@@ -59,37 +59,37 @@ def test_any_mix(
         cache_tokens=cache_tokens,
         prefill_chunk=prefill_chunk,
     )
-    kept, leaving = [], []
-    for prompt, max_tokens, pause, patience in requests:
-        one = generation(prompt, max_tokens)
-        engine.admit(one)
-        if patience is None:
-            kept.append(one)
+    kept, cancelled = [], []
+    for prompt, max_tokens, pause, steps_left in requests:
+        request = generation(prompt, max_tokens)
+        engine.admit(request)
+        if steps_left is None:
+            kept.append(request)
         else:
-            leaving.append([patience, one])
+            cancelled.append([steps_left, request])
         for _ in range(pause):
-            _step(engine, leaving)
+            _step(engine, cancelled)
     while engine.busy:
-        _step(engine, leaving)
-    assert all(_right(family, one) for one in kept)
+        _step(engine, cancelled)
+    assert all(_is_correct(family, request) for request in kept)
     assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
     last = generation(PROMPTS[0], 3)
     engine.admit(last)
     finish(engine)
-    assert _right(family, last)
+    assert _is_correct(family, last)
 
 
-def _right(family: str, one: Generation) -> bool:
-    whole = expected(family, tuple(one.prompt_ids), LONGEST)
-    return one.token_ids == whole[: one.max_tokens]
+def _is_correct(family: str, request: Generation) -> bool:
+    tokens = expected(family, tuple(request.prompt_ids), MAX_TOKENS)
+    return request.token_ids == tokens[: request.max_tokens]
 
 
-def _step(engine: Engine, leaving: list[list]) -> None:  # type: ignore[type-arg]
-    """One step, and the impatient lose some patience; who has none left goes."""
+def _step(engine: Engine, cancelled: list[list]) -> None:  # type: ignore[type-arg]
+    """Run a step, and drop each cancelled generation that has no steps left."""
     assert engine.cache_used <= engine.cache_tokens
     assert not engine.step().failed
-    for entry in list(leaving):
+    for entry in list(cancelled):
         entry[0] -= 1
         if entry[0] < 0:
             engine.drop(entry[1])
-            leaving.remove(entry)
+            cancelled.remove(entry)

@@ -22,32 +22,32 @@ PAGE = 32
 
 
 def make_engine(**settings: Any) -> Engine:
-    given = {"max_sequences": 4, "cache_tokens": 512, **settings}
-    return Engine(make_model("gpt2"), ByteTokenizer(), **given)
+    defaults = {"max_sequences": 4, "cache_tokens": 512}
+    return Engine(make_model("gpt2"), ByteTokenizer(), **(defaults | settings))
 
 
-def test_who_finds_no_pages_waits() -> None:
+def test_a_request_without_free_pages_waits() -> None:
     engine = make_engine(cache_tokens=64)
-    several = [generation([n + 1] * 40, 20) for n in range(3)]
-    for one in several:
-        engine.admit(one)
+    requests = [generation([n + 1] * 40, 20) for n in range(3)]
+    for request in requests:
+        engine.admit(request)
     engine.step()
     assert (engine.live, engine.waiting) == (1, 2)
     finish(engine)
-    assert all(same_as_alone("gpt2", one) for one in several)
+    assert all(same_as_alone("gpt2", request) for request in requests)
 
 
-def test_the_last_that_came_is_put_back_when_the_cache_is_full_and_computed_again() -> None:
+def test_the_newest_is_requeued_when_the_cache_is_full_and_recomputed() -> None:
     engine = make_engine(cache_tokens=128)
     first, last = generation([1] * 20, 90), generation([2] * 20, 90)
-    for one in (first, last):
-        engine.admit(one)
-    put_back = False
+    engine.admit(first)
+    engine.admit(last)
+    requeued = False
     while not first.done:
         engine.step()
-        put_back |= (engine.live, engine.waiting) == (1, 1)
+        requeued |= (engine.live, engine.waiting) == (1, 1)
         assert len(first.token_ids) >= len(last.token_ids)
-    assert put_back
+    assert requeued
     assert 0 < len(last.token_ids) < 90
     finish(engine)
     assert engine.tokens_computed > 2 * 109
@@ -55,19 +55,19 @@ def test_the_last_that_came_is_put_back_when_the_cache_is_full_and_computed_agai
     assert same_as_alone("gpt2", last)
 
 
-def test_a_draw_goes_on_where_it_was_put_back() -> None:
-    def drawn(cache_tokens: int) -> list[list[int]]:
+def test_sampling_continues_where_a_request_was_requeued() -> None:
+    def sample(cache_tokens: int) -> list[list[int]]:
         engine = make_engine(cache_tokens=cache_tokens)
-        several = [generation([n + 3] * 20, 90, temperature=1.3, seed=n) for n in range(3)]
-        for one in several:
-            engine.admit(one)
+        requests = [generation([n + 3] * 20, 90, temperature=1.3, seed=n) for n in range(3)]
+        for request in requests:
+            engine.admit(request)
         finish(engine)
-        return [one.token_ids for one in several]
+        return [request.token_ids for request in requests]
 
-    assert drawn(128) == drawn(512)
+    assert sample(128) == sample(512)
 
 
-def test_what_never_fits_is_refused() -> None:
+def test_a_request_that_never_fits_is_refused() -> None:
     engine = make_engine(cache_tokens=64)
     with pytest.raises(RequestError, match=r"60 tokens and max_tokens 20 .* cache of 64 tokens"):
         engine.admit(generation([1] * 60, 20))
@@ -119,80 +119,82 @@ def test_dropping_frees_at_once() -> None:
     engine.drop(running)
 
 
-def test_a_seed_gives_the_same_whoever_is_beside_it() -> None:
-    def drawn(beside: int) -> list[int]:
+def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
+    def sample(others: int) -> list[int]:
         engine = make_engine()
-        for n in range(beside):
+        for n in range(others):
             engine.admit(generation([n + 3] * (n + 1), 30, temperature=1.3, seed=n))
             engine.step()
-        one = generation([9, 8, 7], 24, temperature=1.2, top_p=0.9, seed=77)
-        engine.admit(one)
+        request = generation([9, 8, 7], 24, temperature=1.2, top_p=0.9, seed=77)
+        engine.admit(request)
         finish(engine)
-        return one.token_ids
+        return request.token_ids
 
-    alone = drawn(0)
-    assert alone == drawn(1) == drawn(3)
+    alone = sample(0)
+    assert alone == sample(1) == sample(3)
     assert alone != expected("gpt2", (9, 8, 7), 24)
 
 
-def test_a_run_that_a_form_leaves_no_choice_about_takes_one_pass() -> None:
-    """The tokens are those of a runner that takes one at a time, in fewer steps, in any company."""
-    form = b"ab" * 40
+def test_a_run_of_forced_tokens_takes_one_pass() -> None:
+    """The tokens are those of a runner that accepts one at a time, in fewer steps, in any mix."""
+    text = b"ab" * 40
 
     class Repeating:
-        def __init__(self, one: Generation) -> None:
-            self._one = one
+        def __init__(self, generation: Generation) -> None:
+            self._generation = generation
 
         def __call__(self, scores: Any) -> None:
             # Of every eight tokens, the first is free.
-            if len(self._one.token_ids) % 8:
+            if len(self._generation.token_ids) % 8:
                 scores[np.arange(scores.size) != self.forced()[0]] = -np.inf
 
         def forced(self) -> list[int]:
-            at = len(self._one.token_ids)
-            return [int(byte) % 50 for byte in form[at : at + -at % 8]]
+            position = len(self._generation.token_ids)
+            return [int(byte) % 50 for byte in text[position : position + -position % 8]]
 
-    def drawn(*, runs: bool, cache_tokens: int) -> tuple[list[list[int]], int]:
+    def sample(*, runs: bool, cache_tokens: int) -> tuple[list[list[int]], int]:
         engine = make_engine(cache_tokens=cache_tokens)
-        engine._runner.takes_runs = runs
-        several = [generation([n + 3] * 20, 60, temperature=1.3, seed=n) for n in range(3)]
-        for one in several:
-            one.constraint = Repeating(one)
-            engine.admit(one)
+        engine._runner.accepts_runs = runs
+        requests = [generation([n + 3] * 20, 60, temperature=1.3, seed=n) for n in range(3)]
+        for request in requests:
+            request.constraint = Repeating(request)
+            engine.admit(request)
         steps = 0
         while engine.busy:
             assert not engine.step().failed
             steps += 1
         assert engine.cache_used == 0
-        return [one.token_ids for one in several], steps
+        return [request.token_ids for request in requests], steps
 
-    slow, many = drawn(runs=False, cache_tokens=512)
+    expected_tokens, single_steps = sample(runs=False, cache_tokens=512)
     for cache_tokens in (512, 96):
-        quick, few = drawn(runs=True, cache_tokens=cache_tokens)
-        assert quick == slow
-        assert few < many / 2 or cache_tokens == 96
+        tokens, steps = sample(runs=True, cache_tokens=cache_tokens)
+        assert tokens == expected_tokens
+        assert steps < single_steps / 2 or cache_tokens == 96
 
 
-def test_one_that_fails_fails_alone() -> None:
+def test_a_request_that_fails_does_so_alone() -> None:
     engine = make_engine()
     good, bad = generation([1, 2, 3], 10), generation([4, 5, 6], 10)
 
-    def broken() -> None:
+    def fail() -> None:
         if len(bad.token_ids) == 3:
-            raise RuntimeError("nobody listens")
+            raise RuntimeError("no listener")
 
-    bad.on_text = broken
+    bad.on_text = fail
     engine.admit(good)
     engine.admit(bad)
     failed = []
     while engine.busy:
         failed += engine.step().failed
-    assert [(one is bad, str(error)) for one, error in failed] == [(True, "nobody listens")]
+    ((failed_request, error),) = failed
+    assert failed_request is bad
+    assert str(error) == "no listener"
     assert same_as_alone("gpt2", good)
     assert engine.cache_used == 0
 
 
-def test_what_has_no_cache_of_keys_and_values_is_refused() -> None:
+def test_a_model_without_a_cache_of_keys_and_values_is_refused() -> None:
     import transformers
 
     config = transformers.MambaConfig(
@@ -207,7 +209,7 @@ def test_bfloat16_decodes() -> None:
     engine = Engine(
         make_model("llama", torch.bfloat16), ByteTokenizer(), max_sequences=4, cache_tokens=512
     )
-    one = generation([5, 6, 7], 20)
-    engine.admit(one)
+    request = generation([5, 6, 7], 20)
+    engine.admit(request)
     finish(engine)
-    assert len(one.token_ids) == 20
+    assert len(request.token_ids) == 20

@@ -1,4 +1,4 @@
-"""Every family, on the way that suits it, token for token as ``generate()`` has it."""
+"""Every model family, with its runner: token for token the output of ``generate()``."""
 
 from __future__ import annotations
 
@@ -33,32 +33,31 @@ def engine(family: str) -> Engine:
     )
 
 
-def test_its_way(engine: Engine, family: str) -> None:
-    assert engine._runner.way == ("padded" if family in PADDED else "flat")
+def test_its_layout(engine: Engine, family: str) -> None:
+    assert engine._runner.layout == ("padded" if family in PADDED else "flat")
 
 
 def test_alone(engine: Engine, family: str) -> None:
     for prompt in ([5], [7, 8, 9], list(range(30, 60))):
-        one = generation(prompt, 24)
-        engine.admit(one)
+        request = generation(prompt, 24)
+        engine.admit(request)
         finish(engine)
-        assert same_as_alone(family, one)
+        assert same_as_alone(family, request)
 
 
 def test_together(engine: Engine, family: str) -> None:
-    chance = random.Random(family)
-    several = [
+    rng = random.Random(family)
+    requests = [
         generation(
-            [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 60))],
-            chance.randrange(1, 40),
+            [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))], rng.randrange(1, 40)
         )
         for _ in range(9)
     ]
-    for one in several:
-        engine.admit(one)
+    for request in requests:
+        engine.admit(request)
         engine.step()
     finish(engine)
-    assert all(same_as_alone(family, one) for one in several)
+    assert all(same_as_alone(family, request) for request in requests)
     assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
 
 

@@ -1,6 +1,6 @@
-"""What a GPU would run, on the CPU: recorded passes that are only repeated, and its kernel by hand.
+"""The GPU path on the CPU: recorded passes are only repeated, and the kernel is replaced.
 
-The kernel is replaced by a reference of what its documentation says. Nothing here has seen a GPU.
+The replacement implements what the kernel's documentation says. Nothing here has run on a GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def reference_kernel(
     values: torch.Tensor,
     query_starts: torch.Tensor,
     _key_starts: None,
-    most_queries: int,
-    most_keys: int,
+    max_queries: int,
+    max_keys: int,
     *,
     scale: float,
     window_size: tuple[int, int],
@@ -45,16 +45,16 @@ def reference_kernel(
     out = torch.empty_like(query)
     for row, (start, stop) in enumerate(itertools.pairwise(query_starts)):
         length, count = int(seqused_k[row]), int(stop - start)
-        assert count <= most_queries
-        assert length <= most_keys
+        assert count <= max_queries
+        assert length <= max_keys
         own = [part[block_table[row].long()].flatten(0, 1)[:length] for part in (keys, values)]
         own = [part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in own]
         scores = torch.einsum("qhd,khd->hqk", query[start:stop], own[0]) * scale
-        at = torch.arange(length - count, length)[:, None]
-        seen = torch.arange(length)
-        hidden = seen > at
+        query_positions = torch.arange(length - count, length)[:, None]
+        key_positions = torch.arange(length)
+        hidden = key_positions > query_positions
         if window_size[0] >= 0:
-            hidden |= seen < at - window_size[0]
+            hidden |= key_positions < query_positions - window_size[0]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, own[1])
     return out
@@ -62,19 +62,19 @@ def reference_kernel(
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let the path for GPUs run here; return how often a pass was recorded and played."""
+    """Make the GPU path run here; return how often passes were recorded and replayed."""
     counts = [0, 0]
 
     def record(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         counts[0] += 1
         memory = run()
 
-        def play() -> torch.Tensor:
+        def replay() -> torch.Tensor:
             counts[1] += 1
             # A graph writes to the memory that it was recorded with.
             return memory.copy_(run())
 
-        return play
+        return replay
 
     monkeypatch.setattr(attention, "varlen_attn", reference_kernel)
     monkeypatch.setattr(attention.FlashPlan, "page_size", 16)
@@ -84,18 +84,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2", "mistral"])
 @pytest.mark.parametrize("with_graphs", [True, False])
-def test_it_makes_what_generate_makes(
+def test_it_generates_the_tokens_of_generate(
     family: str, with_graphs: bool, recorded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(family)
-    made = runner.FlatRunner(attention.FlashPlan, model, 24 * 16, graphs=with_graphs)
-    monkeypatch.setattr("llmserve_iterative.engine.engine.make_runner", lambda *_: made)
+    flat = runner.FlatRunner(attention.FlashPlan, model, 24 * 16, graphs=with_graphs)
+    monkeypatch.setattr("llmserve_iterative.engine.engine.make_runner", lambda *_: flat)
     engine = Engine(model, ByteTokenizer(), max_sequences=11, cache_tokens=0, prefill_chunk=24)
-    several = [generation([(7 * n + i) % VOCAB for i in range(3 * n + 1)], 24) for n in range(12)]
-    for one in several:
-        engine.admit(one)
+    requests = [generation([(7 * n + i) % VOCAB for i in range(3 * n + 1)], 24) for n in range(12)]
+    for request in requests:
+        engine.admit(request)
         engine.step()
     finish(engine)
-    assert all(same_as_alone(family, one) for one in several)
+    assert all(same_as_alone(family, request) for request in requests)
     assert (recorded[1] > recorded[0] > 0) == with_graphs
-    assert recorded[0] <= 15, "a pass is recorded for few sizes"
+    assert recorded[0] <= 15, "passes are recorded for only a few sizes"

@@ -1,4 +1,4 @@
-"""What the tests on OpenVINO share: the demo model, converted once."""
+"""A fixture for the tests of OpenVINO: the demo model, converted once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from llmserve.demo import demo_model_path
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo model in OpenVINO's form, as a build converts it."""
-    home = tmp_path_factory.mktemp("openvino")
-    built = llmserve.build("openvino", "demo", output=home / "repository")
-    folder = Path(shutil.copytree(built.folder / "1" / "openvino", home / "demo-openvino"))
+    root = tmp_path_factory.mktemp("openvino")
+    built = llmserve.build("openvino", "demo", output=root / "repository")
+    folder = Path(shutil.copytree(built.folder / "1" / "openvino", root / "demo-openvino"))
     for path in demo_model_path().glob("*.json"):
         shutil.copy(path, folder)
     return folder

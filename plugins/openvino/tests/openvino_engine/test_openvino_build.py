@@ -1,4 +1,4 @@
-"""What a build makes of models in either form, and what it says when it cannot."""
+"""Builds of models in either form, and errors of builds that fail."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError, OptionError, PluginError
 
 
-def model_of(build: Any) -> Path:
+def model_folder(build: Any) -> Path:
     return Path(build.folder / "1" / "openvino")
 
 
-def test_a_converted_model_is_taken_as_it_is(converted: Path, tmp_path: Path) -> None:
+def test_a_converted_model_is_copied_unchanged(converted: Path, tmp_path: Path) -> None:
     built = llmserve.build("openvino", str(converted), output=tmp_path)
-    for kind in ("xml", "bin"):
-        name = f"openvino_model.{kind}"
-        assert (model_of(built) / name).read_bytes() == (converted / name).read_bytes()
+    for name in ("openvino_model.xml", "openvino_model.bin"):
+        assert (model_folder(built) / name).read_bytes() == (converted / name).read_bytes()
     settings = built.manifest.components["generator"]["settings"]
     assert (settings["context_length"], settings["eos_ids"]) == (512, [0])
     assert settings["precision"] == settings["kv_cache"] == "auto"
@@ -36,35 +35,34 @@ def test_a_converted_model_is_taken_as_it_is(converted: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("weights", "share"), [("bf16", 0.52), ("int8", 0.3), ("int4", 0.25)])
-def test_weights_are_kept_as_they_were_asked_for(
+def test_weights_are_stored_in_the_requested_format(
     converted: Path, tmp_path: Path, weights: str, share: float
 ) -> None:
-    asked: dict[str, Any] = {"weight_format": weights, "int4_group": 32}
-    built = llmserve.build("openvino", "demo", output=tmp_path, **asked)
-    whole = (converted / "openvino_model.bin").stat().st_size
-    assert (model_of(built) / "openvino_model.bin").stat().st_size < share * whole
-    assert sorted(path.name for path in model_of(built).iterdir()) == [
+    options: dict[str, Any] = {"weight_format": weights, "int4_group": 32}
+    built = llmserve.build("openvino", "demo", output=tmp_path, **options)
+    full_size = (converted / "openvino_model.bin").stat().st_size
+    assert (model_folder(built) / "openvino_model.bin").stat().st_size < share * full_size
+    assert sorted(path.name for path in model_folder(built).iterdir()) == [
         "openvino_model.bin",
         "openvino_model.xml",
     ]
 
 
-def test_a_draft_model_has_to_have_the_same_tokens(converted: Path, tmp_path: Path) -> None:
+def test_a_draft_model_must_have_the_same_tokens(converted: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(converted, tmp_path / "other"))
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"].popitem()
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    asked: dict[str, Any] = {"output": tmp_path / "repository", "draft_model": str(other)}
-    said: list[str] = []
-    spec = BuildSpec(
-        "openvino", "demo", output=tmp_path / "new", options={"draft_model": str(other)}
-    )
-    with pytest.raises(OptionError, match="has other tokens than"):
-        build_spec(spec, report=said.append)
-    # To convert the model takes minutes.
-    assert not said
+    options: dict[str, Any] = {"draft_model": str(other)}
+    reports: list[str] = []
+    spec = BuildSpec("openvino", "demo", output=tmp_path / "new", options=options)
+    with pytest.raises(OptionError, match="have different vocabularies"):
+        build_spec(spec, report=reports.append)
+    # Without a report, the model was not converted, which takes minutes.
+    assert not reports
+    options |= {"output": tmp_path / "repository", "prompt_lookup": 3}
     with pytest.raises(OptionError, match="leave one of them out"):
-        llmserve.build("openvino", str(converted), prompt_lookup=3, **asked)
+        llmserve.build("openvino", str(converted), **options)
 
 
 def test_half_a_model_is_refused(converted: Path, tmp_path: Path) -> None:
@@ -77,7 +75,7 @@ def test_half_a_model_is_refused(converted: Path, tmp_path: Path) -> None:
 def test_options_of_a_conversion_are_refused_for_a_converted_model(
     converted: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(OptionError, match="is converted already"):
+    with pytest.raises(OptionError, match="is already converted"):
         llmserve.build("openvino", str(converted), output=tmp_path, weight_format="int8")
     with pytest.raises(OptionError, match="int4_group cannot be 0"):
         llmserve.build("openvino", "demo", output=tmp_path, int4_group=0)
@@ -105,20 +103,18 @@ def small_model(folder: Path, family: str, **settings: Any) -> Path:
     return folder
 
 
-def test_a_model_with_a_sliding_window_keeps_within_it(tmp_path: Path) -> None:
+def test_a_model_with_a_sliding_window_is_served_within_it(tmp_path: Path) -> None:
     model = small_model(tmp_path / "model", "Mistral", sliding_window=40, num_key_value_heads=2)
     built = llmserve.build("openvino", str(model), output=tmp_path / "repository")
     assert built.manifest.components["generator"]["settings"]["context_length"] == 40
 
 
-def test_a_model_that_openvino_reads_wrongly_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_openvino_converts_wrongly_is_refused(tmp_path: Path) -> None:
     """Its positions are in its mask, which OpenVINO would leave out."""
     model = small_model(tmp_path / "model", "Falcon", alibi=True, multi_query=False)
-    with pytest.raises(
-        ModelSourceError, match="OpenVINO's answers are not the model's own"
-    ) as told:
+    with pytest.raises(ModelSourceError, match="answers differ from the model's own") as caught:
         llmserve.build("openvino", str(model), output=tmp_path / "repository")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "repository").exists()
 
 
@@ -131,10 +127,10 @@ def test_pickled_weights_are_not_read_unasked(tmp_path: Path) -> None:
     (model / "model.safetensors").rename(model / "adapter.safetensors")
     with pytest.raises(ModelSourceError, match=r"no file named model\.safetensors"):
         llmserve.build("openvino", str(model), output=tmp_path / "refused")
-    llmserve.build("openvino", str(model), output=tmp_path / "asked", pickle=True)
+    llmserve.build("openvino", str(model), output=tmp_path / "allowed", pickle=True)
 
 
-def test_a_model_that_cannot_be_converted_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_converted_is_reported_in_one_line(tmp_path: Path) -> None:
     model = Path(shutil.copytree(demo_model_path(), tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
     config |= {"model_type": "acme", "architectures": ["AcmeForCausalLM"]}
@@ -145,7 +141,7 @@ def test_a_model_that_cannot_be_converted_is_told_in_one_line(tmp_path: Path) ->
     assert not (tmp_path / "repository").exists()
 
 
-def test_without_what_compresses_its_package_is_named(
+def test_a_missing_package_for_compression_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("llmserve_openvino.prepare.find_spec", lambda name: None)
@@ -154,7 +150,7 @@ def test_without_what_compresses_its_package_is_named(
 
 
 def test_nothing_is_reported_over_the_network(tmp_path: Path) -> None:
-    """OpenVINO's own way is to do so whenever it is imported, and to keep an id in HOME."""
+    """By default OpenVINO reports every import, and stores an id in HOME."""
     code = (
         "import socket; calls = []; socket.getaddrinfo = lambda *a, **k: calls.append(a) or []; "
         "socket.socket.connect = lambda *a: calls.append(a); "

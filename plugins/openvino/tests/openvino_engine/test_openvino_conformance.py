@@ -1,4 +1,4 @@
-"""The plugin held to what every recipe promises, on a real Triton."""
+"""The conformance suite of recipes, on a real Triton."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from llmserve.testing import RecipeConformance
 
 
-class OnConverted(RecipeConformance):
-    """The suite on a model that is converted already, which saves a conversion for each build."""
+class ConvertedModel(RecipeConformance):
+    """The suite with a model that is already converted, which saves a conversion per build."""
 
     __test__ = False
     recipe = "openvino"
@@ -21,11 +21,11 @@ class OnConverted(RecipeConformance):
         cls.model = str(converted)
 
 
-class TestOpenVino(OnConverted):
+class TestOpenVino(ConvertedModel):
     __test__ = True
 
 
-class TestOpenVinoInWholeBatches(OnConverted):
+class TestOpenVinoInWholeBatches(ConvertedModel):
     __test__ = True
-    # As the live tests build it, so that both have the same model.
+    # The same options as in the live tests, so that both use the same model.
     options = {"batching": "dynamic", "tokenizer": "tokenizers"}

@@ -11,20 +11,20 @@ from llmserve_standins.graphs import Graph, ServedGraph
 
 
 class TritonPythonModel(ServedGraph):
-    usual_file = "model.onnx"
+    default_file = "model.onnx"
 
     def load(self, file: Path) -> Graph:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(os.environ.get(contract.THREADS, 0))
-        # Threads that spin while they wait keep the other models of the server from running.
+        # Threads that spin while waiting take CPU time from the server's other models.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers: list[Any] = ["CPUExecutionProvider"]
         if self.device is not None:
             if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
                 raise RuntimeError(
-                    "this onnxruntime has no CUDA: pip install onnxruntime-gpu in its place, or "
+                    "this onnxruntime has no CUDA support: pip install onnxruntime-gpu instead, or "
                     "build the model with --device cpu"
                 )
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self.device}))

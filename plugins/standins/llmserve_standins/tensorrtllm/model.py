@@ -1,8 +1,8 @@
-"""TensorRT-LLM's engine backend, imitated: the same tensors, answered with PyTorch.
+"""The stand-in for TensorRT-LLM's engine backend: the same tensors, computed with PyTorch.
 
-One thread makes the steps, a token of one sequence after another. In flight, requests join between
-two steps, as with ``inflight_fused_batching``. With ``V1``, and under the LLM API with
-``STATIC_BATCH``, what has come while a batch ran is the next one, which runs to its end.
+One thread runs all steps; a step generates a token of one sequence after another. In flight,
+requests join between two steps, as with ``inflight_fused_batching``. With ``V1``, and under the LLM
+API with ``STATIC_BATCH``, requests that arrive while a batch runs form the next batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmserve_standins.tensorrtllm.settings import Settings
 
 
 class TritonPythonModel:
-    """What Triton loads for ``backend: "tensorrtllm"`` where there is no TensorRT-LLM."""
+    """The class that Triton loads for ``backend: "tensorrtllm"`` if TensorRT-LLM is missing."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         import triton_python_backend_utils as pb_utils
@@ -38,74 +38,74 @@ class TritonPythonModel:
         self._context = context_length(self._model)
         self._compiler: Compiler | None = None
         if info := settings.tokenizer_info:
-            # llguidance, in xgrammar's place.
+            # llguidance replaces xgrammar.
             tokenizer: Any = SimpleNamespace(tokenizer_json=lambda: info["tokenizer_str"])
             self._compiler = Compiler(tokenizer, frozenset(info["stop_token_ids"]))
-        way = "static batches" if settings.static else "in-flight batching"
-        self._notice = notice(pb_utils, settings.name, "TensorRT-LLM", f"PyTorch with {way}")
+        batching = "static batches" if settings.static else "in-flight batching"
+        self._notice = notice(pb_utils, settings.name, "TensorRT-LLM", f"PyTorch with {batching}")
         self._requests: list[PendingRequest] = []
-        self._closing = False
+        self._stopping = False
         self._changed = Condition()
-        self._thread = Thread(target=self._work, name="steps", daemon=True)
+        self._thread = Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Take requests; the answers leave through their senders."""
+        """Accept requests; the answers are sent through their response senders."""
         with self._changed:
             for raw in requests:
                 request = PendingRequest(raw, self._settings, self._pb)
                 try:
-                    self._take(request)
+                    self._accept(request)
                 except Exception as error:
                     request.fail(error)
             self._changed.notify_all()
 
     def finalize(self) -> None:
-        """Stop, once nothing is under way any more."""
+        """Stop after all requests have finished."""
         with self._changed:
-            self._closing = True
+            self._stopping = True
             self._changed.notify_all()
         self._thread.join()
         self._notice.clear()
 
-    def _take(self, request: PendingRequest) -> None:
-        same = [one for one in self._requests if request.id and one.id == request.id]
+    def _accept(self, request: PendingRequest) -> None:
+        same_id = [other for other in self._requests if request.id and other.id == request.id]
         if request.flag("stop"):
-            # It ends the one that has its id, and is answered with nothing.
+            # It ends the request with its id, and gets an empty response.
             if not request.id:
-                what = "Trying to stop a request but request ID is not provided"
-                request.refuse(what, internal=True)
-            for row in (row for one in same for row in one.rows):
+                message = "Trying to stop a request but request ID is not provided"
+                request.refuse(message, internal=True)
+            for row in (row for other in same_id for row in other.rows):
                 row.cancel()
             request.send_new()
             return
         if request.streams and not self._settings.decoupled:
             raise RequestError("streaming is only supported where the model is decoupled")
-        if self._settings.is_first and request.id:
-            # 0.5.0 takes whole numbers, and each of them once at a time.
+        if self._settings.is_0_5 and request.id:
+            # 0.5.0 accepts only whole numbers, and no id twice at once.
             if not request.id.isdigit():
                 raise RequestError(f"Invalid requestId, must be uint64_t. Got {request.id}")
-            if same:
-                what = f"requestId {request.id} is already in progress, request is ignored."
-                raise RequestError(what)
+            if same_id:
+                message = f"requestId {request.id} is already in progress, request is ignored."
+                raise RequestError(message)
         request.read(self._context, self._compiler)
         self._requests.append(request)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._requests or self._closing)
+                self._changed.wait_for(lambda: self._requests or self._stopping)
                 if not self._requests:
                     return
-                running = self._joined()
+                running = self._start_waiting()
             for request in running:
                 self._step(request)
             with self._changed:
                 self._requests = [request for request in self._requests if not request.closed]
 
-    def _joined(self) -> list[PendingRequest]:
-        """Let those begin for whom there is room, or the next batch when none runs."""
-        running = [request for request in self._requests if request.begun]
+    def _start_waiting(self) -> list[PendingRequest]:
+        """Start waiting requests that fit, in static batches only when none runs; return all."""
+        running = [request for request in self._requests if request.started]
         if self._settings.static and running:
             return running
         rows = sum(len(request.rows) for request in running)
@@ -113,7 +113,7 @@ class TritonPythonModel:
             rows += len(request.rows)
             if rows > self._settings.max_batch_size and running:
                 break
-            request.begun = True
+            request.started = True
             running.append(request)
         return running
 
@@ -136,12 +136,12 @@ def load_model(settings: Settings) -> Any:
 
 
 def next_logits(model: Any, row: TokenSequence) -> Any:
-    """Return what the model says of the next token."""
+    """Return the model's logits for the next token."""
     import torch
 
     ids = [row.token_ids[-1]] if row.cache is not None else row.prompt_ids
     with torch.inference_mode():
-        given = torch.tensor([ids], device=model.device)
-        result = model(input_ids=given, past_key_values=row.cache, use_cache=True)
+        tensor = torch.tensor([ids], device=model.device)
+        result = model(input_ids=tensor, past_key_values=row.cache, use_cache=True)
     row.cache = result.past_key_values
     return result.logits[0, -1].float().cpu().numpy()

@@ -1,1 +1,1 @@
-"""What runs inside Triton beside the engine: it reads requests, asks, and writes answers."""
+"""Code that runs inside Triton next to the engine: reads requests, calls it, writes answers."""

@@ -1,4 +1,4 @@
-"""What the engine is asked for a prompt: in its names, types and tensors, and within its limits."""
+"""Turns prompts into requests to the engine: its tensors, names and types, within its limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAD, _PENALTY = whole_number(0, 2**31 - 1), any_number(-100, 100)
 
 
 class EngineLimits:
-    """The runtime of the generator ``tensorrt_llm`` in the models around the engine."""
+    """The limits of the engine, as the runtime of the generator ``tensorrt_llm``."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
@@ -36,10 +36,10 @@ def array(values: Any, data_type: str) -> npt.NDArray[Any]:
 
 
 class RequestWriter:
-    """Turns what a client asks for into what the engine is asked.
+    """Turns a client's request into a request to the engine.
 
-    Everything is always sent, for Triton batches only requests that have the same inputs, and the
-    engine's own defaults are not those of every version: its seed, for one, is always the same.
+    All inputs are always sent, because Triton batches only requests with the same inputs, and the
+    engine's defaults differ between versions: its seed, for example, is always the same.
     """
 
     def __init__(self, settings: Mapping[str, Any], parts: Parts) -> None:
@@ -47,19 +47,19 @@ class RequestWriter:
         self._no_end: int = settings["no_end"]
         self._limits: EngineLimits = parts.generator
         self._tokenizer = parts.tokenizer
-        self._has = {ALIASES.get(name, name) for name in self._names}
+        self._supported = {ALIASES.get(name, name) for name in self._names}
 
     def write(
         self, prompts: Sequence[Prompt], limits: Sequence[int], words: Any, weights: Any
     ) -> dict[str, Any]:
         """Return preprocessing's outputs, with a row for each prompt.
 
-        ``words`` and ``weights`` are the request's tensors for a bias, each None if it has none.
+        ``words`` and ``weights`` are the request's embedding bias tensors, or None.
         """
         for prompt in prompts:
-            self._refuse(prompt.ids, prompt.params)
-        asked = [prompt.params for prompt in prompts]
-        sampling = [self._sampling(params) for params in asked]
+            self._check(prompt.ids, prompt.params)
+        params_rows = [prompt.params for prompt in prompts]
+        sampling = [self._sampling(params) for params in params_rows]
         pads = [values["pad_id"] for values in sampling]
         width = max(len(prompt.ids) for prompt in prompts)
         return {
@@ -71,12 +71,12 @@ class RequestWriter:
             "REQUEST_OUTPUT_LEN": [[limit] for limit in limits],
             "DECODER_INPUT_ID": [[pad] for pad in pads],
             "REQUEST_DECODER_INPUT_LEN": [[1] for _ in prompts],
-            "BAD_WORDS_IDS": word_tensor([self._words(params.bad_words) for params in asked]),
+            "BAD_WORDS_IDS": word_tensor([self._words(params.bad_words) for params in params_rows]),
             "STOP_WORDS_IDS": word_tensor(
                 [
-                    # The first is the engine's own end; it is told of the others as of words.
+                    # The engine accepts one end id; further end ids are sent as stop words.
                     [*self._words(params.stop_words), *([end] for end in self.ends(params)[1:])]
-                    for params in asked
+                    for params in params_rows
                 ]
             ),
             "EMBEDDING_BIAS": self._bias(words, weights, len(prompts)),
@@ -97,7 +97,7 @@ class RequestWriter:
         return {
             "end_id": ends[0] if ends else self._no_end,
             "pad_id": _PAD("pad_id", params.extra.get("pad_id", pad)),
-            # A temperature of 0 divides by nothing in some versions.
+            # A temperature of 0 causes a division by zero in some versions.
             "temperature": 1.0 if greedy else params.effective_temperature,
             "top_k": 1 if greedy else max(params.top_k, 0),
             "top_p": 1.0 if greedy else params.top_p,
@@ -108,17 +108,17 @@ class RequestWriter:
             "seed": secrets.randbits(64) if params.seed is None else params.seed,
             "beam_width": read_beams("beam_width", params.extra.get("beam_width", 1)),
             "length_penalty": _PENALTY("length_penalty", params.extra.get("length_penalty", 0.0)),
-            # Of any other type, as of none, the engine takes no notice.
+            # The engine ignores an empty or unknown type.
             "guided_decoding_guide_type": kind.encode(),
             "guided_decoding_guide": guide.encode(),
         }
 
     def _bias(self, words: Any, weights: Any, rows: int) -> npt.NDArray[np.float32]:
-        """Return a number for each id of the vocabulary and each row; without words no column."""
+        """Return for each row a bias for each id of the vocabulary; no columns without words."""
         if words is None and weights is None:
             return np.zeros((rows, 0), np.float32)
         if words is None or weights is None or words.shape != weights.shape:
-            raise RequestError("embedding_bias_words and embedding_bias_weights have to be as many")
+            raise RequestError("embedding_bias_words and embedding_bias_weights differ in length")
         bias = np.zeros((rows, self._limits.vocab_size), np.float32)
         for row in range(rows):
             for word, weight in zip(words[row].tolist(), weights[row].tolist(), strict=True):
@@ -130,45 +130,45 @@ class RequestWriter:
                     bias[row, token] += weight
         return bias
 
-    def _refuse(self, ids: Sequence[int], params: Params) -> None:
-        most = self._limits.max_input_len
-        if len(ids) > most:
+    def _check(self, ids: Sequence[int], params: Params) -> None:
+        limit = self._limits.max_input_len
+        if len(ids) > limit:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens and the engine takes {most} of its context of "
-                f"{self._limits.context_length}: shorten it, or build it for more"
+                f"the prompt has {len(ids)} tokens and the engine accepts {limit} of its context "
+                f"of {self._limits.context_length}: shorten the prompt, or rebuild the engine"
             )
         for name in ("frequency_penalty", "presence_penalty", "min_tokens"):
-            if name not in self._has and getattr(params, name):
+            if name not in self._supported and getattr(params, name):
                 raise RequestError(f"this engine's version of TensorRT-LLM has no {name}")
-        if "guided_decoding_guide" not in self._has and form_of(params):
+        if "guided_decoding_guide" not in self._supported and form_of(params):
             raise RequestError(
-                "this model cannot hold answers to a form: build it for 0.19 or later with "
+                "this model's answers cannot be constrained: build it for 0.19 or later with "
                 "--set guided_decoding_backend=xgrammar"
             )
         if params.top_k > 1024:
             raise RequestError(f"top_k must be at most 1024, not {params.top_k}")
 
     def ends(self, params: Params) -> list[int]:
-        """Return the ids that end the answer, those that the engine was built with first."""
+        """Return the ids that end the answer; those that the engine was built with come first."""
         if params.ignore_eos:
             return []
         if params.end_id is not None and params.end_id >= 0:
             return [params.end_id]
-        own = self._limits.eos_ids
-        return [*sorted(own), *sorted(self._tokenizer.eos_ids - own)]
+        built_in = self._limits.eos_ids
+        return [*sorted(built_in), *sorted(self._tokenizer.eos_ids - built_in)]
 
     def _words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids of words, each as it looks at the beginning of a text and after a space.
+        """Return the ids of each word, both at the beginning of a text and after a space.
 
-        Without special tokens: a BOS in the middle is what no text has, so such a word never came.
+        Special tokens are left out: no text has a BOS in the middle, so the word would never match.
         """
         forms = [form for word in words for form in (word, f" {word}")]
-        found = [tuple(self._tokenizer.encode(form, special=False)) for form in forms]
-        return [list(ids) for ids in dict.fromkeys(found) if ids]
+        ids_of_forms = [tuple(self._tokenizer.encode(form, special=False)) for form in forms]
+        return [list(ids) for ids in dict.fromkeys(ids_of_forms) if ids]
 
 
 def word_tensor(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:
-    """Return words as the backend reads them: all ids of a row, and below them where each ends.
+    """Return words in the backend's form: all ids of a row, and below them the ends of the words.
 
     >>> word_tensor([[[5, 6], [7]], []]).tolist()
     [[[5, 6, 7], [2, 3, -1]], [[0, 0, 0], [-1, -1, -1]]]
@@ -185,4 +185,5 @@ def word_tensor(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32
 
 def words_of(tensor: npt.NDArray[np.int32]) -> list[list[int]]:
     ends = [int(end) for end in tensor[1] if end > 0]
-    return [tensor[0, a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]
+    starts = [0, *ends]
+    return [tensor[0, a:b].tolist() for a, b in zip(starts, ends, strict=False)]

@@ -1,4 +1,4 @@
-"""The model ``tensorrt_llm`` without an engine: NVIDIA's LLM API behind the engine's tensors."""
+"""The model ``tensorrt_llm`` of the layout ``llmapi``: the LLM API behind the engine's tensors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import numpy as np
 from llmserve.runtime import Parts, RequestError, Responder, Tensors, located, tensors_of
 from llmserve_trtllm.runtime.engine_request import words_of
 
-_MOST_UNDER_WAY = 1024
-"""Each request has a thread that waits for its answer; the LLM API itself waits for none."""
+_MAX_REQUESTS = 1024
+"""A thread waits for the answer of each request; the LLM API itself does not block."""
 _WORDS = ("stop_words_list", "bad_words_list")
 
 
 class LlmApi:
-    """Hands requests to ``tensorrt_llm.LLM`` as they come; it is what batches them."""
+    """Passes requests to ``tensorrt_llm.LLM`` as they arrive; the LLM API batches them."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         self._settings = settings
@@ -29,10 +29,10 @@ class LlmApi:
         self._folder = folder
         self._stand_in: Any = None
         self._running: dict[str, list[Any]] = {}
-        self._threads = ThreadPoolExecutor(_MOST_UNDER_WAY)
+        self._threads = ThreadPoolExecutor(_MAX_REQUESTS)
 
     def start(self, parts: Parts) -> None:
-        """Load the model; without TensorRT-LLM only where the build asked for the stand-in."""
+        """Load the model, or the stand-in if TensorRT-LLM is missing and the build allows it."""
         self._parts = parts
         self._context: int = parts.generator.context_length
         try:
@@ -40,7 +40,7 @@ class LlmApi:
         except ImportError:
             if not self._settings["stand_in"]:
                 raise RuntimeError(
-                    "TensorRT-LLM is not installed here: serve this in NVIDIA's container, or "
+                    "TensorRT-LLM is not installed here: serve the model in NVIDIA's container, or "
                     "build it with --set stand_in=true to try it with PyTorch"
                 ) from None
             self._stand_in = _load_stand_in(parts.name, self._settings, self._folder)
@@ -52,16 +52,16 @@ class LlmApi:
             self._stand_in.execute(requests)
             return
         for raw in requests:
-            given = tensors_of(raw)
-            answer = _Answer(raw, given, self._parts, streams=self._settings["streams"])
-            if "stop" in given and given["stop"].any():
+            inputs = tensors_of(raw)
+            answer = _Answer(raw, inputs, self._parts, streams=self._settings["streams"])
+            if "stop" in inputs and inputs["stop"].any():
                 for result in self._running.get(answer.id, ()):
                     result.abort()
-                # With nothing, as the engine's backend answers it.
+                # An empty response, as the engine's backend sends it.
                 answer.respond(final=True)
                 continue
             try:
-                answer.rows = self._rows(given)
+                answer.rows = self._rows(inputs)
             except RequestError as error:
                 answer.fail(error)
             else:
@@ -74,34 +74,33 @@ class LlmApi:
         elif hasattr(self, "_llm"):
             self._llm.shutdown()
 
-    def _rows(self, given: Tensors) -> list[_Row]:
+    def _rows(self, inputs: Tensors) -> list[_Row]:
         rows = []
-        for index, ids in enumerate(given["input_ids"]):
-            asked: dict[str, Any] = {
+        for index, ids in enumerate(inputs["input_ids"]):
+            options: dict[str, Any] = {
                 name: values.reshape(-1).item(index)
-                for name, values in given.items()
+                for name, values in inputs.items()
                 if name not in ("input_ids", *_WORDS)
             }
-            prompt = ids[: asked["input_lengths"]].tolist()
-            wanted = asked["request_output_len"]
-            if wanted < 1 or len(prompt) + wanted > self._context:
+            prompt = ids[: options["input_lengths"]].tolist()
+            length = options["request_output_len"]
+            if length < 1 or len(prompt) + length > self._context:
                 raise RequestError(
-                    f"request_output_len {wanted} and the prompt's {len(prompt)} tokens are over "
-                    f"the model's {self._context}"
+                    f"request_output_len {length} and the prompt's {len(prompt)} tokens do not fit "
+                    f"the model's context of {self._context}"
                 )
             for name in _WORDS:
-                asked[name] = words_of(given[name][index]) if name in given else []
-            # With its tokenizer, LLM makes these words of texts, which are not known here.
-            if self._guided and any(len(word) > 1 for word in asked["bad_words_list"]):
+                options[name] = words_of(inputs[name][index]) if name in inputs else []
+            # If LLM has a tokenizer, it encodes bad words from their texts, which are unknown here.
+            if self._guided and any(len(word) > 1 for word in options["bad_words_list"]):
                 raise RequestError(
-                    "a model that can hold answers to a form takes no bad_words of several tokens "
-                    "here"
+                    "bad_words of several tokens are not supported by a model with guided decoding"
                 )
-            rows.append(_Row(prompt, asked))
+            rows.append(_Row(prompt, options))
         return rows
 
     def _answer(self, answer: _Answer) -> None:
-        """Answer a request: its rows are made together, and are sent one after another."""
+        """Answer a request: its rows are generated together and sent one after another."""
         try:
             results = [
                 self._llm.generate_async(row.ids, sampling(row), streaming=answer.streams)
@@ -110,7 +109,7 @@ class LlmApi:
             self._running[answer.id] = results
             for row, result in zip(answer.rows, results, strict=True):
                 for output in result if answer.streams else [result.result()]:
-                    row.take(output.outputs[0].token_ids)
+                    row.update(output.outputs[0].token_ids)
                     if row.ended or answer.cancelled():
                         result.abort()
                         break
@@ -125,85 +124,86 @@ class LlmApi:
     def _load(self, tensorrt_llm: Any) -> Any:
         from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
 
-        given = self._settings
-        where, options = located(given, self._folder)
+        settings = self._settings
+        path, options = located(settings, self._folder)
         guided = {"guided_decoding_backend": self._guided} if self._guided else {}
-        policy = getattr(CapacitySchedulerPolicy, given["scheduler"])
+        policy = getattr(CapacitySchedulerPolicy, settings["scheduler"])
         return tensorrt_llm.LLM(
-            model=where,
-            # A form is compiled for a tokenizer.
+            model=path,
+            # A guide is compiled for a tokenizer.
             skip_tokenizer_init=not self._guided,
             **guided,
             trust_remote_code=options["trust_remote_code"],
             revision=options.get("revision"),
-            dtype=given["dtype"],
-            tensor_parallel_size=given["tensor_parallel"],
-            pipeline_parallel_size=given["pipeline_parallel"],
-            max_batch_size=given["max_batch_size"],
+            dtype=settings["dtype"],
+            tensor_parallel_size=settings["tensor_parallel"],
+            pipeline_parallel_size=settings["pipeline_parallel"],
+            max_batch_size=settings["max_batch_size"],
             max_seq_len=self._context,
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
-            kv_cache_config=KvCacheConfig(**given["kv_cache"]),
+            kv_cache_config=KvCacheConfig(**settings["kv_cache"]),
         )
 
 
 @dataclass
 class _Row:
-    """One prompt, what is asked for it, and its tokens so far."""
+    """One prompt, its request options, and its tokens so far."""
 
     ids: list[int]
-    asked: Mapping[str, Any]
+    options: Mapping[str, Any]
     tokens: list[int] = field(default_factory=list)
     sent: int = 0
     ended: bool = False
 
-    def take(self, tokens: Sequence[int]) -> None:
-        """Take all tokens so far; what comes after a stop word is left out."""
+    def update(self, tokens: Sequence[int]) -> None:
+        """Store all tokens so far, up to the first stop word."""
         for token in tokens[len(self.tokens) :]:
             if self.ended:
                 return
             self.tokens.append(token)
-            if len(self.tokens) >= self.asked.get("min_tokens", 0):
+            if len(self.tokens) >= self.options.get("min_tokens", 0):
                 self.ended = any(
-                    self.tokens[-len(word) :] == word for word in self.asked["stop_words_list"]
+                    self.tokens[-len(word) :] == word for word in self.options["stop_words_list"]
                 )
 
 
 def sampling(row: _Row) -> Any:
     from tensorrt_llm import SamplingParams
 
-    asked = row.asked
-    top_k, top_p = asked.get("runtime_top_k", 0), asked.get("runtime_top_p", 0.0)
-    # With neither of them TensorRT-LLM takes the likeliest token.
+    options = row.options
+    top_k, top_p = options.get("runtime_top_k", 0), options.get("runtime_top_p", 0.0)
+    # With neither of them TensorRT-LLM chooses the likeliest token.
     greedy = top_k == 1 or not (top_k or top_p)
-    end = asked.get("end_id", -1)
+    end = options.get("end_id", -1)
     params = SamplingParams(
-        max_tokens=asked["request_output_len"],
+        max_tokens=options["request_output_len"],
         end_id=end,
-        pad_id=max(asked.get("pad_id", end), 0),
-        bad_token_ids=[word[0] for word in asked["bad_words_list"] if len(word) == 1] or None,
-        temperature=None if greedy else asked.get("temperature"),
+        pad_id=max(options.get("pad_id", end), 0),
+        bad_token_ids=[word[0] for word in options["bad_words_list"] if len(word) == 1] or None,
+        temperature=None if greedy else options.get("temperature"),
         top_k=1 if greedy else top_k or None,
         top_p=None if greedy else top_p or None,
-        seed=asked.get("seed"),
-        repetition_penalty=asked.get("repetition_penalty"),
-        presence_penalty=asked.get("presence_penalty"),
-        frequency_penalty=asked.get("frequency_penalty"),
-        min_tokens=asked.get("min_tokens") or None,
-        guided_decoding=_guided(asked),
+        seed=options.get("seed"),
+        repetition_penalty=options.get("repetition_penalty"),
+        presence_penalty=options.get("presence_penalty"),
+        frequency_penalty=options.get("frequency_penalty"),
+        min_tokens=options.get("min_tokens") or None,
+        guided_decoding=_guided_decoding(options),
         detokenize=False,
     )
-    if longer := [word for word in asked["bad_words_list"] if len(word) > 1]:
-        # Words of several tokens have no public field: LLM fills this one in with its tokenizer,
+    if longer := [word for word in options["bad_words_list"] if len(word) > 1]:
+        # Words of several tokens have no public field: LLM fills in this one with its tokenizer,
         # and here preprocessing has done so (tensorrt_llm/sampling_params.py, _get_bad_words).
         params.bad = [""] * len(longer)
         params._bad_word_ids = longer
     return params
 
 
-def _guided(asked: Mapping[str, Any]) -> Any:
-    """Return what the answer is held to, as the LLM API is told of it."""
+def _guided_decoding(options: Mapping[str, Any]) -> Any:
+    """Return the guide in the form of the LLM API, None if there is none."""
     names = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
-    kind, guide = (asked.get(f"guided_decoding_{n}", b"").decode() for n in ("guide_type", "guide"))
+    fields = ("guided_decoding_guide_type", "guided_decoding_guide")
+    kind, guide = (options.get(name, b"").decode() for name in fields)
     if kind not in names:
         return None
     from tensorrt_llm.llmapi import GuidedDecodingParams
@@ -212,19 +212,19 @@ def _guided(asked: Mapping[str, Any]) -> Any:
 
 
 class _Answer(Responder):
-    """Sends the tokens of a request's rows, all of them in one response."""
+    """Sends the tokens of all rows of a request in one response."""
 
-    def __init__(self, raw: Any, given: Tensors, parts: Parts, *, streams: bool) -> None:
+    def __init__(self, raw: Any, inputs: Tensors, parts: Parts, *, streams: bool) -> None:
         super().__init__(raw, parts)
         self.id: str = raw.request_id()
         self.rows: list[_Row] = []
-        self.streams = streams and "streaming" in given and bool(given["streaming"].any())
-        exclude = given.get("exclude_input_in_output")
-        # As the engine does: a stream has new tokens only.
+        self.streams = streams and "streaming" in inputs and bool(inputs["streaming"].any())
+        exclude = inputs.get("exclude_input_in_output")
+        # As in the engine, a stream has only new tokens.
         self._echo = exclude is not None and not exclude.any() and not self.streams
 
     def respond(self, *, final: bool = False) -> None:
-        """Send what is new, if anything is; at the end, also that it is."""
+        """Send the new tokens, if there are any; a final response is always sent."""
         pieces = []
         for row in self.rows:
             pieces.append([*(row.ids if self._echo else ()), *row.tokens[row.sent :]])
@@ -251,8 +251,7 @@ def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
         backend = Registry.load().get(Backend, "tensorrtllm")
     except PluginError as error:
         raise RuntimeError(
-            f"there is nothing to stand in for TensorRT-LLM: {error}; "
-            "pip install llmserve-standins brings it"
+            f"there is no stand-in for TensorRT-LLM: {error}; pip install llmserve-standins"
         ) from None
     source = {key: settings[key] for key in ("id", "revision", "path") if key in settings}
     if "path" in source:
@@ -263,7 +262,7 @@ def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
         "exclude_input_in_output": "true",
         "llmserve.stand_in": json.dumps(source),
     }
-    # The configuration that an engine would have.
+    # The same configuration as an engine's.
     config = {
         "max_batch_size": settings["max_batch_size"],
         "model_transaction_policy": {"decoupled": settings["streams"]},

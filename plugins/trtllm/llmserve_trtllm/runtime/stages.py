@@ -27,12 +27,12 @@ from llmserve.runtime import (
 from llmserve_trtllm.runtime.engine_request import RequestWriter, array
 
 _TEXT = "text_output"
-_READ_AGAIN = ("stop_words", "include_stop_str_in_output", "min_tokens")
-"""What of a request's parameters says how the engine's tokens are to be read."""
+_POSTPROCESSING_PARAMS = ("stop_words", "include_stop_str_in_output", "min_tokens")
+"""The request parameters that postprocessing needs to interpret the engine's tokens."""
 
 
 class Preprocessing:
-    """Turns text and parameters into the engine's tensors; what cannot be served ends here."""
+    """Turns text and parameters into the engine's tensors, and refuses invalid requests."""
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del folder
@@ -46,30 +46,30 @@ class Preprocessing:
         return respond(requests, self._answer, self._parts)
 
     def finalize(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _answer(self, raw: Any) -> Tensors:
         prompts = read_prompts(raw, self._parts, renamed=self._settings["names"])
         limits = [self._limit(prompt) for prompt in prompts]
-        given = tensors_of(raw)
+        inputs = tensors_of(raw)
         values = self._writer.write(
-            # Who asks only what the prompt is need not wait for the engine to read it.
+            # A request that only asks about its prompt need not wait for the engine to read it.
             [replace(p, ids=p.ids[:1]) if p.params.prompt_only else p for p in prompts],
             limits,
-            given.get("EMBEDDING_BIAS_WORDS"),
-            given.get("EMBEDDING_BIAS_WEIGHTS"),
+            inputs.get("EMBEDDING_BIAS_WORDS"),
+            inputs.get("EMBEDDING_BIAS_WEIGHTS"),
         )
         values["REQUEST"] = [
-            [json.dumps(self._about(prompt, limit)).encode()]
+            [json.dumps(self._request_info(prompt, limit)).encode()]
             for prompt, limit in zip(prompts, limits, strict=True)
         ]
         values["OUT_STREAM"] = [[self._streams(prompt)] for prompt in prompts]
         values["OUT_EXCLUDE_INPUT_IN_OUTPUT"] = [[not self._echoes(prompt)] for prompt in prompts]
-        makes: Mapping[str, str] = self._settings["makes"]
-        return {name: array(values[name], data_type) for name, data_type in makes.items()}
+        outputs: Mapping[str, str] = self._settings["makes"]
+        return {name: array(values[name], data_type) for name, data_type in outputs.items()}
 
     def _limit(self, prompt: Prompt) -> int:
-        """Return how long the answer may be; refuse what no engine needs to see."""
+        """Return the maximum length of the answer; refuse what this model cannot serve."""
         if prompt.params.stream and not self._settings["streams"]:
             raise RequestError(
                 "this model answers in one piece: leave out stream, or build it with "
@@ -80,20 +80,20 @@ class Preprocessing:
         context: int = self._parts.generator.context_length
         return answer_limit(prompt, context, self._parts.defaults["max_tokens"])
 
-    def _about(self, prompt: Prompt, limit: int) -> dict[str, Any]:
-        """Return what postprocessing has to know of a request."""
+    def _request_info(self, prompt: Prompt, limit: int) -> dict[str, Any]:
+        """Return what postprocessing needs to know about a request."""
         params = prompt.params
-        about = {
+        info = {
             "prompt": prompt.text if self._echoes(prompt) else "",
-            "params": {name: getattr(params, name) for name in _READ_AGAIN},
+            "params": {name: getattr(params, name) for name in _POSTPROCESSING_PARAMS},
             "input_tokens": len(prompt.ids),
             "context": prompt.ids[-8:],
             "max_tokens": limit,
             "end": self._writer.ends(params),
         }
         if params.prompt_only:
-            about["answer"] = about_prompt(prompt, self._parts)
-        return about
+            info["answer"] = about_prompt(prompt, self._parts)
+        return info
 
     def _echoes(self, prompt: Prompt) -> bool:
         exclude = prompt.params.exclude_input_in_output
@@ -105,11 +105,11 @@ class Preprocessing:
 
 
 class Postprocessing:
-    """The engine's tokens to an answer.
+    """Turns the engine's tokens into an answer.
 
-    Where the model answers in one piece, preprocessing sends what there is to know of the
-    request. Triton lets nothing by a decoupled engine, so a piece of a stream is all that there is:
-    its spaces are kept, and a character whose bytes are in two pieces cannot be put together.
+    If the model does not stream, preprocessing sends the information about the request. Triton
+    lets no tensor bypass a decoupled engine, so a piece of a stream arrives alone: its spaces are
+    kept, and a character whose bytes are in two pieces cannot be joined.
     """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
@@ -118,31 +118,31 @@ class Postprocessing:
 
     def start(self, parts: Parts) -> None:
         self._parts = parts
-        # Something before the piece, so that its leading space is not taken for a beginning.
+        # A token before the piece, because decoding may drop a space at the start of a text.
         self._anchor = parts.tokenizer.encode("a", special=False)
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any]:
         return respond(requests, self._answer, self._parts)
 
     def finalize(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _answer(self, raw: Any) -> Tensors:
-        given = tensors_of(raw)
-        tokens = given["TOKENS_BATCH"]
-        lengths = given.get("SEQUENCE_LENGTH")
-        requests = given.get("REQUEST")
+        inputs = tensors_of(raw)
+        tokens = inputs["TOKENS_BATCH"]
+        lengths = inputs.get("SEQUENCE_LENGTH")
+        requests = inputs.get("REQUEST")
         answers = []
         for row in range(tokens.shape[0]):
-            about = None if requests is None else json.loads(requests.reshape(-1)[row])
+            info = None if requests is None else json.loads(requests.reshape(-1)[row])
             beams = []
             for beam in range(tokens.shape[1]):
                 length = tokens.shape[2] if lengths is None else int(lengths[row][beam])
                 ids = tokens[row, beam, :length].tolist()
-                beams.append(self._piece(ids) if about is None else self._whole(ids, about))
+                beams.append(self._piece(ids) if info is None else self._whole(ids, info))
             answers.append(beams)
         format_answers = self._parts.formatter.format
-        # A text for each row and beam in one dimension: that is how NVIDIA's clients read it.
+        # One text for each row and beam, in one dimension, as NVIDIA's clients read it.
         texts = np.concatenate([format_answers(beams)[_TEXT] for beams in answers])
         best = format_answers([beams[0] for beams in answers])
         others = {name.upper(): best[name].reshape(-1, 1) for name in best if name != _TEXT}
@@ -153,29 +153,29 @@ class Postprocessing:
         text = decode([*self._anchor, *ids])[len(decode(self._anchor)) :]
         return Answer(text, "", None, 0, len(ids), False)
 
-    def _whole(self, ids: list[int], about: Mapping[str, Any]) -> Answer:
+    def _whole(self, ids: list[int], info: Mapping[str, Any]) -> Answer:
         if self._echoes:
-            ids = ids[about["input_tokens"] :]
-        # The core's own reading of tokens: it ends at stop words and at the ids that end an answer,
-        # which some versions of the engine send and others do not.
+            ids = ids[info["input_tokens"] :]
+        # A generation ends at stop words and at the ids that end an answer, which some versions of
+        # the engine send and others do not.
         generation = Generation(
-            about["context"],
-            Params(**about["params"]),
-            max_tokens=about["max_tokens"],
-            eos_ids=frozenset(about["end"]),
+            info["context"],
+            Params(**info["params"]),
+            max_tokens=info["max_tokens"],
+            eos_ids=frozenset(info["end"]),
             decode=self._parts.tokenizer.decode,
         )
-        if "answer" in about:
-            generation.tell(about["answer"])
+        if "answer" in info:
+            generation.tell(info["answer"])
         for token in ids:
             generation.push(token)
         generation.end()
         return Answer(
             text=generation.text,
-            prompt=about["prompt"],
+            prompt=info["prompt"],
             finish_reason=generation.finish_reason,
-            input_tokens=about["input_tokens"],
+            input_tokens=info["input_tokens"],
             output_tokens=len(generation.token_ids),
-            echo=bool(about["prompt"]),
+            echo=bool(info["prompt"]),
             so_far=generation.text,
         )

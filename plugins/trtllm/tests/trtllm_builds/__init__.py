@@ -1,1 +1,1 @@
-"""What is emitted for each version, without a server."""
+"""Tests of the files that builds emit for each version, without a server."""

@@ -1,4 +1,4 @@
-"""Builds for a version, and the engines that they are for: their configurations alone."""
+"""Helpers that build for a version, and write the configurations of engines for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS = {option.name: option.default for option in OPTIONS}
 
 
 def cases(heading: str) -> list[list[Any]]:
-    """Return what ``cases.txt`` has under a heading; what is written as JSON is read."""
+    """Return the lines of a section of ``cases.txt``, with values in JSON parsed."""
     text = Path(__file__).with_name("cases.txt").read_text(encoding="utf-8")
     section = text.partition(f"[{heading}]\n")[2].partition("\n\n")[0]
     columns = ([word.strip() for word in line.split(" | ")] for line in section.splitlines())
@@ -33,13 +33,13 @@ def cases(heading: str) -> list[list[Any]]:
 def engine_of(
     folder: Path, version: str, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """Write an engine of a version in the form of its time, with changes by ``outer.inner``."""
-    wanted = Version.parse(version)
+    """Write a version's engine in the format of that version, with changes by ``outer.inner``."""
+    release = Version.parse(version)
     forms = sorted(ENGINES.iterdir(), key=lambda form: Version.parse(form.name))
-    form = [form for form in forms if Version.parse(form.name) <= wanted][-1]
+    form = [form for form in forms if Version.parse(form.name) <= release][-1]
     content = json.loads((form / "config.json").read_text(encoding="utf-8"))
     if "version" in content:
-        content["version"] = str(wanted)
+        content["version"] = str(release)
     for keys, value in changes.items():
         *outer, last = keys.split(".")
         inner = content
@@ -64,5 +64,5 @@ def build(output: Path, version: str, **options: Any) -> dict[str, ModelConfig]:
 
 
 def steps(configs: dict[str, ModelConfig]) -> dict[str, Any]:
-    """Return the ensemble's steps by the model that each leads to."""
+    """Return the ensemble's steps by the names of their models."""
     return {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}

@@ -1,4 +1,4 @@
-"""Builds that several tests read: each is made once."""
+"""Builds that several tests share; each is built once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Built = Callable[..., dict[str, ModelConfig]]
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Lend a function that builds for a version and returns the configurations."""
-    made: dict[str, dict[str, ModelConfig]] = {}
+    """Return a function that builds for a version and returns the configurations."""
+    cache: dict[str, dict[str, ModelConfig]] = {}
 
     def configurations(version: str, **options: Any) -> dict[str, ModelConfig]:
         key = json.dumps([version, options], sort_keys=True)
-        if key not in made:
-            made[key] = build(tmp_path_factory.mktemp("build"), version, **options)
-        return made[key]
+        if key not in cache:
+            cache[key] = build(tmp_path_factory.mktemp("build"), version, **options)
+        return cache[key]
 
     return configurations

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-BEGIN_ANEW = ("0.5.0", "0.12.0", "llmapi")
+COMPLETE = ("0.5.0", "0.12.0", "llmapi")
+"""The sections that do not extend the one before them."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Tensor:
 @dataclass
 class Release:
     tensors: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
-    """By model, side and name."""
+    """The tensors by model, side and name."""
     required: dict[str, str] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     modes: set[str] = field(default_factory=set)
@@ -32,7 +33,7 @@ class Release:
 
 @cache
 def releases() -> dict[str, Release]:
-    found: dict[str, Release] = {}
+    by_name: dict[str, Release] = {}
     release = Release()
     text = Path(__file__).with_name("nvidia.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
@@ -41,9 +42,9 @@ def releases() -> dict[str, Release]:
             continue
         if line.startswith("["):
             name, last = line.strip("[]"), release
-            release = found[name] = Release()
-            if name not in BEGIN_ANEW:
-                release = found[name] = Release(
+            release = by_name[name] = Release()
+            if name not in COMPLETE:
+                release = by_name[name] = Release(
                     dict(last.tensors), dict(last.required), set(last.read), set(last.modes)
                 )
         elif words[0] == "required":
@@ -65,4 +66,4 @@ def releases() -> dict[str, Release]:
                 "r" in flags,
                 "s" in flags,
             )
-    return found
+    return by_name

@@ -1,4 +1,4 @@
-"""`llmserve check` on repositories that were made by hand from TensorRT-LLM's templates."""
+"""Tests of `llmserve check` on repositories made by hand from TensorRT-LLM's templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.plugin import CheckedModel, Problem
+from llmserve.plugin import CheckedModel
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
 from llmserve_trtllm.check import check_model
@@ -22,7 +22,7 @@ UNGUARDED = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_b
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
-    """Lend a repository of five models that is right, with an engine that fits."""
+    """Return a correct repository of five models with a matching engine."""
     engine = engine_of(tmp_path / "engine", "0.12.0")
     repository = tmp_path / "repo"
     shutil.copytree(TEMPLATES, repository)
@@ -41,26 +41,20 @@ def change(repo: Path, model: str, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def found(repo: Path, model: str, old: str, new: str) -> list[Problem]:
-    change(repo, model, old, new)
-    return [problem for problem in check_repository(repo) if problem.model == model]
-
-
 @pytest.mark.parametrize(("model", "old", "new", "what", "fatal"), cases("faults"))
-def test_a_fault_is_told_with_its_mend(
+def test_a_fault_is_reported_with_its_fix(
     repo: Path, model: str, old: str, new: str, what: str, fatal: bool
 ) -> None:
-    problems = found(repo, model, old, new)
+    change(repo, model, old, new)
+    problems = [problem for problem in check_repository(repo) if problem.model == model]
     assert any(what in problem.what and problem.fatal == fatal for problem in problems), problems
     assert all(problem.mend for problem in problems)
 
 
 @pytest.mark.parametrize("release", [name for name in releases() if name != "llmapi"])
 @pytest.mark.parametrize("missing", UNGUARDED)
-def test_a_parameter_that_is_read_without_a_guard_has_to_be_there(
-    release: str, missing: str
-) -> None:
-    """In the versions whose backend does so, which the tensors of their templates tell."""
+def test_a_parameter_that_is_read_without_a_default_is_required(release: str, missing: str) -> None:
+    """Only for versions whose backend reads it so; the template's tensors show the version."""
     config = modelconfig.read(TEMPLATES / "tensorrt_llm")
     for name in UNGUARDED:
         config.parameters[name].string_value = ""
@@ -69,14 +63,14 @@ def test_a_parameter_that_is_read_without_a_guard_has_to_be_there(
     model = CheckedModel(TEMPLATES / "tensorrt_llm", config, {})
     assert not any("without which" in problem.what for problem in check_model(model))
     del config.parameters[missing]
-    told = any(f"no parameter {missing}, without which" in p.what for p in check_model(model))
-    assert told == (missing in releases()[release].required)
+    is_reported = any(f"no parameter {missing}, without" in p.what for p in check_model(model))
+    assert is_reported == (missing in releases()[release].required)
 
 
 @pytest.mark.parametrize(
     ("version", "changes", "what"),
     [
-        ("0.9.0", {}, "template is of TensorRT-LLM 0.11.0 or later and its engine of 0.9.0"),
+        ("0.9.0", {}, "template is for TensorRT-LLM 0.11.0 or later and its engine for 0.9.0"),
         ("0.12.0", {"build_config.plugin_config.remove_input_padding": False}, "packed input"),
     ],
 )
@@ -87,7 +81,7 @@ def test_an_engine_that_does_not_fit(
     assert what in check_repository(repo)[0].what
 
 
-def test_streaming_from_an_engine_that_answers_in_one_piece(repo: Path) -> None:
+def test_streaming_from_an_engine_that_is_not_decoupled(repo: Path) -> None:
     change(repo, "tensorrt_llm", "decoupled: True", "decoupled: False")
     problems = {problem.model: problem.what for problem in check_repository(repo)}
     assert "tensorrt_llm is not decoupled" in problems["ensemble"]

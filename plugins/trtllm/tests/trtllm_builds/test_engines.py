@@ -1,4 +1,4 @@
-"""Versions, containers and engines: what fits together, and what is refused."""
+"""Tests of which versions, containers and engines fit together, and which are refused."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 
 from llmserve.errors import ConfigError, LLMServeError, OptionError
 from llmserve_trtllm.engine import check_engine, read_engine
-from llmserve_trtllm.target import scheduler_of
+from llmserve_trtllm.target import resolve_scheduler
 from llmserve_trtllm.versions import Version, choose_version
 
 from .building import DEFAULTS, ENGINES, build, cases, engine_of
 
 
-@pytest.mark.parametrize(("version", "container", "chosen"), cases("containers"))
-def test_a_version_is_named_as_nvidia_writes_it_or_by_its_container(
-    version: str, container: str, chosen: str
+@pytest.mark.parametrize(("version", "container", "expected"), cases("containers"))
+def test_a_version_is_chosen_by_nvidias_notation_or_by_its_container(
+    version: str, container: str, expected: str
 ) -> None:
-    assert str(choose_version(version.strip("-"), container.strip("-"))) == chosen
+    assert str(choose_version(version.strip("-"), container.strip("-"))) == expected
 
 
-def test_a_version_that_is_none_is_a_wrong_option() -> None:
-    with pytest.raises(OptionError, match="'new' is no version"):
+def test_an_invalid_version_is_refused() -> None:
+    with pytest.raises(OptionError, match="'new' is not a version"):
         Version.parse("new")
 
 
@@ -44,19 +44,21 @@ def test_an_engine_is_read_in_the_form_of_its_version(
     assert engine.paged_kv_cache
 
 
-@pytest.mark.parametrize(("of", "version", "changes", "asked", "why"), cases("refused engines"))
+@pytest.mark.parametrize(
+    ("engine", "version", "changes", "options", "message"), cases("refused engines")
+)
 def test_an_engine_that_the_build_cannot_use_is_refused(
-    tmp_path: Path, of: str, version: str, changes: dict[str, Any], asked: dict[str, Any], why: str
+    tmp_path: Path, engine: str, version: str, changes: Any, options: Any, message: str
 ) -> None:
-    folder = engine_of(tmp_path / "engine", of, changes)
+    folder = engine_of(tmp_path / "engine", engine, changes)
     (folder / "rank0.engine").touch()
-    with pytest.raises(LLMServeError, match=why) as caught:
-        build(tmp_path, version, engine=str(folder), **asked)
+    with pytest.raises(LLMServeError, match=message) as caught:
+        build(tmp_path, version, engine=str(folder), **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / version).exists()
 
 
-def test_an_engine_that_fits_is_taken(tmp_path: Path) -> None:
+def test_a_matching_engine_is_accepted(tmp_path: Path) -> None:
     changes = {
         "pretrained_config.mapping": {"tp_size": 2},
         "build_config.speculative_decoding_mode": "MEDUSA",
@@ -65,28 +67,27 @@ def test_an_engine_that_fits_is_taken(tmp_path: Path) -> None:
     folder = engine_of(tmp_path, "1.2.1", changes)
     for rank in (0, 1):
         (folder / f"rank{rank}.engine").touch()
-    asked = {"max_batch_size": 64, "decoding_mode": "medusa", "gpu_device_ids": "0,1"}
-    options = {**DEFAULTS, **asked}
+    options = {**DEFAULTS, "max_batch_size": 64, "decoding_mode": "medusa", "gpu_device_ids": "0,1"}
     check_engine(read_engine(folder), Version(1, 2, 1), batching="static", options=options)
 
 
-@pytest.mark.parametrize(("content", "why"), cases("no engines"))
-def test_what_is_no_engine_is_told_in_one_line(tmp_path: Path, content: Any, why: str) -> None:
+@pytest.mark.parametrize(("content", "message"), cases("not engines"))
+def test_other_folders_are_refused_in_one_line(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         read_engine(tmp_path)
     text = json.dumps(content) if isinstance(content, dict) else content
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=why) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_engine(tmp_path)
     assert "\n" not in str(caught.value)
-    assert "Error" not in str(caught.value), "a Python error's name says nothing to a user"
+    assert "Error" not in str(caught.value), "the name of a Python error means nothing to a user"
     with pytest.raises(ConfigError, match="there is no engine at"):
         read_engine(tmp_path / "nowhere")
 
 
-def test_the_tutorials_word_is_taken_with_a_warning_that_says_why() -> None:
+def test_the_tutorials_scheduler_name_is_replaced_with_a_warning() -> None:
     lines: list[str] = []
-    assert scheduler_of("guaranteed_completion", lines.append) == "guaranteed_no_evict"
-    assert "no version of TensorRT-LLM has ever known guaranteed_completion" in lines[0]
-    assert scheduler_of("max_utilization", lines.append) == "max_utilization"
+    assert resolve_scheduler("guaranteed_completion", lines.append) == "guaranteed_no_evict"
+    assert "no version of TensorRT-LLM has ever supported guaranteed_completion" in lines[0]
+    assert resolve_scheduler("max_utilization", lines.append) == "max_utilization"
     assert len(lines) == 1

@@ -1,4 +1,4 @@
-"""What is emitted, field by field, against what NVIDIA's files of each version have."""
+"""Compares emitted configurations field by field with NVIDIA's files of each version."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .nvidia import Tensor, releases
 RELEASES = {name: release for name, release in releases().items() if name != "llmapi"}
 VERSIONS = tuple(RELEASES)
 LATER = VERSIONS[1:]
-# Not read from NVIDIA's files: between 0.19.0 and 1.2.1.
+# Releases between 0.19.0 and 1.2.1, of which NVIDIA's files have not been read.
 UNREAD = ("0.20.0", "0.21.0", "1.0.0", "1.1.0")
-WAYS: list[tuple[str, dict[str, Any]]] = [
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((version, {"decoupled": False}) for version in VERSIONS),
     *((version, {}) for version in LATER),
     *((version, {"stream_through": "ensemble"}) for version in LATER),
@@ -36,12 +36,12 @@ PLACEHOLDERS = {
     "encoder_input_features_data_type": "FP16",
     "prompt_embedding_table_data_type": "FP16",
 }
-# What the backend's template has for Triton.
+# Read by Triton, not by the backend.
 NOT_READ = {"FORCE_CPU_ONLY_INPUT_TENSORS"}
 
 
 def declared(fields: Any) -> dict[str, Tensor]:
-    found = {
+    tensors = {
         field.name: Tensor(
             pb.DataType.Name(field.data_type).removeprefix("TYPE_"),
             tuple(field.dims),
@@ -51,8 +51,8 @@ def declared(fields: Any) -> dict[str, Tensor]:
         )
         for field in fields
     }
-    assert len(found) == len(fields), "a tensor is declared twice"
-    return found
+    assert len(tensors) == len(fields), "a tensor is declared twice"
+    return tensors
 
 
 def expected(version: str, model: str, side: str) -> dict[str, Tensor]:
@@ -70,64 +70,64 @@ def expected(version: str, model: str, side: str) -> dict[str, Tensor]:
 
 
 def parameters(config: ModelConfig) -> dict[str, str]:
-    found = {key: value.string_value for key, value in config.parameters.items()}
-    return {key: value for key, value in found.items() if not key.startswith("llmserve.")}
+    values = {key: value.string_value for key, value in config.parameters.items()}
+    return {key: value for key, value in values.items() if not key.startswith("llmserve.")}
 
 
-@pytest.mark.parametrize(("version", "options"), WAYS)
+@pytest.mark.parametrize(("version", "options"), VARIANTS)
 def test_the_engine_would_load(built: Built, version: str, options: dict[str, Any]) -> None:
-    """It has every parameter that is read without a default, and none that nobody reads."""
+    """It has every parameter that is read without a default, and none that is never read."""
     release = RELEASES[version]
     config = built(version, **options)["tensorrt_llm"]
-    found = parameters(config)
-    assert not release.required.keys() - found.keys()
-    assert found.keys() - NOT_READ <= release.required.keys() | release.read
-    assert not any("${" in value for value in found.values())
+    written = parameters(config)
+    assert not release.required.keys() - written.keys()
+    assert written.keys() - NOT_READ <= release.required.keys() | release.read
+    assert not any("${" in value for value in written.values())
     assert declared(config.input) == expected(version, "tensorrt_llm", "input")
     assert declared(config.output) == expected(version, "tensorrt_llm", "output")
 
 
 @pytest.mark.parametrize("version", UNREAD)
-def test_a_release_between_has_what_both_of_its_neighbours_require(
+def test_an_unread_release_has_what_both_of_its_neighbours_require(
     built: Built, version: str
 ) -> None:
     engine = built(version)["tensorrt_llm"]
-    found, names = parameters(engine), {tensor.name for tensor in engine.input}
-    for known in ("0.19.0", "1.2.1"):
-        assert not RELEASES[known].required.keys() - found.keys()
-        assert found.keys() - NOT_READ <= RELEASES[known].required.keys() | RELEASES[known].read
+    written, names = parameters(engine), {tensor.name for tensor in engine.input}
+    for neighbour in (RELEASES["0.19.0"], RELEASES["1.2.1"]):
+        assert not neighbour.required.keys() - written.keys()
+        assert written.keys() - NOT_READ <= neighbour.required.keys() | neighbour.read
     # It is not known which release renamed the lengths.
     assert {"seed", "min_tokens", "min_length"} <= names
     assert "random_seed" not in names
 
 
-@pytest.mark.parametrize(("version", "options"), WAYS)
+@pytest.mark.parametrize(("version", "options"), VARIANTS)
 def test_clients_find_the_tensors_of_their_version(
     built: Built, version: str, options: dict[str, Any]
 ) -> None:
-    """All that the templates have of text, in the same form; ours come in addition."""
+    """All tensors of the templates for text models, in the same form, in addition to ours."""
     configs = built(version, **options)
     for model in configs.keys() - {"tensorrt_llm"}:
         source = "ensemble" if model == "tensorrt_llm_bls" else model
         for side in ("input", "output"):
-            wanted = expected(version, source, side)
-            found = declared(getattr(configs[model], side))
-            assert {name: found.get(name) for name in wanted} == wanted
+            templates = expected(version, source, side)
+            tensors = declared(getattr(configs[model], side))
+            assert {name: tensors.get(name) for name in templates} == templates
             if source == "ensemble":
-                assert found.keys() - wanted.keys() <= OURS
-    # A BLS model's template has no tensor that ours lacks.
+                assert tensors.keys() - templates.keys() <= OURS
+    # Our BLS model has every tensor of the template's.
     if "tensorrt_llm_bls" in configs:
         inputs = declared(configs["tensorrt_llm_bls"].input)
         assert expected(version, "tensorrt_llm_bls", "input").keys() <= inputs.keys()
 
 
 @pytest.mark.parametrize("options", [{}, {"decoupled": False}])
-def test_nvidias_names_for_the_llm_api_are_taken_too(built: Built, options: dict[str, Any]) -> None:
-    wanted = releases()["llmapi"].side("tensorrt_llm", "input")
-    found = declared(built("1.2.1", layout="llmapi", **options)["ensemble"].input)
-    lacking = {name for name, tensor in wanted.items() if found.get(name) != tensor}
-    # One prompt a row here, and one answer to it.
-    assert lacking == {
+def test_nvidias_llm_api_names_are_accepted_too(built: Built, options: dict[str, Any]) -> None:
+    template = releases()["llmapi"].side("tensorrt_llm", "input")
+    tensors = declared(built("1.2.1", layout="llmapi", **options)["ensemble"].input)
+    missing = {name for name, tensor in template.items() if tensors.get(name) != tensor}
+    # Here each row has one prompt and one answer.
+    assert missing == {
         "text_input", "sampling_param_best_of", "sampling_param_return_perf_metrics",
     }  # fmt: skip
 
@@ -143,51 +143,50 @@ WIRES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("version", "options"), WAYS)
-def test_what_a_client_asks_for_reaches_the_engine_under_its_name(
+@pytest.mark.parametrize(("version", "options"), VARIANTS)
+def test_a_clients_inputs_reach_the_engine_under_its_names(
     built: Built, version: str, options: dict[str, Any]
 ) -> None:
-    """Straight, or by way of preprocessing, which checks it and reads request parameters too."""
+    """Directly, or through preprocessing, which checks them and also reads request parameters."""
     wired = steps(built(version, **options))
     if list(wired) == ["tensorrt_llm_bls"]:
         inputs = wired["tensorrt_llm_bls"].input_map
         assert all(name == value for name, value in inputs.items())
         return
-    into, engine, out = wired["preprocessing"], wired["tensorrt_llm"], wired["postprocessing"]
-    has = expected(version, "tensorrt_llm", "input")
-    followed = 0
+    first, engine, last = wired["preprocessing"], wired["tensorrt_llm"], wired["postprocessing"]
+    engine_inputs = expected(version, "tensorrt_llm", "input")
+    connected = 0
     for name in expected(version, "ensemble", "input"):
-        inside = RENAMED.get(name, name)
-        if inside not in engine.input_map:
-            # What an engine would pass over goes to preprocessing, which refuses it.
-            guide = name.startswith("guided_decoding_")
-            assert inside not in has or name in UNARY_ONLY or guide
+        engine_name = RENAMED.get(name, name)
+        if engine_name not in engine.input_map:
+            # The engine would ignore a guide; it goes to preprocessing, which refuses it.
+            is_guide = name.startswith("guided_decoding_")
+            assert engine_name not in engine_inputs or name in UNARY_ONLY or is_guide
             continue
-        wire = engine.input_map[inside]
+        wire = engine.input_map[engine_name]
         if wire != name:
-            assert into.output_map[f"OUT_{name.upper()}"] == wire
-            assert name in into.input_map.values()
-        followed += 1
-    assert followed >= 10
-    assert into.input_map["QUERY"] == "text_input"
-    assert into.input_map["REQUEST_OUTPUT_LEN"] == "max_tokens"
-    assert into.output_map["INPUT_ID"] == "_INPUT_ID"
-    assert out.output_map["OUTPUT"] == "text_output"
-    # The engine of 0.5.0 takes no words, and says no lengths.
-    assert {name: engine.input_map[name] for name in WIRES if name in has} == {
-        name: wire for name, wire in WIRES.items() if name in has
-    }
-    made = expected(version, "tensorrt_llm", "output")
-    for inside, outside in (("output_ids", "TOKENS_BATCH"), ("sequence_length", "SEQUENCE_LENGTH")):
-        assert (inside in made) == (outside in out.input_map)
-        if inside in made:
-            assert engine.output_map[inside] == out.input_map[outside] == f"_{outside}"
+            assert first.output_map[f"OUT_{name.upper()}"] == wire
+            assert name in first.input_map.values()
+        connected += 1
+    assert connected >= 10
+    assert first.input_map["QUERY"] == "text_input"
+    assert first.input_map["REQUEST_OUTPUT_LEN"] == "max_tokens"
+    assert first.output_map["INPUT_ID"] == "_INPUT_ID"
+    assert last.output_map["OUTPUT"] == "text_output"
+    # The engine of 0.5.0 accepts no words and returns no lengths.
+    wires = {name: wire for name, wire in WIRES.items() if name in engine_inputs}
+    assert {name: engine.input_map[name] for name in wires} == wires
+    engine_outputs = expected(version, "tensorrt_llm", "output")
+    for output, name in (("output_ids", "TOKENS_BATCH"), ("sequence_length", "SEQUENCE_LENGTH")):
+        assert (output in engine_outputs) == (name in last.input_map)
+        if output in engine_outputs:
+            assert engine.output_map[output] == last.input_map[name] == f"_{name}"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_scheduling_blocks_are_those_of_the_template(built: Built, version: str) -> None:
-    asked = {} if version == "0.5.0" else {"max_queue_delay_microseconds": 50}
-    config = built(version, **asked)["tensorrt_llm"]
+    options = {} if version == "0.5.0" else {"max_queue_delay_microseconds": 50}
+    config = built(version, **options)["tensorrt_llm"]
     assert config.backend == "tensorrtllm"
     assert [group.kind for group in config.instance_group] == [pb.ModelInstanceGroup.KIND_CPU]
     assert config.HasField("dynamic_batching") == (version != "0.5.0")
@@ -197,49 +196,49 @@ def test_scheduling_blocks_are_those_of_the_template(built: Built, version: str)
         assert config.dynamic_batching.default_queue_policy.max_queue_size == 0
 
 
-# With what else they need, and what they may be where any text will not do.
-TOGETHER = {
+# Values of parameters that do not accept every value, or that need a certain other parameter.
+SPECIAL_VALUES = {
     "decoding_mode": "medusa",
     "xgrammar_tokenizer_info_path": "/x.json",
     "gpu_device_ids": "0",
 }
-GIVEN: dict[type, Any] = {bool: False, int: 7, float: 0.5, str: "1"}
+VALUES: dict[type, Any] = {bool: False, int: 7, float: 0.5, str: "1"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_parameter_that_a_version_reads_can_be_set_to_anything(
-    built: Built, version: str
-) -> None:
-    """An explicit false among them: the backend's own default may be true."""
+def test_every_parameter_that_a_version_reads_can_be_set(built: Built, version: str) -> None:
+    """An explicit false is written too: the backend's own default may be true."""
     release = Version.parse(version)
-    known = [p for p in PARAMETERS if p.exists_in(release) and p.name != "max_beam_width"]
-    asked = {p.name: TOGETHER.get(p.name, (p.choices or (GIVEN[p.kind],))[0]) for p in known}
-    found = parameters(built(version, **asked)["tensorrt_llm"])
-    for parameter in known:
-        value = asked[parameter.name]
+    settable = [p for p in PARAMETERS if p.exists_in(release) and p.name != "max_beam_width"]
+    options = {
+        p.name: SPECIAL_VALUES.get(p.name, (p.choices or (VALUES[p.kind],))[0]) for p in settable
+    }
+    written = parameters(built(version, **options)["tensorrt_llm"])
+    for parameter in settable:
+        value = options[parameter.name]
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        assert found[parameter.key(release)] == text
-    # What is left is of encoder-decoder models, or has had no effect for long.
-    assert RELEASES[version].read - found.keys() <= {
+        assert written[parameter.key(release)] == text
+    # The rest is for encoder-decoder models, or has had no effect for a long time.
+    assert RELEASES[version].read - written.keys() <= {
         "cross_kv_cache_fraction", "encoder_model_path", "enable_trt_overlap", "max_beam_width",
         "recv_poll_period_ms",
     }  # fmt: skip
-    # An engine that is not told leaves it to the version.
-    switches = {p.key(release) for p in known if p.kind is bool and p.default == ""}
-    assert not switches & parameters(built(version)["tensorrt_llm"]).keys()
+    # Flags that are not set are left to the version's default.
+    flags = {p.key(release) for p in settable if p.kind is bool and p.default == ""}
+    assert not flags & parameters(built(version)["tensorrt_llm"]).keys()
 
 
 @pytest.mark.parametrize("version", LATER)
-def test_a_decoding_mode_is_one_that_the_version_knows(version: str) -> None:
+def test_a_decoding_mode_is_one_that_the_version_supports(version: str) -> None:
     (option,) = (p for p in PARAMETERS if p.name == "decoding_mode")
     for mode in option.choices:
-        asked = {**DEFAULTS, "batching": "inflight", "decoding_mode": mode}
+        options = {**DEFAULTS, "batching": "inflight", "decoding_mode": mode}
         if mode not in RELEASES[version].modes:
-            why = f"has no decoding_mode {mode}"
+            message = f"has no decoding_mode {mode}"
         elif mode == "lookahead":
-            why = "decoding_mode lookahead needs lookahead_window_size"
+            message = "decoding_mode lookahead needs lookahead_window_size"
         else:
-            refuse(asked, Version.parse(version))
+            refuse(options, Version.parse(version))
             continue
-        with pytest.raises(IncompatibleError, match=why):
-            refuse(asked, Version.parse(version))
+        with pytest.raises(IncompatibleError, match=message):
+            refuse(options, Version.parse(version))

@@ -1,7 +1,7 @@
-"""How the models are wired in each way of serving, and that nothing of it would not load.
+"""Tests of the wiring between the models in each kind of build, and that all builds would load.
 
-When a change alters the configurations in ``golden`` on purpose, run this file with ``REWRITE=1``
-and look at the difference.
+If a change alters the configurations in ``golden`` on purpose, run this file with ``REWRITE=1``
+and review the difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmserve.repository.check import check_repository
 from .building import ENGINES, build, cases, steps
 from .conftest import Built
 
-WAYS: list[tuple[str, dict[str, Any]]] = [
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("0.5.0", {"batching": "static"}),
     ("0.12.0", {"decoupled": False, "bls": True}),
     ("0.12.0", {}),
@@ -33,16 +33,16 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("version", "options"), WAYS)
-def test_what_is_built_would_load(tmp_path: Path, version: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("version", "options"), VARIANTS)
+def test_all_builds_pass_the_check(tmp_path: Path, version: str, options: dict[str, Any]) -> None:
     build(tmp_path, version, **options)
-    # The models in PyTorch, as in the tutorial, lie in the same repository.
+    # As in the tutorial, the same repository also contains a model in PyTorch.
     if version == "0.5.0":
         llmserve.build("hf", "demo", name="llama_python", output=tmp_path / version)
     assert check_repository(tmp_path / version) == []
 
 
-def test_a_stream_leads_to_the_model_that_remembers(built: Built) -> None:
+def test_a_streaming_ensemble_uses_the_bls_model(built: Built) -> None:
     configs = built("1.2.1", bls_instance_count=6)
     assert list(steps(configs)) == ["tensorrt_llm_bls"]
     assert configs["tensorrt_llm"].model_transaction_policy.decoupled
@@ -52,13 +52,13 @@ def test_a_stream_leads_to_the_model_that_remembers(built: Built) -> None:
     assert exchange == "stream"
 
 
-def test_nvidias_wiring_leads_nothing_by_a_decoupled_engine(built: Built) -> None:
+def test_in_nvidias_wiring_no_tensor_bypasses_a_decoupled_engine(built: Built) -> None:
     configs = built("1.2.1", stream_through="ensemble")
     wired = steps(configs)
     assert list(wired) == ["preprocessing", "tensorrt_llm", "postprocessing"]
-    made = set(wired["tensorrt_llm"].output_map.values())
-    assert set(wired["postprocessing"].input_map.values()) <= made
-    # By way of preprocessing, which reads it from request parameters too.
+    engine_outputs = set(wired["tensorrt_llm"].output_map.values())
+    assert set(wired["postprocessing"].input_map.values()) <= engine_outputs
+    # Through preprocessing, which also reads it from request parameters.
     assert wired["preprocessing"].output_map["OUT_STREAM"] == "_OUT_STREAM"
     assert wired["tensorrt_llm"].input_map["streaming"] == "_OUT_STREAM"
     assert "finish_reason" not in {tensor.name for tensor in configs["ensemble"].output}
@@ -69,14 +69,14 @@ def test_nvidias_wiring_leads_nothing_by_a_decoupled_engine(built: Built) -> Non
     [("0.5.0", {}, False), ("0.12.0", {}, True), ("0.12.0", {"decoupled": False}, False),
      ("0.12.0", {"batching": "static"}, False)],
 )  # fmt: skip
-def test_in_flight_batching_streams_unless_told_otherwise(
+def test_in_flight_batching_streams_by_default(
     built: Built, version: str, options: dict[str, Any], streams: bool
 ) -> None:
     engine = built(version, **options)["tensorrt_llm"]
     assert engine.model_transaction_policy.decoupled == streams
 
 
-def test_parts_are_called_after_the_build_unless_it_is_nvidias(tmp_path: Path) -> None:
+def test_parts_are_named_after_the_build_unless_it_has_nvidias_name(tmp_path: Path) -> None:
     engine = str(ENGINES / "1.2")
     llmserve.build("trtllm", "demo", output=tmp_path, engine=engine, decoupled=False)
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
@@ -84,51 +84,51 @@ def test_parts_are_called_after_the_build_unless_it_is_nvidias(tmp_path: Path) -
     }  # fmt: skip
 
 
-# Of what is older than 1.0 and newer than 0.21 no container is known.
+# No container is known for versions older than 1.0 and newer than 0.21.
 @pytest.mark.parametrize(("version", "image"), [("0.12.0", "24.08"), ("0.22.0", "")])
 def test_the_container_is_that_of_the_version(tmp_path: Path, version: str, image: str) -> None:
     build(tmp_path, version)
-    wanted = f"nvcr.io/nvidia/tritonserver:{image}-trtllm-python-py3" if image else "${IMAGE}"
+    expected = f"nvcr.io/nvidia/tritonserver:{image}-trtllm-python-py3" if image else "${IMAGE}"
     for folder in (tmp_path / version, tmp_path / version / "ensemble"):
         text = (folder / "Dockerfile").read_text()
-        assert f"FROM {wanted}" in text
+        assert f"FROM {expected}" in text
         assert all(word in text for word in ("--no-deps", "llmserve-trtllm==", "pluggy=="))
         assert "transformers==" not in text
 
 
-@pytest.mark.parametrize(("version", "options", "why"), cases("refused builds"))
-def test_what_does_not_fit_is_refused_and_nothing_is_written(
-    tmp_path: Path, version: str, options: dict[str, Any], why: str
+@pytest.mark.parametrize(("version", "options", "message"), cases("refused builds"))
+def test_invalid_builds_are_refused_and_nothing_is_written(
+    tmp_path: Path, version: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(LLMServeError, match=why) as caught:
+    with pytest.raises(LLMServeError, match=message) as caught:
         build(tmp_path, version, **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / version).exists()
 
 
-def test_each_way_of_batching_has_its_own_words(built: Built) -> None:
-    def words(**options: Any) -> list[str]:
+def test_each_kind_of_batching_has_its_own_parameters(built: Built) -> None:
+    def values(**options: Any) -> list[str]:
         parameters = built("0.12.0", decoupled=False, **options)["tensorrt_llm"].parameters
         return [
             parameters[key].string_value for key in ("gpt_model_type", "batch_scheduler_policy")
         ]
 
-    assert words(batching="static") == ["V1", "guaranteed_no_evict"]
-    assert words(scheduler="max_utilization") == ["inflight_fused_batching", "max_utilization"]
+    assert values(batching="static") == ["V1", "guaranteed_no_evict"]
+    assert values(scheduler="max_utilization") == ["inflight_fused_batching", "max_utilization"]
 
 
 GOLDEN = Path(__file__).with_name("golden")
-AT: dict[str, Any] = {"engine_at": "/engines/demo"}
+ENGINE_AT: dict[str, Any] = {"engine_at": "/engines/demo"}
 BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "0.5.0-static": ("0.5.0", {**AT, "batching": "static"}),
-    "0.19": ("0.19.0", {**AT, "decoupled": False}),
-    "1.2-decoupled": ("1.2.1", AT),
+    "0.5.0-static": ("0.5.0", {**ENGINE_AT, "batching": "static"}),
+    "0.19": ("0.19.0", {**ENGINE_AT, "decoupled": False}),
+    "1.2-decoupled": ("1.2.1", ENGINE_AT),
     "1.2-llmapi-static": ("1.2.1", {"layout": "llmapi", "batching": "static"}),
 }
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_what_is_checked_in_is_what_build_emits(tmp_path: Path, name: str) -> None:
+def test_golden_files_match_the_build(tmp_path: Path, name: str) -> None:
     version, options = BUILDS[name]
     configs = build(tmp_path, version, **options)
     if os.environ.get("REWRITE"):

@@ -1,4 +1,4 @@
-"""Answers each row with what reached the model, as JSON: the text, parameters and inputs."""
+"""A model that answers each row with what it received, as JSON: text, parameters and inputs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request, len(requests)) for request in requests]
 
-    def _answer(self, request: Any, together: int) -> Any:
+    def _answer(self, request: Any, batch_size: int) -> Any:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         texts = inputs.pop("text_input")
         if texts.flat[0].startswith(b"raise "):
             raise ValueError(texts.flat[0].decode().removeprefix("raise "))
         if texts.flat[0] == b"bytes":
             return self._response(np.full(texts.shape, b"a\xff", dtype=object), texts)
-        seen = {name: str(value.tolist()) for name, value in inputs.items()}
+        received = {name: str(value.tolist()) for name, value in inputs.items()}
         answers = [
             json.dumps(
                 {
                     "text": text.decode(),
                     "parameters": json.loads(request.parameters()),
-                    "inputs": seen,
-                    "together": together,
+                    "inputs": received,
+                    "batch_size": batch_size,
                 }
             ).encode()
             for text in texts.flat

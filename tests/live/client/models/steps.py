@@ -1,4 +1,4 @@
-"""Keeps the words of each sequence and gives one a step; writes down starts and ends."""
+"""A model that returns one word per step of a sequence, and records starts and ends."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class TritonPythonModel:
         if inputs["START"]:
             self.words[sequence] = inputs["text_input"].decode().split()
             self.delay[sequence] = json.loads(request.parameters()).get("delay", 0)
-            self._note("start", sequence)
+            self._record("start", sequence)
         words = self.words[sequence]
         if inputs["END"]:
-            self._note("end", sequence)
+            self._record("end", sequence)
             del self.words[sequence]
             return self._response("", "")
         time.sleep(self.delay[sequence])
@@ -39,7 +39,7 @@ class TritonPythonModel:
         word = words.pop(0) if words else ""
         return self._response(word, "" if words else "stop")
 
-    def _note(self, event: str, sequence: int) -> None:
+    def _record(self, event: str, sequence: int) -> None:
         with self.journal.open("a") as file:
             file.write(f"{event} {sequence}\n")
 

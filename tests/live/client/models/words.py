@@ -1,4 +1,4 @@
-"""Streams the prompt's words with a delay, and writes down when it was cancelled."""
+"""A model that streams the words of a prompt with a delay, and records cancelled requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TritonPythonModel:
                     break
                 if any(row[step : step + 1] == ["refuse"] for row in rows):
                     error = pb_utils.TritonError("no such word", pb_utils.TritonError.INVALID_ARG)
-                    # Apart, the error and the end would leave a request behind in the server.
+                    # Sent separately, the error and the end would leave a request in the server.
                     sender.send(
                         pb_utils.InferenceResponse(error=error),
                         flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,

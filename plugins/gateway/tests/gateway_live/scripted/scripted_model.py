@@ -1,4 +1,4 @@
-"""A plugin that plays models which call tools: each says what the last message asks it to."""
+"""A plugin with a scripted model: it answers with the text that the last message prescribes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from llmserve.plugin import Generator, Recipe, ToolParser, ToolPart, hookimpl
 from llmserve.runtime import Generation, Tokenizer
 
-SAY, OVER = "Say this: ", "<over>"
+START, END = "Say this: ", "<over>"
 
 
 class Scripted:
-    """A generator that answers with what stands between two marks of its prompt."""
+    """A generator that answers with the text between two marks in its prompt."""
 
     context_length = 4096
     eos_ids = frozenset({0})
@@ -24,13 +24,13 @@ class Scripted:
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         for generation in generations:
             prompt = tokenizer.decode(generation.prompt_ids)
-            script = prompt.rpartition(SAY)[2].partition(OVER)[0]
+            script = prompt.rpartition(START)[2].partition(END)[0]
             for token in (*tokenizer.encode(script, special=False), 0):
                 generation.push(token)
 
 
 class Shouts:
-    """Reads ``NAME!`` as a call without arguments, which no other family writes."""
+    """Reads ``NAME!`` as a call without arguments, a format of no other parser."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -52,7 +52,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
     return [
         Generator(
             name="scripted",
-            summary="Says what it is asked to",
+            summary="Answers as scripted",
             runtime="scripted_model:Scripted",
             source=None,
         )
@@ -61,7 +61,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_recipes() -> Sequence[Recipe]:
-    return [Recipe(name="scripted", summary="Says what it is asked to", generator="scripted")]
+    return [Recipe(name="scripted", summary="Answers as scripted", generator="scripted")]
 
 
 @hookimpl
