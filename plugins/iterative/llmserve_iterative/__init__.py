@@ -29,9 +29,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
     cache_tokens = Option(
         "cache_tokens", 0, "Size of the cache in tokens; 0 means four contexts, or more.", minimum=0
     )
-    prefill_chunk = Option(
-        "prefill_chunk", 256, "Most prompt tokens in one step, for all new prompts.", minimum=1
-    )
+    prefill_chunk = Option("prefill_chunk", 256, "Most prompt tokens per step, in all.", minimum=1)
     return [
         Generator(
             name="stepwise",
@@ -54,9 +52,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
 
 @hookimpl
 def llmserve_register_batchings() -> Sequence[Batching]:
-    max_batch_size = Option(
-        "max_batch_size", 32, "Most sequences in flight at once; others wait.", minimum=1
-    )
+    max_batch_size = Option("max_batch_size", 32, "Most sequences in flight at once.", minimum=1)
     idle_seconds = Option(
         "idle_seconds",
         300.0,

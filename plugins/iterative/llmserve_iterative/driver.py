@@ -43,14 +43,15 @@ _END_FLAG = 2
 class ActiveRequest:
     """A request from its arrival to its last response.
 
-    ``queued`` is when it last entered Triton's queue, or slightly earlier. A ``suspended`` request
-    holds nothing in the engine: Triton seems to have dropped it.
+    ``queued`` is when it last entered Triton's queue, or slightly earlier. A ``suspended`` request,
+    which Triton seems to have dropped, holds nothing in the engine; neither does one with an error.
     """
 
     job: Job
     queued: float
     next_piece: float = 0.0
     suspended: bool = False
+    error: Exception | None = None
 
 
 class IterativeDriver(StepDriver):
@@ -130,7 +131,9 @@ class IterativeDriver(StepDriver):
             Responder(raw, self._parts).refuse("this request was dropped: send it again")
             return False
         request.job.responder.attach(raw)
-        if not self._cancel_if_gone(request) and request.suspended:
+        if request.error is not None:
+            self._give_up(request.job, request.error)
+        elif not self._cancel_if_gone(request) and request.suspended:
             self._admit(request.job)
         request.suspended = False
         return True
@@ -205,14 +208,14 @@ class IterativeDriver(StepDriver):
                 request.next_piece = now + interval
 
     def _fail(self, generation: Generation, error: Exception) -> None:
-        for job in (request.job for request in self._active.values()):
-            if generation not in job.generations:
-                continue
-            if job.responder.attached:
-                self._give_up(job, error)
-            else:
-                # Triton has its request now; it is answered when that comes back.
-                self._cancel(job)
+        for request in self._active.values():
+            if generation in request.job.generations:
+                if request.job.responder.attached:
+                    self._give_up(request.job, error)
+                else:
+                    # Triton has its request now; it is answered when that comes back.
+                    self._drop(request.job)
+                    request.error = error
 
     def _watch(self) -> None:
         """Free what disconnected clients hold if no request arrives that would reveal them."""

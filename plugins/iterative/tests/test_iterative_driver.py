@@ -55,6 +55,18 @@ def test_a_request_that_fails_does_so_alone() -> None:
     assert triton.nothing_is_left()
 
 
+def test_a_request_that_fails_while_triton_has_it_gets_the_error_when_it_comes_back() -> None:
+    triton = Scheduler()
+    other, failing = triton.send("ab", max_tokens=9), triton.send("!")
+    for present in ([other, failing], [other, failing], [other]):
+        # The engine computes the last step for both, though only one of them is here.
+        triton.run(present)
+    triton.run_all()
+    assert failing.error == "the model failed: ValueError: cannot go on"
+    assert other.text == "ababababa"
+    assert triton.nothing_is_left()
+
+
 @pytest.mark.parametrize(("word", "kind"), [("#", "MemoryError: no"), ("~", "RuntimeError: ")])
 def test_a_failed_step_answers_all_requests_in_flight_and_the_next_can_come(
     word: str, kind: str
