@@ -16,9 +16,8 @@ _SUMMARIES = {
 
 @hookimpl
 def llmserve_register_backends() -> Sequence[Backend]:
+    here = Path(__file__)
     return [
-        Backend(
-            name=name, summary=summary, folder=Path(__file__).with_name(name), stand_in_for=name
-        )
+        Backend(name=name, summary=summary, folder=here.with_name(name), stand_in_for=name)
         for name, summary in _SUMMARIES.items()
     ]

@@ -10,7 +10,7 @@ from typing import Any
 SOURCE = "llmserve.stand_in"
 """The parameter that names the model the engine was built from."""
 _STATIC = ("V1", "v1")
-_MODEL_TYPES = (*_STATIC, "inflight_batching", "inflight_fused_batching")
+_TYPES = (*_STATIC, "inflight_batching", "inflight_fused_batching")
 _REQUIRED = ("gpt_model_type", "gpt_model_path")
 _REQUIRED_FROM_0_19 = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 
@@ -33,9 +33,8 @@ class Settings:
                 raise RuntimeError(f"Xgrammar's tokenizer info path at {path} does not exist.")
             self.tokenizer_info = json.loads(path.read_text(encoding="utf-8"))
         model_type = values["gpt_model_type"]
-        if model_type not in _MODEL_TYPES:
-            types = ", ".join(_MODEL_TYPES)
-            raise RuntimeError(f"gpt_model_type cannot be {model_type!r}: choose one of {types}")
+        if model_type not in _TYPES:
+            raise RuntimeError(f"gpt_model_type cannot be {model_type!r}: choose one of {_TYPES}")
         if model_type in _STATIC and "seed" in inputs:
             raise RuntimeError("TensorRT-LLM 0.20 and later do not run static batches (V1)")
         if not values.get(SOURCE):
