@@ -148,8 +148,8 @@ class AsyncClient:
     async def models(self) -> list[str]:
         return ready_names(await self._states())
 
-    async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
-        return await self._info(name, self._deadline(None), anew=anew)
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        return await self._info(name, self._deadline(None), refresh=refresh)
 
     @overload
     async def generate(
@@ -259,8 +259,8 @@ class AsyncClient:
         async with self._translated(getattr(request, "name", None), deadline):
             return await self._channel.result(self._call(method, request, deadline.left()))
 
-    async def _info(self, name: str, deadline: Deadline, *, anew: bool = False) -> ModelInfo:
-        if anew or name not in self._infos:
+    async def _info(self, name: str, deadline: Deadline, *, refresh: bool = False) -> ModelInfo:
+        if refresh or name not in self._infos:
             request = service_pb2.ModelConfigRequest(name=name)
             response = await self._request("ModelConfig", request, deadline)
             self._infos[name] = read_config(response.config)

@@ -52,9 +52,9 @@ class Client:
     def models(self) -> list[str]:
         return _run(self._client.models())
 
-    def model(self, name: str, *, anew: bool = False) -> ModelInfo:
-        """Describe how a model accepts requests; cached, and read again with ``anew``."""
-        return _run(self._client.model(name, anew=anew))
+    def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        """Describe how a model accepts requests; cached, and read again with ``refresh``."""
+        return _run(self._client.model(name, refresh=refresh))
 
     @overload
     def generate(

@@ -77,11 +77,11 @@ class Catalog:
             # A model that does not load must not hide the others.
             with suppress(RequestRejectedError):
                 if not self._named or await client.model_ready(name):
-                    loaded.append(await client.model(name, anew=refresh))
+                    loaded.append(await client.model(name, refresh=refresh))
         if self._named and not loaded:
             with suppress(RequestRejectedError, ModelNotReadyError):
                 # model_ready() does not reveal that there is no Triton at all; this call does.
-                await client.model(self._named[0], anew=True)
+                await client.model(self._named[0], refresh=True)
         parts = {part for info in loaded for part in info.parts}
         return [
             info

@@ -98,11 +98,11 @@ class Replicas:
         requests = [replica.client.model_ready(name) for replica in self._serving(name)]
         return any(await _gather(requests))
 
-    async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
         errors = []
         for replica in sorted(self.all, key=lambda replica: not replica.serves(name)):
             try:
-                return await replica.client.model(name, anew=anew)
+                return await replica.client.model(name, refresh=refresh)
             except (UnreachableError, ModelNotReadyError) as error:
                 errors.append(error)
         raise errors[0]

@@ -192,7 +192,7 @@ class Triton:
     async def models(self) -> list[str]:
         return ["m"]
 
-    async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
         tensors: Any = {"text_input": None, "text_output": None}
         return ModelInfo(name, "unary", False, None, tensors, tensors, "0.1")
 
@@ -513,7 +513,7 @@ def test_one_ready_model_is_enough_unless_all_are_required() -> None:
         async def model_ready(self, name: str) -> bool:
             return True
 
-        async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+        async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
             if name == "c":
                 raise RequestRejectedError("there is no model 'c'")
             tensors: Any = {"text_input": None, "text_output": None}
@@ -538,7 +538,7 @@ def test_a_404_does_not_offer_parts_of_ensembles() -> None:
         async def models(self) -> list[str]:
             return ["whole", "whole-part"]
 
-        async def model(self, name: str, *, anew: bool = False) -> ModelInfo:
+        async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
             if name not in await self.models():
                 raise ModelNotReadyError(f"the server does not have {name!r}", mend="load it")
             parts = ("whole-part",) if name == "whole" else ()
