@@ -166,7 +166,7 @@ def describe(
     """
     folders = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
     if not folders:
-        raise UsageError(f"{repository} has no models", mend="llmserve build makes one")
+        raise UsageError(f"{repository} has no models", mend="create one with llmserve build")
     manifests = manifests_of(repository)
     for name in models:
         if name not in folders:

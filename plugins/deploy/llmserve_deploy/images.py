@@ -13,7 +13,7 @@ MODELS_DOCKERFILE = "Dockerfile.models"
 PYTHON = "python:3.12-slim"
 
 _GATEWAY = """\
-# The gateway. Wheels that are on no index come from a folder:
+# The gateway. Packages that are not on an index yet are installed from a folder of wheels:
 # docker build -t NAME -f {file} --build-context wheels=DIR .
 FROM scratch AS wheels
 

@@ -52,8 +52,9 @@ _ENVIRONMENT = {
 _HEAD_RESOURCES = {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
 
 _DOCKERFILE = """\
-# Ray, the gateway and the application in the image with Triton. Wheels that are on no index come
-# from a folder: docker build -t NAME -f {file} --build-context wheels=DIR .
+# Ray, the gateway and the application in the image with Triton. Packages that are not on an index
+# yet are installed from a folder of wheels:
+# docker build -t NAME -f {file} --build-context wheels=DIR .
 FROM scratch AS wheels
 
 FROM {image}

@@ -248,7 +248,7 @@ def test_weights_outside_the_repository_are_mounted_if_possible(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["nowhere"], "nowhere has no models: llmserve build makes one"),
+        (["nowhere"], "nowhere has no models: create one with llmserve build"),
         (["R", "--model", "xyz"], "R has no model 'xyz': choose one of a, b"),
         (["R", "--name", "No"], "--name cannot be 'No': use up to 40 of a-z, 0-9 and -, a letter"),
         (["R", "--memory", "lots"], "--memory cannot be 'lots': use e.g. 8Gi"),
