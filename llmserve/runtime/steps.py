@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from llmserve.runtime.errors import panics_as_errors
@@ -10,9 +11,15 @@ from llmserve.runtime.job import Job
 from llmserve.runtime.metrics import Metrics
 from llmserve.runtime.protocols import Parts, Stepper
 
-# A response takes Triton about 0.25 ms, whatever its content. With this many seconds between two
-# pieces of a stream, multiplied by the number of streams, sending stays a small part of the work.
-_STREAM_INTERVAL = 0.005
+# To send a piece of a stream takes 0.2 to 0.7 ms, whatever it contains; longer while all cores
+# compute. Sending may take the first share of the time, or up to the second if a stream's pieces
+# would otherwise be further apart than this many seconds.
+_SENDING_SHARE, _LARGEST_SENDING_SHARE = 0.04, 0.1
+_SMOOTH_INTERVAL = 0.2
+# How much a new measurement counts in the average, and how long it may be: a pause of the machine
+# must not make the pieces after it rare.
+_NEWEST_WEIGHT = 0.05
+_LONGEST_SENDING = 0.002
 
 
 class StepDriver:
@@ -20,6 +27,7 @@ class StepDriver:
         self._parts = parts
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
         self._metrics = Metrics(parts, self._engine, now)
+        self._sending_time = 0.00025
 
     def _admit(self, job: Job) -> bool:
         """Admit a request to the engine and return whether it was accepted; if not, it fails."""
@@ -43,8 +51,10 @@ class StepDriver:
             return [(generation, error) for job in jobs for generation in job.generations]
 
     def _interval(self, jobs: Iterable[Job]) -> float:
-        """Return the time between two pieces of a stream."""
-        return _STREAM_INTERVAL * sum(job.streams for job in jobs)
+        """Return the time between two pieces of a stream, from what sending has taken so far."""
+        seconds = self._sending_time * sum(job.streams for job in jobs)
+        longest = max(_SMOOTH_INTERVAL, seconds / _LARGEST_SENDING_SHARE)
+        return min(seconds / _SENDING_SHARE, longest)
 
     def _send_news(self, job: Job, now: float, next_piece: float) -> bool:
         """Send an end at once and a stream's piece when due; return whether anything was sent."""
@@ -55,7 +65,11 @@ class StepDriver:
         try:
             with panics_as_errors():
                 if news := job.done or job.has_news:
+                    started = time.perf_counter()
                     job.send()
+                    if not job.done:
+                        taken = min(time.perf_counter() - started, _LONGEST_SENDING)
+                        self._sending_time += _NEWEST_WEIGHT * (taken - self._sending_time)
                 return news
         except Exception as error:
             # A tokenizer's or formatter's error with one answer must not fail the others.

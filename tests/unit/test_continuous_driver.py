@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -104,6 +106,42 @@ def test_a_request_that_cannot_be_answered_gets_an_error_and_is_dropped(
     assert good.text == "cdcdcdcdc"
     wait_until_closed(model.send("e", max_tokens=5))
     assert not model.engine.running
+
+
+def gaps_between_pieces(
+    model: Model, monkeypatch: pytest.MonkeyPatch, sending_times: Sequence[float]
+) -> list[float]:
+    """Return the time between the pieces of a stream, the sending of which takes that long."""
+    sent: list[float] = []
+    send = FakeRequest.send
+
+    def send_slowly(request: FakeRequest, response: Any = None, flags: int = 0) -> None:
+        if len(sent) < len(sending_times):
+            time.sleep(sending_times[len(sent)])
+        sent.append(time.monotonic())
+        send(request, response, flags=flags)
+
+    monkeypatch.setattr(FakeRequest, "send", send_slowly)
+    request = model.send("ab", max_tokens=ENDLESS, stream=True)
+    while len(sent) < len(sending_times):
+        time.sleep(0.001)
+    request.cancelled = True
+    wait_until_closed(request)
+    return [after - before for before, after in pairwise(sent)]
+
+
+def test_pieces_that_take_long_to_send_come_less_often(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Steps take 1 ms. After 40 pieces, the average is at least 1.7 ms, which is 4 % of 43 ms.
+    assert gaps_between_pieces(model, monkeypatch, [0.002] * 42)[40] > 0.04
+
+
+def test_one_long_pause_does_not_make_later_pieces_rare(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps = gaps_between_pieces(model, monkeypatch, [0, 0, 0.5, *[0] * 20])
+    assert median(gaps[3:20]) < 0.1
 
 
 def test_the_metrics_match_the_requests(model: Model) -> None:
