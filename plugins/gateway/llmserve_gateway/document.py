@@ -12,10 +12,11 @@ from llmserve_gateway.fields import MAX_ANSWERS, ROLES, SchemaProbe
 from llmserve_gateway.openai_requests import read_chat, read_completion
 
 _JSON, _EVENT_STREAM, _TEXT_PLAIN = "application/json", "text/event-stream", "text/plain"
+# Each API has its own types of parts: text, input_text, tool_use.
 _PART = {
     "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type"],
+    "properties": {"type": {"type": "string"}, "text": {"type": "string"}},
 }
 _CALL = {
     "type": "object",
@@ -25,14 +26,42 @@ _CALL = {
 }  # fmt: skip
 
 
-def _messages(roles: Sequence[str], **extra_fields: Any) -> dict[str, Any]:
-    content = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
-    fields = {"role": {"enum": list(roles)}, "content": content, **extra_fields}
-    message = {"type": "object", "required": ["role", "content"], "properties": fields}
-    return {"type": "array", "minItems": 1, "items": message}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
 
 
-_MESSAGES = _messages(list(ROLES), tool_calls={"type": "array", "items": _CALL})
+def _list_of(*items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "items": {"anyOf": [*items]}}
+
+
+def _message(
+    *, required: Sequence[str], content: Any, roles: Sequence[str] = tuple(ROLES), **more: Any
+) -> dict[str, Any]:
+    fields = {"role": {"enum": list(roles)}, "content": content, **more}
+    return {"type": "object", "required": ["role", *required], "properties": fields}
+
+
+def _item(kind: str, *texts: str) -> dict[str, Any]:
+    fields = {"type": {"const": kind}, **{name: {"type": "string"} for name in texts}}
+    return {"type": "object", "required": [*fields], "properties": fields}
+
+
+# A message of the assistant that only calls functions has no content.
+_MESSAGES = _list_of(
+    _message(required=["content"], content=_CONTENT),
+    _message(
+        required=["tool_calls"],
+        content={"anyOf": [_CONTENT, {"type": "null"}]},
+        tool_calls={"type": "array", "minItems": 1, "items": _CALL},
+    ),
+)
+_ANTHROPIC_MESSAGES = _list_of(
+    _message(required=["content"], content=_CONTENT, roles=["user", "assistant"])
+)
+_ITEMS = _list_of(
+    _message(required=["content"], content=_CONTENT),
+    _item("function_call", "call_id", "name", "arguments"),
+    _item("function_call_output", "call_id", "output"),
+)
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _TEXT_OR_IDS = {
@@ -45,7 +74,7 @@ _TEXT_OR_IDS = {
 _SCHEMAS: Mapping[str, Any] = {
     "messages": _MESSAGES,
     "prompt": _TEXT_OR_IDS,
-    "input": {"anyOf": [_TEXT, _messages(list(ROLES))]},
+    "input": {"anyOf": [_TEXT, _ITEMS]},
     "tokens": _IDS,
 }
 _ERROR = {
@@ -85,7 +114,7 @@ def make_document(models: Sequence[str]) -> dict[str, Any]:
     for path, (summary, read, example) in _EXAMPLES.items():
         body = _body(read, {"model": "m", **example}, model)
         if path.startswith("/v1/messages"):
-            body["properties"]["messages"] = _messages(["user", "assistant"])
+            body["properties"]["messages"] = _ANTHROPIC_MESSAGES
         types = (_JSON, _EVENT_STREAM) if "stream" in body["properties"] else (_JSON,)
         paths[path] = {"post": _operation(summary, types, body)}
     for path, summary, names in (("/tokenize", "The tokens of a text", ("prompt", "messages")),

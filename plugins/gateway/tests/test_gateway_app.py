@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import click
 import httpx2 as httpx
+import jsonschema
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -486,6 +487,40 @@ def test_the_document_has_every_path_and_the_limits_of_requests() -> None:
         body = {**CHAT, "temperature": value}
         answer = ask(Settings(NO_TRITON), "POST", "/v1/chat/completions", json=body)
         assert (answer.status_code == 400) is refused
+
+
+HI = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [HI, {"role": "assistant", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "ok"}]}),
+        ("/v1/chat/completions", {"messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}),
+        ("/v1/responses", {"input": [HI,
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "ok"}]}),
+        ("/v1/responses", {"input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [HI,
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": "ok"}]}]}),
+    ],
+)  # fmt: skip
+def test_the_document_describes_the_conversations_that_are_accepted(
+    path: str, fields: dict[str, Any]
+) -> None:
+    document = ask(Settings(NO_TRITON), "GET", "/openapi.json").json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    body = {"model": "m", **fields}
+    jsonschema.validate(body, content["application/json"]["schema"])
+    answer = ask(Settings(NO_TRITON), "POST", path, json=body)
+    assert answer.status_code == 503, "read, and no Triton is there to answer it"
 
 
 def test_a_model_without_requests_has_metrics_to_scale_by() -> None:
