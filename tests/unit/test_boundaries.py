@@ -210,6 +210,15 @@ def test_the_core_names_nothing_of_a_plugin() -> None:
     assert mentions <= allowed, sorted(mentions - allowed)
 
 
+def test_tests_that_use_the_shared_ones_can_be_run_alone() -> None:
+    """Pytest takes the nearest settings; with a plugin's own, it finds only that plugin's tests."""
+    for folder in PLUGINS:
+        tests = (folder.parent / "tests").rglob("*.py")
+        if any(is_in(module, "tests") for path in tests for module in imports(path)):
+            settings = (folder.parent / "pyproject.toml").read_text(encoding="utf-8")
+            assert "[tool.pytest" not in settings, folder.parent
+
+
 UNCLEAR = {
     "told", "shown", "asking", "crew", "papers", "swap", "room", "noting", "tape", "tapes",
     "wishes", "ending", "heat",
