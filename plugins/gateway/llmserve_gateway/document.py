@@ -40,8 +40,8 @@ def _message(
     return {"type": "object", "required": ["role", *required], "properties": fields}
 
 
-def _item(kind: str, *texts: str) -> dict[str, Any]:
-    fields = {"type": {"const": kind}, **{name: {"type": "string"} for name in texts}}
+def _item(kind: str, **fields: Any) -> dict[str, Any]:
+    fields = {"type": {"const": kind}, "call_id": {"type": "string"}, **fields}
     return {"type": "object", "required": [*fields], "properties": fields}
 
 
@@ -59,8 +59,8 @@ _ANTHROPIC_MESSAGES = _list_of(
 )
 _ITEMS = _list_of(
     _message(required=["content"], content=_CONTENT),
-    _item("function_call", "call_id", "name", "arguments"),
-    _item("function_call_output", "call_id", "output"),
+    _item("function_call", name={"type": "string"}, arguments={"type": "string"}),
+    _item("function_call_output", output=_CONTENT),
 )
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}

@@ -502,7 +502,9 @@ HI = {"role": "user", "content": "Hi"}
             {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}),
         ("/v1/responses", {"input": [HI,
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "1", "output": "ok"}]}),
+            {"type": "function_call_output", "call_id": "1", "output": "ok"},
+            {"type": "function_call_output", "call_id": "1", "output": [
+                {"type": "input_text", "text": "ok"}]}]}),
         ("/v1/responses", {"input": [
             {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]}),
         ("/v1/messages", {"max_tokens": 1, "messages": [HI,
