@@ -2,9 +2,10 @@
 
 From Python 3.11 on, the interpreter in Triton's stub ignores PYTHONPATH, the user's site-packages
 and every other ``PYTHON…`` variable; it only finds a virtual environment, through the first
-``python3`` on PATH. So :func:`write` creates one that contains only this module, as
-``sitecustomize``. Paths alone are not enough: editable installs work through ``.pth`` files, which
-run code.
+``python3`` on PATH. So :func:`write` creates one that contains only this module and a ``.pth`` file
+that imports it. A ``sitecustomize`` would not do: Debian's and Ubuntu's Python have one of their
+own in the standard library. Paths alone are not enough either: editable installs work through
+``.pth`` files, which run code.
 
 That interpreter also ignores the locale: it reads text as ASCII, and opens only ASCII paths. So
 UTF-8 is set as soon as it runs, and other paths are replaced by links with ASCII paths.
@@ -12,7 +13,6 @@ UTF-8 is set as soon as it runs, and other paths are replaced by links with ASCI
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import locale
@@ -20,6 +20,8 @@ import site
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+_NAME = "llmserve_stub_site"
 
 
 def write(folder: Path) -> Path:
@@ -50,7 +52,8 @@ def write(folder: Path) -> Path:
         "path": [in_ascii(str(Path(path).absolute())) for path in sys.path],
     }
     (packages / "inherit.json").write_text(json.dumps(inherited), encoding="utf-8")
-    (packages / "sitecustomize.py").symlink_to(Path(__file__).absolute())
+    (packages / f"{_NAME}.py").symlink_to(Path(__file__).absolute())
+    (packages / f"{_NAME}.pth").write_text(f"import {_NAME}\n", encoding="utf-8")
     (folder / "pyvenv.cfg").write_text(
         f"home = {in_ascii(sys.base_prefix)}/bin\ninclude-system-site-packages = false\n",
         encoding="utf-8",
@@ -83,15 +86,9 @@ def take_over() -> None:
         site.addsitedir(folder)
     skipped = {*inherited["path"], str(here)}
     sys.path[:] = [*inherited["path"], *(path for path in sys.path if path not in skipped)]
-    # Python imports only one sitecustomize; the environment may have its own.
-    this = sys.modules.pop(__name__)
-    try:
-        importlib.import_module(__name__)
-    except ImportError:
-        sys.modules[__name__] = this
 
 
-if __name__ == "sitecustomize":
+if __name__ == _NAME:
     # The locale determines how the environment's files are read.
     use_utf8()
     take_over()

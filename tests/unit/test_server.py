@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from llmserve.server import (
     find_problems,
     first_available,
     port_problems,
+    stub_site,
 )
 from llmserve.server.launch import (
     Instance,
@@ -38,6 +40,20 @@ def instance(tmp_path: Path) -> Instance:
     return Instance(
         Ports("127.0.0.1", 1, 2, 3), tmp_path / "scratch", "llmserve-test", key="sesame"
     )
+
+
+def test_models_get_the_packages_although_python_has_a_sitecustomize(tmp_path: Path) -> None:
+    """Debian's and Ubuntu's Python have one in the standard library, before all packages."""
+    first = tmp_path / "first"
+    first.mkdir()
+    (first / "sitecustomize.py").write_text("print('runs as well')\n")
+    programs = stub_site.write(tmp_path / "stub")
+    code = "import sys, llmserve, numpy; print(sys.prefix, sys.executable)"
+    done = subprocess.run(
+        [programs / "python3", "-c", code],
+        env={"PYTHONPATH": str(first)}, cwd="/", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["runs as well", f"{sys.prefix} {sys.executable}"], done
 
 
 @pytest.mark.parametrize("explicit", [False, True])
