@@ -42,11 +42,14 @@ def instance(tmp_path: Path) -> Instance:
     )
 
 
-def test_models_get_the_packages_although_python_has_a_sitecustomize(tmp_path: Path) -> None:
+def test_models_get_the_packages_although_python_has_a_sitecustomize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Debian's and Ubuntu's Python have one in the standard library, before all packages."""
     first = tmp_path / "first"
     first.mkdir()
     (first / "sitecustomize.py").write_text("print('runs as well')\n")
+    monkeypatch.syspath_prepend(str(first))
     programs = stub_site.write(tmp_path / "stub")
     code = "import sys, llmserve, numpy; print(sys.prefix, sys.executable)"
     done = subprocess.run(
