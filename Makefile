@@ -57,11 +57,12 @@ bench-engines: .venv/.ready
 	@$(BIN)/python -m tests.bench.engines
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
 
-# An hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure, no leftovers,
-# and constant memory; SOAK=600 for ten minutes. Then servers whose processes are killed.
+# For each engine an hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure,
+# no leftovers, and constant memory; SOAK=600 for ten minutes. Then servers whose processes are killed.
 SOAK ?= 3600
 soak: .venv/.ready
-	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK)
+	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin iterative
+	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin openvino
 	@$(BIN)/pytest -m soak -s
 
 # Only what is needed to serve the demo model.

@@ -1,6 +1,6 @@
 """A soak test on a real Triton: a mixed load in which 40 of 100 clients disconnect.
 
-    python bench/soak.py --seconds 600 [--model demo] [--clients 24]
+    python bench/soak.py --seconds 600 [--plugin iterative] [--model demo] [--clients 24]
 
 The first half minute measures the peak load; from then on the load is 80 % of it. Prints memory,
 sequences and requests over time. Exits with 1 if a request failed, a sequence is left at the end,
@@ -18,6 +18,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from llmserve.options import parse_assignments
 from llmserve.testing import LiveTriton
 
 WORDS = ("Programming", "The capital", "Once upon a time", "weather", "in", "a", "cat", "grüße")
+LONGEST = 60
+"""The largest number of words in a prompt."""
 WARM_UP = 120.0
 """Seconds after which memory has no reason to grow any more."""
 MAX_GROWTH = 0.05
@@ -106,6 +110,23 @@ class Soak:
         self._lock = threading.Lock()
         self._report = Report()
 
+    def fill(self) -> None:
+        """Send the largest requests from all clients at once: caches may grow with the demand."""
+        prompt = " ".join(LONGEST * [max(WORDS, key=len)])
+        with ThreadPoolExecutor(self._clients) as pool:
+            answers = [
+                pool.submit(
+                    self._live.client.generate,
+                    self._model,
+                    f"{number} {prompt}",
+                    max_tokens=self._max_tokens,
+                    ignore_eos=True,
+                )
+                for number in range(self._clients)
+            ]
+        for answer in answers:
+            answer.result()
+
     def run(
         self, seconds: float, *, every: float = 10.0, on_sample: Callable[[Sample], object] = id
     ) -> Report:
@@ -155,7 +176,7 @@ class Soak:
         time.sleep(max(0.0, due - time.monotonic()))
 
     def _send(self, rng: random.Random) -> str:
-        prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 60)))
+        prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, LONGEST)))
         kind = rng.random()
         if kind < 0.4:
             return self._send_and_disconnect(prompt, rng)
@@ -200,8 +221,8 @@ class Soak:
         with self._lock:
             sample = Sample(
                 seconds,
-                memory_of("triton_python_backend_stub", f"/{self._model}/1/model.py"),
-                memory_of("bin/tritonserver", str(self._live.repository)),
+                memory_of(process_of("triton_python_backend_stub", f"/{self._model}/1/model.py")),
+                memory_of(Path("/proc", str(self._live.server.pid))),
                 int(figure(self._live, self._model, "running_sequences")),
                 **self._counts,
                 failed=len(self._report.failures),
@@ -218,18 +239,20 @@ def figure(live: LiveTriton, model: str, name: str) -> float:
     return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
 
 
-def memory_of(*fragments: str) -> int:
-    """Return the resident memory of the process whose command line contains all fragments."""
+def process_of(*fragments: str) -> Path:
+    """Return the process whose command line contains all fragments."""
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            status = (process / "status").read_text()
-        except OSError:
-            continue
-        if all(fragment in command for fragment in fragments) and "VmRSS" in status:
-            kilobytes = status.split("VmRSS:")[1].split()[0]
-            return int(kilobytes) * 1024
-    return 0
+            if all(fragment in command for fragment in fragments) and memory_of(process):
+                return process
+    raise LLMServeError(f"no process of {' '.join(fragments)} is running")
+
+
+def memory_of(process: Path) -> int:
+    """Return the resident memory of a process, which is 0 if it has ended and has an entry."""
+    status = (process / "status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024 if "VmRSS:" in status else 0
 
 
 COLUMNS = (
@@ -254,6 +277,7 @@ def line(sample: Sample) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--plugin", default="iterative", help="One that publishes its sequences.")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
@@ -265,9 +289,10 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         LiveTriton.start(Path(folder) / "repository") as live,
     ):
-        model = live.build("iterative", args.model, **options)
+        model = live.build(args.plugin, args.model, **options)
         console.print(" ".join(f"{name:>9}" for name in COLUMNS))
         trial = Soak(live, model, clients=args.clients, seed=args.seed)
+        trial.fill()
         last = trial.run(TRIAL_SECONDS).samples[-1]
         peak = (last.answered + last.cancelled + last.refused) / last.seconds
         console.print(f"peak: {peak:.1f} requests a second, from now on {PEAK_SHARE:.0%} of that")
