@@ -26,6 +26,18 @@ def _command(
     replicated: bool = True, dashboard: bool = True, gateway_image: str = "llmserve-gateway",
 ) -> click.Command:  # fmt: skip
     """Return a subcommand; ``replicated`` ones run the models on several machines."""
+    replication = [
+        click.Option(["--replicas"], type=_COUNT, default=2, show_default=True,
+                     help="Minimum number of pods, each a gateway and a Triton."),
+        click.Option(["--max-replicas"], type=click.IntRange(0), default=0,
+                     help="Maximum number of pods, by default twice --replicas."),
+        click.Option(["--cpus"], default="2", show_default=True,
+                     help="CPU request per Triton."),
+        click.Option(["--memory"], default="8Gi", show_default=True, help="Memory per Triton."),
+        click.Option(["--open-metrics"], is_flag=True, help="Serve /metrics without a key."),
+        click.Option(["--volume"], default="",
+                     help="PersistentVolumeClaim that contains the repository."),
+    ]  # fmt: skip
     parameters: list[click.Parameter] = [
         click.Argument(["repository"], type=_FOLDER, default=Path("model_repository")),
         click.Option(["--out"], type=_FOLDER, required=True, help="Folder to write to."),
@@ -38,6 +50,7 @@ def _command(
                      help="Name of the gateway's image."),
         click.Option(["--gpus"], type=click.IntRange(0), default=0, show_default=True,
                      help="GPUs per Triton."),
+        *(replication if replicated else []),
         click.Option(["--concurrency"], type=_COUNT, default=32, show_default=True,
                      help="Concurrent requests per Triton; the others wait."),
         click.Option(["--grace"], type=_COUNT, default=30, show_default=True,
@@ -49,19 +62,6 @@ def _command(
     if dashboard:
         summary = "Also write a dashboard for Grafana and alerts."
         parameters.append(click.Option(["--dashboard"], is_flag=True, help=summary))
-    if replicated:
-        parameters[7:7] = [
-            click.Option(["--replicas"], type=_COUNT, default=2, show_default=True,
-                         help="Minimum number of pods, each a gateway and a Triton."),
-            click.Option(["--max-replicas"], type=click.IntRange(0), default=0,
-                         help="Maximum number of pods, by default twice --replicas."),
-            click.Option(["--cpus"], default="2", show_default=True,
-                         help="CPU request per Triton."),
-            click.Option(["--memory"], default="8Gi", show_default=True, help="Memory per Triton."),
-            click.Option(["--open-metrics"], is_flag=True, help="Serve /metrics without a key."),
-            click.Option(["--volume"], default="",
-                         help="PersistentVolumeClaim that contains the repository."),
-        ]  # fmt: skip
     return click.Command(target, params=parameters, help=about, callback=partial(_deploy, target))
 
 
