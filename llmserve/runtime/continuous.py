@@ -1,16 +1,14 @@
-"""Continuous batching in threads of its own.
+"""Continuous batching in a separate thread per model.
 
-``execute`` queues Triton's requests and returns at once. One thread runs steps as long as a
-request is in flight; new requests join before the next step. Another passes the answers to Triton
-through the requests' own senders, so that no step waits for that. The driver runs any generator of
-mode ``"step"``.
+``execute`` queues Triton's requests and returns at once. The thread runs steps as long as a
+request is in flight: new requests join before the next step, and answers are sent through the
+requests' own senders. It drives any generator of mode ``"step"``.
 """
 
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -34,7 +32,6 @@ class ContinuousDriver(StepDriver):
         self._arrived: SimpleQueue[tuple[Job, float] | None] = SimpleQueue()
         self._active: dict[Job, float] = {}
         """The requests in flight, each with the earliest time to send its next piece."""
-        self._deliveries: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
 
     def start(self, parts: Parts) -> None:
         self._set_up(parts, time.monotonic())
@@ -42,7 +39,6 @@ class ContinuousDriver(StepDriver):
         self._threads = [
             Thread(target=self._run, name=f"{parts.name}-steps", daemon=True),
             Thread(target=self._watch, name=f"{parts.name}-watch", daemon=True),
-            Thread(target=self._deliver, name=f"{parts.name}-delivery", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -50,7 +46,6 @@ class ContinuousDriver(StepDriver):
     def execute(self, requests: Sequence[Any]) -> None:
         """Read requests and queue them for the thread, without waiting for their answers."""
         for job in begin(requests, self._parts, eager=False):
-            job.responder.deliver = self._deliveries.put
             self._arrived.put((job, time.monotonic()))
 
     def is_ready(self) -> bool:
@@ -60,12 +55,8 @@ class ContinuousDriver(StepDriver):
         """End the threads; requests in flight get an error."""
         self._unloaded.set()
         self._arrived.put(None)
-        *makers, delivery = self._threads
-        for thread in makers:
+        for thread in self._threads:
             thread.join()
-        # Only now has the last response been made.
-        self._deliveries.put(None)
-        delivery.join()
         self._metrics.close()
 
     def _run(self) -> None:
@@ -77,18 +68,6 @@ class ContinuousDriver(StepDriver):
             now = time.monotonic()
             self._send(now)
             self._metrics.publish(now, at_once=not self._active)
-
-    def _deliver(self) -> None:
-        """Pass responses to Triton until the last one has been made."""
-        while (call := self._deliveries.get()) is not None:
-            try:
-                call()
-            except Exception as error:
-                # Not even an error could be sent; the other requests go on.
-                text = "".join(traceback.format_exception(error))
-                self._parts.pb_utils.Logger.log_error(text)
-            # A response that outlives its model crashes the process.
-            del call
 
     def _watch(self) -> None:
         """Look for disconnected clients; while all cores compute, one check takes 0.5 ms."""

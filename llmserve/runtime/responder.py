@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -93,13 +92,6 @@ class Responder:
         self.closed = False
         self.gone = False
         """Whether the client is known to have disconnected."""
-        self.sending = False
-        """Whether Triton has not accepted the last response yet."""
-        self.on_sent: Callable[[float], object] = lambda _seconds: None
-        """Called with the time that Triton took to accept a part of an answer."""
-        self.deliver: Callable[[Callable[[], object]], object] = lambda call: call()
-        """Makes the call that passes a response to Triton, now or later and in their order."""
-        self._ended = False
         self._checked_at = 0.0
         # Checking a request that has just been answered would crash the process.
         self._request_lock = Lock()
@@ -157,33 +149,21 @@ class Responder:
         if self.closed:
             return
         self.closed = final
-        self.sending = True
-        self.deliver(partial(self._deliver, response, final))
-
-    def _deliver(self, response: Any, final: bool) -> None:
-        if self._ended:
-            # The response before this one could not be sent, and an error took its place.
-            return
         try:
             self._pass_to_triton(response, final)
         except Exception as error:
             # Triton may be out of memory for it. An error needs little, and the client waits.
             self.closed = True
             self._pass_to_triton(_refusal(failure(error, self._parts), self._parts), True)
-        finally:
-            self.sending = False
 
     def _pass_to_triton(self, response: Any, final: bool) -> None:
         if not final:
-            started = time.perf_counter()
             self._sender.send(response)
-            self.on_sent(time.perf_counter() - started)
             return
         # The flag is sent with the last response: clients of /generate expect exactly one response.
         flag = self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         with self._request_lock:
             self._sender.send(response, flags=flag)
-            self._ended = True
             # A request that outlives its model, for example in a cycle, crashes the process too.
             self.detach()
 

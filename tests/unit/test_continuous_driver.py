@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -109,69 +108,6 @@ def test_a_request_that_cannot_be_answered_gets_an_error_and_is_dropped(
     assert not model.engine.running
 
 
-class BlockedSending:
-    """Lets Triton take no response until it may, and fail with the first one if it shall."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
-        self.may_send = Event()
-        self.entered = Event()
-        send = FakeRequest.send
-
-        def send_when_allowed(request: FakeRequest, response: Any = None, flags: int = 0) -> None:
-            first = not self.entered.is_set()
-            self.entered.set()
-            assert self.may_send.wait(10)
-            if error and first:
-                raise error
-            send(request, response, flags=flags)
-
-        monkeypatch.setattr(FakeRequest, "send", send_when_allowed)
-
-
-def test_steps_do_not_wait_until_triton_has_taken_a_piece(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sending = BlockedSending(monkeypatch)
-    request = model.send("abc", max_tokens=50, stream=True)
-    assert sending.entered.wait(10)
-    deadline = time.monotonic() + 10
-    while model.engine.running:
-        assert time.monotonic() < deadline, "the engine waits"
-        time.sleep(0.001)
-    sending.may_send.set()
-    wait_until_closed(request)
-    assert request.text == ("abc" * 17)[:50]
-    assert len(request.responses) == 2, "one piece, and all that was made meanwhile"
-
-
-def test_an_answer_that_ended_behind_a_piece_that_failed_gets_one_error(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sending = BlockedSending(monkeypatch, FakeModelException("no shared memory is left"))
-    culprit = model.send("ab", max_tokens=20, stream=True)
-    good = model.send("cd", max_tokens=20)
-    assert sending.entered.wait(10)
-    while model.engine.running:
-        time.sleep(0.001)
-    sending.may_send.set()
-    wait_until_closed(culprit, good)
-    assert culprit.error == "the model failed: FakeModelException: no shared memory is left"
-    assert len(culprit.responses) == 1
-    assert good.text == "cd" * 10
-    assert model.driver.is_ready()
-
-
-def test_unloading_waits_until_triton_has_taken_all_responses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, sending = Model(), BlockedSending(monkeypatch)
-    running = model.send("ab", max_tokens=ENDLESS, stream=True)
-    assert sending.entered.wait(10)
-    Timer(0.05, sending.may_send.set).start()
-    model.driver.finalize()
-    assert running.error == "the model failed: RuntimeError: the model is being unloaded"
-
-
 def gaps_between_pieces(
     model: Model, monkeypatch: pytest.MonkeyPatch, sending_times: Sequence[float]
 ) -> list[float]:
@@ -199,8 +135,8 @@ def gaps_between_pieces(
 def test_pieces_that_take_long_to_send_come_less_often(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Steps take 1 ms. After 40 pieces, the average is at least 1.7 ms, which is 3 % of 57 ms.
-    assert gaps_between_pieces(model, monkeypatch, [0.002] * 42)[40] > 0.05
+    # Steps take 1 ms. After 40 pieces, the average is at least 1.7 ms, which is 4 % of 43 ms.
+    assert gaps_between_pieces(model, monkeypatch, [0.002] * 42)[40] > 0.04
 
 
 def test_one_long_pause_does_not_make_later_pieces_rare(
