@@ -14,7 +14,7 @@ from llmserve.runtime.protocols import Parts, Stepper
 # Sending a piece of a stream takes about 0.25 ms, and up to 0.7 while all cores compute, whatever
 # it contains. Sending may take the first share of the time, or up to the second if a stream's
 # pieces would otherwise be further apart than this many seconds.
-_SENDING_SHARE, _LARGEST_SENDING_SHARE = 0.04, 0.1
+_SENDING_SHARE, _LARGEST_SENDING_SHARE = 0.03, 0.1
 _SMOOTH_INTERVAL = 0.2
 _FIRST_ESTIMATE = 0.00025
 # How much a new measurement counts in the average, and how long it may be: a pause of the machine

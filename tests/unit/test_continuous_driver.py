@@ -135,8 +135,8 @@ def gaps_between_pieces(
 def test_pieces_that_take_long_to_send_come_less_often(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Steps take 1 ms. After 40 pieces, the average is at least 1.7 ms, which is 4 % of 43 ms.
-    assert gaps_between_pieces(model, monkeypatch, [0.002] * 42)[40] > 0.04
+    # Steps take 1 ms. After 40 pieces, the average is at least 1.7 ms, which is 3 % of 57 ms.
+    assert gaps_between_pieces(model, monkeypatch, [0.002] * 42)[40] > 0.05
 
 
 def test_one_long_pause_does_not_make_later_pieces_rare(
