@@ -81,6 +81,8 @@ class Report:
             problems.append(f"and {len(self.failures) - 5} more failed")
         if self.left:
             problems.append(f"{self.left:g} sequences are left after all requests ended")
+        if not all(sample.model_memory and sample.server_memory for sample in self.samples):
+            problems.append("the memory of the model or of its server could not be measured")
         growth = self.growth()
         if growth is not None and growth > MAX_GROWTH:
             problems.append(f"memory grew by {growth:.0%} after the warm-up")
@@ -113,19 +115,13 @@ class Soak:
     def fill(self) -> None:
         """Send the largest requests from all clients at once: caches may grow with the demand."""
         prompt = " ".join(LONGEST * [max(WORDS, key=len)])
+        options: dict[str, Any] = {"max_tokens": self._max_tokens, "ignore_eos": True}
+
+        def send(number: int) -> None:
+            self._live.client.generate(self._model, f"{number} {prompt}", **options)
+
         with ThreadPoolExecutor(self._clients) as pool:
-            answers = [
-                pool.submit(
-                    self._live.client.generate,
-                    self._model,
-                    f"{number} {prompt}",
-                    max_tokens=self._max_tokens,
-                    ignore_eos=True,
-                )
-                for number in range(self._clients)
-            ]
-        for answer in answers:
-            answer.result()
+            list(pool.map(send, range(self._clients)))
 
     def run(
         self, seconds: float, *, every: float = 10.0, on_sample: Callable[[Sample], object] = id
@@ -133,7 +129,7 @@ class Soak:
         """Send requests for this long; take a sample every few seconds and at the end."""
         started = time.monotonic()
         threads = [
-            threading.Thread(target=self._run_client, args=(number, started + seconds))
+            threading.Thread(target=self._run_client, args=(number, started + seconds), daemon=True)
             for number in range(self._clients)
         ]
         for thread in threads:
@@ -222,7 +218,7 @@ class Soak:
             sample = Sample(
                 seconds,
                 memory_of(process_of("triton_python_backend_stub", f"/{self._model}/1/model.py")),
-                memory_of(Path("/proc", str(self._live.server.pid))),
+                memory_of(self._live.server.pid),
                 int(figure(self._live, self._model, "running_sequences")),
                 **self._counts,
                 failed=len(self._report.failures),
@@ -239,20 +235,25 @@ def figure(live: LiveTriton, model: str, name: str) -> float:
     return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
 
 
-def process_of(*fragments: str) -> Path:
-    """Return the process whose command line contains all fragments."""
+def process_of(*fragments: str) -> int:
+    """Return the process whose command line contains all fragments, or 0 if there is none."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if all(fragment in command for fragment in fragments) and memory_of(process):
-                return process
-    raise LLMServeError(f"no process of {' '.join(fragments)} is running")
+            command = (
+                (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+            if all(fragment in command for fragment in fragments):
+                return int(process.name)
+    return 0
 
 
-def memory_of(process: Path) -> int:
-    """Return the resident memory of a process, which is 0 if it has ended and has an entry."""
-    status = (process / "status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024 if "VmRSS:" in status else 0
+def memory_of(process: int) -> int:
+    """Return the resident memory of a process; 0 if it has ended."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+        if "VmRSS:" in status:
+            return int(status.split("VmRSS:")[1].split()[0]) * 1024
+    return 0
 
 
 COLUMNS = (
@@ -277,7 +278,7 @@ def line(sample: Sample) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--plugin", default="iterative", help="One that publishes its sequences.")
+    parser.add_argument("--plugin", choices=("iterative", "openvino"), default="iterative")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
@@ -311,4 +312,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except LLMServeError as error:
+        sys.exit(f"soak: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

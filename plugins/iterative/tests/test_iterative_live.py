@@ -155,7 +155,6 @@ def test_a_soak_leaves_nothing_behind(triton: LiveTriton) -> None:
     assert not report.problems()
     last = report.samples[-1]
     assert min(last.answered, last.cancelled, last.refused) > 0
-    assert min(last.model_memory, last.server_memory) > 0
 
 
 @pytest.mark.parametrize("options", [DRIVERS[0], DRIVERS[2]], ids=str)
