@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml p
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test test-ray lint format bench bench-engines soak clean
+.PHONY: demo test test-ray lint format bench bench-engines soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -64,6 +64,29 @@ soak: .venv/.ready
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin iterative
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin openvino
 	@$(BIN)/pytest -m soak -s
+
+# For a machine behind a firewall that has Python, PyTorch and transformers: all the rest, in a folder.
+BUNDLE ?= build/gpu-bundle
+BUNDLE_PYTHON ?= 3.12
+gpu-bundle: .venv/.ready
+	@$(BIN)/python -m tests.gpu.bundle --python $(BUNDLE_PYTHON) --out $(BUNDLE)
+
+# What is true on this machine's GPU, in 20 minutes: answers, speed, streams. In the bundle's own
+# environment if there is one. GPU_FLAGS="--device cpu --quick" checks the check.
+gpu:
+	@if [ -f $(BUNDLE)/site.tar.xz ]; then python3 -m tests.gpu --bundle $(BUNDLE) $(GPU_FLAGS); \
+		else $(MAKE) .venv/.ready && $(BIN)/python -m tests.gpu $(GPU_FLAGS); fi
+
+# The same on the CPU, with what such a machine has and nothing else: another numpy, no network.
+gpu-check: .venv/.ready
+	@$(BIN)/python -m tests.gpu.bundle --out build/gpu-check/bundle --level 0 \
+		--python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	@$(PYTHON) -m venv --clear build/gpu-check/machine
+	@build/gpu-check/machine/bin/python -m pip install --quiet \
+		$$(grep '^torch==' constraints.txt) 'transformers>=5.17,<6' 'numpy>=2'
+	@OMP_NUM_THREADS=1 build/gpu-check/machine/bin/python -m tests.gpu --device cpu --quick \
+		--bundle build/gpu-check/bundle --out build/gpu-check/out
+	@cat build/gpu-check/out/report.md
 
 # Only what is needed to serve the demo model.
 .venv/.demo: requirements.txt $(PACKAGES)

@@ -10,25 +10,33 @@ from typing import Any
 PROMPT_TOKENS = 20
 VOCABULARY = 8000
 SHAPES = ("92m", "1b", "7b")
+SMALL = "2m"
+"""For checking that something runs at all."""
 _PAD = 0
 
 
-def make_config(shape: str) -> Any:
+def make_config(shape: str, context: int = 0) -> Any:
     """Return the configuration of a shape: ``92m`` is GPT-2, ``1b`` and ``7b`` are Llama."""
     from transformers import GPT2Config, LlamaConfig
 
     ends = {"bos_token_id": _PAD, "eos_token_id": _PAD, "pad_token_id": _PAD}
     if shape == "92m":
         return GPT2Config(
-            vocab_size=VOCABULARY, n_positions=1024, n_embd=768, n_layer=12, n_head=12, **ends
+            vocab_size=VOCABULARY,
+            n_positions=context or 1024,
+            n_embd=768,
+            n_layer=12,
+            n_head=12,
+            **ends,
         )
     hidden, inner, layers, heads, shared = {
+        SMALL: (64, 128, 2, 4, 2),
         "1b": (2048, 8192, 16, 32, 8),
         "7b": (4096, 11008, 32, 32, 32),
     }[shape]
     return LlamaConfig(
         vocab_size=VOCABULARY,
-        max_position_embeddings=4096,
+        max_position_embeddings=context or 4096,
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=layers,
@@ -38,14 +46,16 @@ def make_config(shape: str) -> Any:
     )
 
 
-def make_model(shape: str, dtype: str, device: str = "cpu") -> Any:
+def make_model(shape: str, dtype: str, device: str = "cpu", *, context: int = 0) -> Any:
     """Return a model with random weights that are the same each time."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(make_config(shape), dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_config(
+            make_config(shape, context), dtype=getattr(torch, dtype)
+        )
     model.generation_config = GenerationConfig(
         bos_token_id=_PAD, eos_token_id=_PAD, pad_token_id=_PAD
     )
@@ -54,19 +64,24 @@ def make_model(shape: str, dtype: str, device: str = "cpu") -> Any:
 
 def save(shape: str, device: str, folder: Path) -> Path:
     """Write the model and a tokenizer with a word for every token."""
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    make_model(shape, dtype, device).save_pretrained(folder)
+    save_tokenizer(folder, VOCABULARY)
+    return folder
+
+
+def save_tokenizer(folder: Path, size: int) -> None:
+    """Write a tokenizer with a word for every token."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    make_model(shape, dtype, device).save_pretrained(folder)
-    words = {_word(token): token for token in range(VOCABULARY)}
+    words = {_word(token): token for token in range(size)}
     tokenizer = Tokenizer(WordLevel(words, unk_token=_word(_PAD)))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), _word(_PAD))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
-    return folder
 
 
 class Prompts:
