@@ -96,7 +96,7 @@ def build_spec(
         manifest=manifest,
         dockerfile=spec.output / image_owner / dockerfile.FILE,
         docker_build=dockerfile.docker_build(spec.output, image_owner, manifest.image),
-        docker_run=dockerfile.docker_run(spec.output, image_owner),
+        docker_run=dockerfile.docker_run(spec.output, image_owner, manifest.image),
     )
 
 

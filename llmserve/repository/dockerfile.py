@@ -8,10 +8,19 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from llmserve.contract.container import (
+    LOOPBACK,
+    NEWEST,
+    UNKNOWN,
+    Release,
+    addresses,
+    closed,
+    release_in,
+)
 from llmserve.errors import ConfigError, OutputError, UsageError
 from llmserve.repository.manifest import Manifest, model_folders, references
 
-BASE_IMAGE = "nvcr.io/nvidia/tritonserver:26.10-py3"
+BASE_IMAGE = f"nvcr.io/nvidia/tritonserver:{NEWEST}-py3"
 """NVIDIA's release on which emitted Dockerfiles are based."""
 
 IMAGE = "llmserve-triton"
@@ -23,6 +32,8 @@ LAUNCH_SCRIPT = "launch.sh"
 MODELS = "/models"
 HF_HOME = "/hf"
 """The paths of the repository and the hub's cache inside the container."""
+_SELECTED = "/selected"
+"""The path of links to the models that an image serves, if it does not serve them all."""
 
 
 def image_of(model: str = "") -> str:
@@ -162,7 +173,9 @@ def of_repository(models: Mapping[str, Manifest | None], newest: str) -> str:
         names = " and ".join(scripts)
         notes.append(f"# {names} each need their own image: build with -f NAME/{FILE}.")
     script = f"{MODELS}/{scripts[0]}/{LAUNCH_SCRIPT}" if scripts else ""
-    command = _command(_load_order(served) if others else (), script)
+    selected = _load_order(served) if others else []
+    command = _command(image, script, selected=bool(selected))
+    notes += [_select(selected)] if selected else []
     return _render([_MARK], docker_build(Path(), "", image), image, packages, notes, command)
 
 
@@ -173,10 +186,11 @@ def of_model(name: str, manifest: Manifest, folder: Path) -> str:
         "# replaced, and no other model of the repository is loaded.",
     ]
     script = f"{MODELS}/{name}/{LAUNCH_SCRIPT}" if (folder / LAUNCH_SCRIPT).is_file() else ""
-    command = _command(_load_order({name: manifest}), script)
+    command = _command(manifest.image, script, selected=True)
     build = docker_build(Path(), name, manifest.image)
     packages = {n: version for n, version in manifest.packages.items() if n not in manifest.brought}
-    return _render(head, build, manifest.image, packages, (), command)
+    notes = [_select(_load_order({name: manifest}))]
+    return _render(head, build, manifest.image, packages, notes, command)
 
 
 def _render(
@@ -206,27 +220,31 @@ def _render(
     )
 
 
-def _command(models: Sequence[str], script: str = "") -> list[str]:
-    start = ["sh", script, MODELS] if script else ["tritonserver", f"--model-repository={MODELS}"]
-    load = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
-    return [*start, *(load if models else ()), *closed(explicit=bool(models))]
+def _command(image: str | None, script: str, *, selected: bool) -> list[str]:
+    models = _SELECTED if selected else MODELS
+    start = ["sh", script, models] if script else ["tritonserver", f"--model-repository={models}"]
+    triton = triton_of(image)
+    return [*start, *addresses(triton), *closed(triton)]
 
 
-KEY_HEADER = "llmserve-key"
-# No request can carry a line break in a header.
-_UNUSABLE_KEY = "no\nkey"
+def triton_of(image: str | None) -> Release:
+    """Return the Triton in the image that a manifest names."""
+    return UNKNOWN if image is None else release_in(image or BASE_IMAGE)
 
 
-def closed(*, explicit: bool, key: str = _UNUSABLE_KEY) -> list[str]:
-    """Return the options that restrict Triton's administrative interfaces to holders of the key.
+def select(models: Sequence[str], folder: str, repository: str = MODELS) -> str:
+    """Return the shell command that links models of the container into a folder to serve.
 
-    Tracing and logging can be made to write files; through shared memory, versions before 25.07
-    could be made to run code, and by loading a model every version can. So models are loaded on
-    request only with ``explicit``.
+    Triton could also be told their names, but only in the mode in which it loads models for
+    whoever asks, and a model is code.
     """
-    restricted = "shared-memory,trace,logging" + (",model-repository" if explicit else "")
-    restricted += f":{KEY_HEADER}={key}"
-    return [f"--http-restricted-api={restricted}", f"--grpc-restricted-protocol={restricted}"]
+    paths = " ".join(shlex.quote(f"{repository}/{name}") for name in models)
+    return f"mkdir -p {folder} && ln -sf {paths} {folder}"
+
+
+def _select(models: Sequence[str]) -> str:
+    separate_lines = select(models, _SELECTED).replace(f" {MODELS}/", f" \\\n        {MODELS}/")
+    return f"RUN {separate_lines}"
 
 
 def _load_order(models: Mapping[str, Manifest | None]) -> list[str]:
@@ -265,10 +283,13 @@ def served_by(repository: Path, models: Sequence[str]) -> tuple[str, tuple[str, 
     return image_of(separate[0] if separate else ""), tuple(models)
 
 
-def docker_run(repository: Path, name: str = "") -> str:
+def docker_run(repository: Path, name: str, image: str | None) -> str:
     """Return the command that serves the repository, or a model with its own image, from the
     container, on loopback only."""
-    ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
+    ports = " ".join(f"-p {LOOPBACK}:{port}:{port}" for port in (8000, 8001, 8002))
+    if not triton_of(image).closes:
+        # It listens on loopback, which is the container's own unless it has the machine's network.
+        ports = "--network host"
     mounts = [f"{repository.absolute()}:{MODELS}:ro"]
     mounts += [f"{path}:{path}:ro" for path in references(repository)]
     volumes = " ".join(f"-v {shlex.quote(mount)}" for mount in mounts)

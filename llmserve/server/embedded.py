@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmserve.contract.container import release
 from llmserve.errors import ConfigError, LLMServeError, PluginError, ServerError
 from llmserve.server import stub_site
 from llmserve.server.launch import (
@@ -25,6 +26,8 @@ from llmserve.server.settings import ServerSettings
 if TYPE_CHECKING:
     from llmserve.roles import Backend
 
+RELEASE = release("24.10")
+"""What nvidia-pytriton 0.7.0 contains, the oldest version that llmserve installs."""
 _LIBRARY = "libtriton_python.so"
 BUNDLED = "nvidia_pytriton.libs"
 _MEND = "pip install 'llmserve[embedded]' on Python 3.10 to 3.12, or use --runtime docker"
@@ -164,7 +167,7 @@ def prepare_embedded(settings: ServerSettings, instance: Instance) -> Launch:
             str(home / "bin" / "tritonserver"),
             f"--backend-directory={backends}",
             f"--model-repository={link_models(settings, instance.scratch)}",
-            *triton_args(settings, instance),
+            *triton_args(settings, instance, RELEASE),
         ),
         env={
             **environment(libraries, stub_site.write(instance.scratch / "python")),

@@ -6,16 +6,26 @@ import csv
 import io
 import math
 import os
-import secrets
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
+from llmserve.contract.container import (
+    LOOPBACK,
+    UNKNOWN,
+    Release,
+    addresses,
+    closed,
+    release_from_help,
+    release_of_server,
+)
 from llmserve.errors import ServerError
-from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, closed, image_of
+from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, image_of
 from llmserve.repository.manifest import model_folders
 from llmserve.server.settings import Ports, ServerSettings
 
@@ -33,23 +43,6 @@ class Instance:
     """The working directory, removed when the server ends."""
     name: str
     """The server's id, with which the names of its shared-memory segments begin."""
-    key: str
-    """The key that requests need to load a model, or to change trace and log settings."""
-
-
-def new_key(*, explicit: bool) -> str:
-    r"""Return a key for the restricted interfaces of a new server.
-
-    Triton takes the key on its command line, which every user of the machine can read. An
-    ``explicit`` server, which loads models on request, needs it; such servers are for tests on
-    machines with a single user. No client of another server needs the key, so no request can carry
-    it: a line break ends a header in HTTP, and is rejected in the metadata of gRPC.
-
-    >>> "\n" in new_key(explicit=False), "\n" in new_key(explicit=True)
-    (True, False)
-    """
-    key = secrets.token_urlsafe(24)
-    return key if explicit else f"{key}\n{secrets.token_urlsafe(24)}"
 
 
 @dataclass(frozen=True)
@@ -63,28 +56,33 @@ class Launch:
     """A command that removes what outlives the killed process."""
 
 
-def triton_args(settings: ServerSettings, instance: Instance) -> tuple[str, ...]:
-    """Return the arguments that all runtimes have in common."""
+def triton_args(settings: ServerSettings, instance: Instance, triton: Release) -> tuple[str, ...]:
+    """Return the arguments that all runtimes have in common, for this Triton."""
     ports = instance.ports
     args = [
         f"--id={instance.name}",
-        f"--http-address={ports.host}",
+        *addresses(triton, ports.host),
         f"--http-port={ports.http}",
-        f"--grpc-address={ports.host}",
         f"--grpc-port={ports.grpc}",
-        f"--metrics-address={ports.host}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={max(1, math.ceil(settings.grace))}",
         f"--backend-config=python,shm-region-prefix-name={instance.name}",
     ]
-    if settings.explicit:
-        args += ["--model-control-mode=explicit"]
-        args += [f"--load-model={name}" for name in settings.models]
-    elif settings.renewable:
+    if settings.renewable:
         # Triton polls a folder that only this user can write to.
         args += ["--model-control-mode=poll", f"--repository-poll-secs={POLL}"]
-    restrictions = closed(explicit=settings.explicit, key=instance.key)
-    return (*args, *restrictions, *settings.extra_args)
+    return (*args, *closed(triton), *settings.extra_args)
+
+
+def require_loopback(settings: ServerSettings, triton: Release) -> None:
+    """Raise if a Triton whose interfaces cannot be closed is to be reached from elsewhere."""
+    if not triton.closes and not settings.host.startswith("127."):
+        known = triton is not UNKNOWN
+        which = f"Triton {triton.server}" if known else "a Triton of unknown version"
+        raise ServerError(
+            f"{which} lets whoever reaches it change it, so it listens only on {LOOPBACK}",
+            mend="use a container of 24.07 or later, or put the gateway in front of it",
+        )
 
 
 def link_models(settings: ServerSettings, scratch: Path) -> Path:
@@ -100,7 +98,7 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
         folder.mkdir()
         for name in settings.models or [path.name for path in model_folders(repository)]:
             link_model(repository / name, folder / name)
-    elif settings.models and not settings.explicit:
+    elif settings.models:
         folder.mkdir()
         for name in settings.models:
             (folder / name).symlink_to(repository / name)
@@ -117,10 +115,31 @@ _FAR_FUTURE = 2**31 - 2**24
 def link_model(model: Path, links: Path) -> None:
     """Link a model for a Triton that polls for changes, or make that Triton reload it.
 
+    A model that is new appears with all its files at once.
+
     For Triton, a version has changed when the newest file in its folder has another time. So each
     version gets a file that is newer than all others will ever be: Triton notices partial or
     complete writes to the model's folder only when that file's time is changed here.
     """
+    if not links.exists():
+        links.parent.with_name("new").mkdir(exist_ok=True)
+        new = links.parent.with_name("new") / links.name
+        _link(model, new)
+        new.rename(links)
+    else:
+        _link(model, links)
+
+
+def unlink_model(links: Path) -> None:
+    """Make a Triton that polls for changes unload a model."""
+    old = links.parent.with_name("old")
+    old.mkdir(exist_ok=True)
+    # At once, or Triton could take the model that is half gone for one that has changed.
+    links.rename(old / links.name)
+    shutil.rmtree(old)
+
+
+def _link(model: Path, links: Path) -> None:
     versions = {path.name for path in model.iterdir() if path.is_dir() and path.name.isdecimal()}
     for folder, skipped in [*((name, set[str]()) for name in sorted(versions)), ("", versions)]:
         (links / folder).mkdir(parents=True, exist_ok=True)
@@ -204,15 +223,36 @@ def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
     # A script calls the server by its name.
     env["PATH"] = os.pathsep.join([str(server.parent), env.get("PATH", os.defpath)])
     repository = str(link_models(settings, instance.scratch))
-    arguments = triton_args(settings, instance)
+    triton = _release_of(server)
+    require_loopback(settings, triton)
+    arguments = triton_args(settings, instance, triton)
     command = server_command(settings, str(server), arguments, repository=repository)
     return Launch(argv=command, env=env, kind="local")
+
+
+_HELP_TIMEOUT = 60.0
+
+
+def _release_of(server: Path) -> Release:
+    """Return which Triton this is, from the file beside it, else from the options in its help."""
+    with suppress(OSError, ValueError):
+        version = (server.resolve().parents[1] / "TRITON_VERSION").read_text(encoding="ascii")
+        return release_of_server(version)
+    with suppress(OSError, subprocess.TimeoutExpired):
+        # It prints its help as an error.
+        printed = subprocess.run(
+            [server, "--help"], capture_output=True, encoding="utf-8", errors="replace",
+            timeout=_HELP_TIMEOUT, check=False,
+        )  # fmt: skip
+        return release_from_help(printed.stdout + printed.stderr)
+    return UNKNOWN
 
 
 # A container, started through the docker command.
 
 # Inside, the server listens on every interface of the container; only --publish exposes its ports.
 _INSIDE = Ports("0.0.0.0", http=8000, grpc=8001, metrics=8002)  # noqa: S104
+_VARIABLES = "{{range .Config.Env}}{{println .}}{{end}}"
 # Passed by name: Docker reads the values from its own environment, so that a token never appears
 # on a command line, where every user of the machine can read it.
 _PASSED_ON = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", _TRACE_HEADERS)
@@ -244,8 +284,12 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
     gpus = settings.gpus
     if gpus is None:
         gpus = "nvidia" in _ask_docker(command, "info", "--format", "{{json .Runtimes}}")
+    variables = _ask_docker(command, "image", "inspect", "--format", _VARIABLES, settings.image)
+    version = re.search(r"^TRITON_SERVER_VERSION=(.*)", variables, re.MULTILINE)
+    triton = release_of_server(version[1]) if version else UNKNOWN
+    require_loopback(settings, triton)
     return Launch(
-        argv=(command, *docker_arguments(settings, instance, gpus=gpus)),
+        argv=(command, *docker_arguments(settings, instance, triton, gpus=gpus)),
         env=environment_of_triton(),
         kind="container",
         # Killing the command leaves the container running.
@@ -254,17 +298,20 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
 
 
 def docker_arguments(
-    settings: ServerSettings, instance: Instance, *, gpus: bool
+    settings: ServerSettings, instance: Instance, triton: Release, *, gpus: bool
 ) -> tuple[str, ...]:
     """Return the arguments of ``docker``, including those of the server inside."""
-    outside = instance.ports
-    published = (
-        f"--publish={outside.host}:{outside.http}:{_INSIDE.http}",
-        f"--publish={outside.host}:{outside.grpc}:{_INSIDE.grpc}",
-        f"--publish={outside.host}:{outside.metrics}:{_INSIDE.metrics}",
-    )
+    outside, inside = instance.ports, _INSIDE
+    network = [
+        f"--publish={outside.host}:{outside.http}:{inside.http}",
+        f"--publish={outside.host}:{outside.grpc}:{inside.grpc}",
+        f"--publish={outside.host}:{outside.metrics}:{inside.metrics}",
+    ]
+    if not triton.closes:
+        # Other containers can reach what a container publishes, but not the machine's loopback.
+        network, inside = ["--network=host"], outside
     repository = settings.repository.resolve()
-    if settings.models and not settings.explicit:
+    if settings.models:
         mounts = [_mount(repository / name, f"{MODELS}/{name}") for name in settings.models]
     else:
         mounts = [_mount(repository, MODELS)]
@@ -276,7 +323,7 @@ def docker_arguments(
         "run",
         "--rm",
         f"--name={instance.name}",
-        *published,
+        *network,
         *mounts,
         *(f"--env={variable}" for variable in _PASSED_ON if variable in os.environ),
         *(f"--env={variable}={value}" for variable, value in settings.env.items()),
@@ -287,7 +334,7 @@ def docker_arguments(
         *server_command(
             settings,
             "tritonserver",
-            triton_args(settings, replace(instance, ports=_INSIDE)),
+            triton_args(settings, replace(instance, ports=inside), triton),
             repository=MODELS,
         ),
     )

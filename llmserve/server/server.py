@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from llmserve.errors import ServerError, UsageError
-from llmserve.repository.dockerfile import KEY_HEADER
 from llmserve.runtime.contract import STAND_IN_METRIC
-from llmserve.server.launch import Instance, Launch, link_model
-from llmserve.server.log import in_plain_words
+from llmserve.server.launch import Instance, Launch, link_model, unlink_model
+from llmserve.server.log import ServerLog, in_plain_words
 from llmserve.server.process import GuardedProcess
 from llmserve.server.settings import ServerSettings
 
@@ -25,7 +23,8 @@ _ESTABLISHED = "01"
 _HANG_TIMEOUT = 20.0
 """Seconds after which a server that does not answer is considered hung."""
 _TIMEOUT = 5.0
-"""Seconds for requests that a server answers at once; loading a model has no limit."""
+"""Seconds for requests that a server answers at once."""
+_POLL = 0.05
 
 
 class Server:
@@ -89,25 +88,41 @@ class Server:
         """Return the models that a stand-in runs, each with the backend that it replaces."""
         return stand_ins(self.metrics_url)
 
-    def load(self, name: str) -> None:
-        """Load or reload a model of the repository. For ``explicit`` servers."""
-        self._require_explicit()
-        try:
-            self._ask(_path(name, "load"), {})
-        except ServerError as error:
-            raise ServerError(
-                f"model {name!r} failed to load: {error.problem}", mend=f"see {self.log_file}"
-            ) from None
+    def load(self, *names: str) -> None:
+        """Load or reload models of the repository and wait for them; for ``renewable`` servers.
+
+        Parts are named before the ensemble that needs them. The old model answers until the new
+        one is loaded.
+        """
+        log = ServerLog(self.log_file)
+        for name in names:
+            self.renew(name)
+        missing = set(names)
+        while missing:
+            time.sleep(_POLL)
+            ended = not self.alive()
+            log.read()
+            for name in missing & log.failures.keys():
+                unlink_model(self._links / name)
+                raise ServerError(
+                    f"model {name!r} failed to load: {log.failures[name]}",
+                    mend=f"see {self.log_file}",
+                )
+            if log.stuck or ended:
+                raise ServerError(log.stuck or f"the server ended: {log.why_it_ended()}")
+            if missing <= log.loads.keys():
+                states = self.models()
+                missing = {name for name in missing if states.get(name) != "READY"}
 
     def unload(self, name: str, *, timeout: float = 60.0) -> None:
-        """Unload a model and wait until it is gone. For ``explicit`` servers."""
-        self._require_explicit()
-        self._ask(_path(name, "unload"), {"parameters": {"unload_dependents": True}})
+        """Unload a model and wait until it is gone. For ``renewable`` servers."""
+        self._require_renewable()
+        unlink_model(self._links / name)
         deadline = time.monotonic() + timeout
         while (state := self.models().get(name, "")) not in ("", "UNAVAILABLE"):
             if time.monotonic() > deadline:
                 raise ServerError(f"model {name!r} is still {state} after {timeout:g} s")
-            time.sleep(0.05)
+            time.sleep(_POLL)
 
     def renew(self, name: str) -> None:
         """Make Triton reload a model from the current repository; for ``renewable`` servers.
@@ -115,11 +130,11 @@ class Server:
         This takes a second to begin. The old model answers until the new one is loaded, and
         finishes its requests in flight.
         """
-        if not self.renewable:
-            raise UsageError("this server cannot reload a model", mend="restart it")
-        link_model(
-            self._settings.repository.resolve() / name, self._instance.scratch / "models" / name
-        )
+        self._require_renewable()
+        model = self._settings.repository.resolve() / name
+        if not (model / "config.pbtxt").is_file():
+            raise ServerError(f"no model {name!r} in {self._settings.repository}")
+        link_model(model, self._links / name)
 
     def answers(self) -> dict[str, int]:
         """Return how many requests each model has answered since it was loaded."""
@@ -157,18 +172,18 @@ class Server:
             return False
         return connections((self.ports.http, self.ports.grpc)) == 0
 
-    def _require_explicit(self) -> None:
-        if not self._settings.explicit:
-            raise UsageError(
-                "this server cannot load or unload models while it runs",
-                mend="start it with explicit=True",
-            )
+    @property
+    def _links(self) -> Path:
+        return self._instance.scratch / "models"
+
+    def _require_renewable(self) -> None:
+        if not self.renewable:
+            raise UsageError("this server cannot change its models", mend="restart it")
 
     def _ask(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        key = {KEY_HEADER: self._instance.key} if self._settings.explicit else {}
         data = None if body is None else json.dumps(body).encode()
         try:
-            response = _fetch(f"{self.http_url}/{path}", data, key, timeout)
+            response = _fetch(f"{self.http_url}/{path}", data, timeout)
         except HTTPError as error:
             try:
                 problem = in_plain_words(json.loads(error.read())["error"])
@@ -181,16 +196,10 @@ class Server:
         return json.loads(response or b"null")
 
 
-def _path(model: str, action: str) -> str:
-    return f"v2/repository/models/{quote(model, safe='')}/{action}"
-
-
-def _fetch(
-    url: str, data: bytes | None, headers: Mapping[str, str], timeout: float | None
-) -> bytes:
+def _fetch(url: str, data: bytes | None, timeout: float | None) -> bytes:
     """Send an HTTP request. The environment's proxy settings are ignored."""
     direct = build_opener(ProxyHandler({}))
-    request = Request(url, data, {"content-type": "application/json", **headers})  # noqa: S310
+    request = Request(url, data, {"content-type": "application/json"})  # noqa: S310
     with direct.open(request, timeout=timeout) as response:
         return bytes(response.read())
 
@@ -214,7 +223,7 @@ def stand_ins(metrics_url: str) -> dict[str, str]:
     The result is empty if the server publishes no metrics.
     """
     try:
-        page = _fetch(metrics_url, None, {}, _TIMEOUT).decode()
+        page = _fetch(metrics_url, None, _TIMEOUT).decode()
     except (OSError, HTTPException, ValueError):
         return {}
     return {

@@ -24,9 +24,8 @@ class ServerSettings:
     """Which repository to serve, how, and where to listen.
 
     A port of 0 means any free port. ``models`` names the models to load; by default all are loaded.
-    ``explicit`` loads only ``models`` and lets :meth:`Server.load` and :meth:`Server.unload` change
-    that at run time. ``renewable`` lets :meth:`Server.renew` reload a model, and gives no access to
-    other users. When the server is stopped, requests in flight have ``grace`` seconds. ``backends``
+    ``renewable`` lets the server's owner, and nobody else, load, reload and unload models while it
+    runs. When the server is stopped, requests in flight have ``grace`` seconds. ``backends``
     are the embedded server's backends besides Triton's own; by default, all that the installed
     plugins register. ``image``, ``gpus`` and ``mounts`` apply only to a container: ``gpus=None``
     gives it the GPUs if Docker has NVIDIA's runtime, and ``mounts`` are folders that models refer
@@ -44,7 +43,6 @@ class ServerSettings:
     grpc_port: int = 8001
     metrics_port: int = 8002
     models: tuple[str, ...] = ()
-    explicit: bool = False
     renewable: bool = False
     log_file: Path | None = None
     ready_timeout: float = 900.0

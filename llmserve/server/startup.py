@@ -24,7 +24,6 @@ from llmserve.server.launch import (
     Launch,
     find_binary,
     find_docker,
-    new_key,
     prepare_binary,
     prepare_docker,
 )
@@ -123,7 +122,7 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
         for name in settings.models
         if name not in names
     ]
-    if settings.runtime == "embedded" and not settings.explicit:
+    if settings.runtime == "embedded":
         problems += missing_backends(settings, settings.models or names)
     if settings.runtime in ("embedded", "binary"):
         problems += shortages(settings)
@@ -136,7 +135,7 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
     server = None
     log_file = None
     try:
-        instance = Instance(ports, scratch, name, new_key(explicit=settings.explicit))
+        instance = Instance(ports, scratch, name)
         launch = _PREPARE[settings.runtime](settings, instance)
         log_file = _make_log_file(settings, name)
         log = ServerLog(log_file)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.builder.build import build
 from llmserve.errors import ServerError
-from llmserve.repository import config as modelconfig
 
 if TYPE_CHECKING:
     from llmserve.client import Client
@@ -48,7 +47,7 @@ class LiveTriton:
 
         repository.mkdir(parents=True, exist_ok=True)
         settings = ServerSettings(
-            repository, http_port=0, grpc_port=0, metrics_port=0, explicit=True, runtime="embedded"
+            repository, http_port=0, grpc_port=0, metrics_port=0, renewable=True, runtime="embedded"
         )
         server = start(settings)
         try:
@@ -89,15 +88,8 @@ class LiveTriton:
 
     def _exchange(self, unneeded: Sequence[tuple[str, ...]], models: tuple[str, ...]) -> None:
         """Unload and load concurrently: each takes seconds, in a separate process."""
-        steps = {
-            step.model_name
-            for model in models
-            for step in modelconfig.read(self.repository / model).ensemble_scheduling.step
-        }
-        # Loading an ensemble loads its steps: loaded before it, they would be loaded twice.
-        tops = [model for model in models if model not in steps]
-        with ThreadPoolExecutor(len(tops) + len(unneeded)) as pool:
-            jobs = [pool.submit(self.server.load, model) for model in tops]
+        with ThreadPoolExecutor(1 + len(unneeded)) as pool:
+            jobs = [pool.submit(self.server.load, *models)]
             # The ensemble first: Triton keeps the models that an ensemble needs.
             jobs += [pool.submit(self._unload, *reversed(parts)) for parts in unneeded]
             for job in jobs:

@@ -61,8 +61,6 @@ def test_models_that_agree_on_an_image_share_it(tmp_path: Path) -> None:
     assert lines(text, "FROM") == ["FROM scratch AS wheels", f"FROM {OWN}"]
     assert "--model-repository=/models" in text
     assert "--model-control-mode" not in text
-    # No client can send a key that contains a line break.
-    assert '"--http-restricted-api=shared-memory,trace,logging:llmserve-key=no\\nkey"' in text
     assert "--no-deps" in text
     # A package that the image brings for one model is there for both and is not replaced.
     assert "transformers==" not in text
@@ -85,13 +83,12 @@ def test_the_repositorys_image_names_models_that_need_another(tmp_path: Path) ->
     assert f"{note}#     docker build -t {IMAGE}-own -f own/Dockerfile .\n" in text
     assert "--no-deps" not in text
     assert "torch==" in text
-    assert "--load-model=plain" in text
-    assert "--load-model=own" not in text
+    assert "RUN mkdir -p /selected && ln -sf \\\n        /models/plain /selected\n" in text
+    assert '"--model-repository=/selected"' in text
     # The image of `own` loads that model and none that it cannot serve.
     text = own.dockerfile.read_text()
     assert lines(text, "FROM")[1] == f"FROM {OWN}"
-    assert "--load-model=own" in text
-    assert "--load-model=plain" not in text
+    assert "RUN mkdir -p /selected && ln -sf \\\n        /models/own /selected\n" in text
     assert plain.dockerfile == tmp_path / "Dockerfile"
     assert plain.docker_build == f"docker build -t {IMAGE} {tmp_path}"
 
@@ -129,7 +126,7 @@ def test_a_model_that_llmserve_did_not_build_is_served_with_the_others(tmp_path:
     build(tmp_path, "a", OWN)
     assert lines(dockerfile(tmp_path), "FROM")[1] == f"FROM {OWN}"
     build(tmp_path, "b")
-    assert "--load-model=mine" in dockerfile(tmp_path)
+    assert " \\\n        /models/mine /selected\n" in dockerfile(tmp_path)
 
 
 def test_a_container_is_started_with_the_image_and_what_it_can_load(tmp_path: Path) -> None:

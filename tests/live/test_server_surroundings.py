@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import socket
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import llmserve
-from llmserve.server import Server, start
-from tests.live.servers import ECHO, Serving, echo, fetch, repository, settings
+from llmserve.server import start
+from tests.live.servers import ECHO, Serving, echo, repository, settings
 from tests.support import LLMSERVE, ROOT
 
 ODD = "a b;touch pwned;'\"$(touch pwned) é käse"
@@ -121,64 +117,3 @@ def test_the_demo_model_is_served_from_a_bare_environment(tmp_path: Path) -> Non
         assert "Paris" in done.stdout, done.stderr
     finally:
         assert served.interrupt() == 0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = repository(tmp_path_factory.mktemp("models"), echo=ECHO, other=ECHO)
-    with start(settings(folder, models=("echo",))) as running:
-        yield running
-
-
-def key_of(server: Server) -> str:
-    """Read the key from the command line, as every user of the machine can."""
-    args = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
-    (option,) = [arg for arg in args if arg.startswith(b"--http-restricted-api=")]
-    return option.decode().partition("llmserve-key=")[2]
-
-
-CODE = {"parameters": {"config": "{}", "file:1/model.py": "cHJpbnQoMSk="}}
-CLOSED = ["trace/setting", "logging", "systemsharedmemory/status"]
-
-
-@pytest.mark.parametrize("spelling", ["{}", "{0}\n", "folded", "first", "last", "escaped"])
-def test_the_key_on_the_command_line_opens_nothing_over_http(server: Server, spelling: str) -> None:
-    key = key_of(server)
-    first, last = key.split("\n")
-    value = {
-        "folded": f"{first}\r\n {last}", "first": first, "last": last,
-        "escaped": key.replace("\n", "%0A"),
-    }.get(spelling, spelling.format(key))  # fmt: skip
-    port = int(server.http_url.rpartition(":")[2])
-    for path in CLOSED:
-        head = f"GET /v2/{path} HTTP/1.1\r\nHost: x\r\nllmserve-key: {value}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            connection.sendall(head.encode())
-            answer = connection.recv(4096)
-        # On an invalid header, Triton closes the connection.
-        assert not answer or answer.split()[1] in (b"400", b"403"), path
-
-
-def test_the_key_on_the_command_line_opens_nothing_over_grpc(server: Server) -> None:
-    grpc = pytest.importorskip("tritonclient.grpc")
-    key = key_of(server)
-    for value in (key, *key.split("\n"), key.replace("\n", "\\n")):
-        with grpc.InferenceServerClient(server.grpc_url) as client:
-            for call in (client.get_log_settings, client.get_system_shared_memory_status):
-                with pytest.raises(Exception):  # noqa: B017  grpc itself refuses some
-                    call(headers={"triton-grpc-protocol-llmserve-key": value})
-
-
-def test_no_model_can_be_loaded_from_outside(server: Server) -> None:
-    """A client that can load a model can run code."""
-    port = int(server.http_url.rpartition(":")[2])
-    for name in ("other", "planted"):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        body = json.dumps(CODE if name == "planted" else {})
-        connection.request("POST", f"/v2/repository/models/{name}/load", body)
-        answer = connection.getresponse()
-        assert answer.status >= 400
-        assert b"not allowed" in answer.read()
-    assert [model["name"] for model in fetch(f"{server.http_url}/v2/repository/index", {})] == [
-        "echo"
-    ]

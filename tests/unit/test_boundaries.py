@@ -52,7 +52,7 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "errors", "names", "registry", "repository", "repository.check",
+    "client", "contract.container", "errors", "names", "registry", "repository", "repository.check",
     "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
 
@@ -61,6 +61,7 @@ SERVER = {
     ("folder", "others", "outside"),
     [
         ("", None, None),
+        ("contract", set(), {*sys.stdlib_module_names}),
         ("runtime", set(), OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
         ("client", {"errors", "registry", "roles", "tools"}, None),

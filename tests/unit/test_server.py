@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmserve.contract.container import NEWEST, release
 from llmserve.errors import ConfigError, PortInUseError, ServerError, UsageError
 from llmserve.roles import Backend
 from llmserve.server import (
@@ -25,7 +26,6 @@ from llmserve.server import (
 from llmserve.server.launch import (
     Instance,
     docker_arguments,
-    new_key,
     server_command,
     triton_args,
 )
@@ -34,12 +34,12 @@ from llmserve.server.server import stand_ins
 from llmserve.server.settings import Ports, choose_ports
 from tests.support import metrics_page
 
+CURRENT = release(NEWEST)
+
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Instance:
-    return Instance(
-        Ports("127.0.0.1", 1, 2, 3), tmp_path / "scratch", "llmserve-test", key="sesame"
-    )
+    return Instance(Ports("127.0.0.1", 1, 2, 3), tmp_path / "scratch", "llmserve-test")
 
 
 def test_models_get_the_packages_although_python_has_a_sitecustomize(
@@ -59,25 +59,15 @@ def test_models_get_the_packages_although_python_has_a_sitecustomize(
     assert done.stdout.splitlines() == ["runs as well", f"{sys.prefix} {sys.executable}"], done
 
 
-@pytest.mark.parametrize("explicit", [False, True])
-def test_interfaces_that_change_a_server_always_need_the_key(
-    instance: Instance, explicit: bool
+def test_no_server_is_started_in_the_mode_in_which_it_loads_models_on_request(
+    instance: Instance,
 ) -> None:
-    settings = ServerSettings(Path("m"), explicit=explicit, models=("a", "b"))
-    arguments = triton_args(settings, instance)
-    guarded = [arg for arg in arguments if arg.endswith(":llmserve-key=sesame")]
-    assert len(guarded) == 2
-    for argument in guarded:
-        assert "shared-memory,trace,logging" in argument
-        # Clients may list the models of a server that cannot load others.
-        assert ("model-repository" in argument) == explicit
-    assert ("--model-control-mode=explicit" in arguments) == explicit
-    assert ([a for a in arguments if "--load" in a] == ["--load-model=a", "--load-model=b"]) == (
-        explicit
-    )
-    # No client can send a key that contains a line break.
-    assert new_key(explicit=explicit).isprintable() == explicit
-    assert new_key(explicit=explicit) != new_key(explicit=explicit)
+    for renewable in (False, True):
+        settings = ServerSettings(Path("m"), renewable=renewable, models=("a", "b"))
+        arguments = triton_args(settings, instance, CURRENT)
+        modes = [word for word in arguments if word.startswith("--model-control-mode=")]
+        assert modes == ["--model-control-mode=poll"] * renewable
+        assert not [word for word in arguments if word.startswith("--load-model")]
 
 
 def test_a_container_gets_ports_and_mounts_and_never_the_token(
@@ -87,7 +77,7 @@ def test_a_container_gets_ports_and_mounts_and_never_the_token(
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     settings = ServerSettings(tmp_path, image="triton:test", extra_args=("--log-verbose=1",))
-    arguments = docker_arguments(settings, instance, gpus=False)
+    arguments = docker_arguments(settings, instance, CURRENT, gpus=False)
     image = arguments.index("triton:test")
     before, inside = arguments[:image], arguments[image + 1 :]
     assert {
@@ -102,9 +92,11 @@ def test_a_container_gets_ports_and_mounts_and_never_the_token(
     assert "hf_secret" not in " ".join(arguments)
     assert (inside[0], inside[-1]) == ("tritonserver", "--log-verbose=1")
     assert {"--model-repository=/models", "--http-port=8000"} <= set(inside)
-    assert "--gpus=all" in docker_arguments(settings, instance, gpus=True)
+    assert "--gpus=all" in docker_arguments(settings, instance, CURRENT, gpus=True)
     settings = ServerSettings(tmp_path / 'a,"b', models=("one",), mounts=(Path("/data"),))
-    mounts = [a for a in docker_arguments(settings, instance, gpus=False) if "--mount" in a]
+    mounts = [
+        a for a in docker_arguments(settings, instance, CURRENT, gpus=False) if "--mount" in a
+    ]
     assert mounts[:2] == [
         f'--mount=type=bind,"source={tmp_path}/a,""b/one",target=/models/one,readonly',
         "--mount=type=bind,source=/data,target=/data,readonly",
@@ -146,7 +138,7 @@ def test_a_model_of_several_processes_has_its_own_launch_script(
         (tmp_path / name).mkdir()
     (tmp_path / "llama" / "launch.sh").touch()
     assert command() == ("sh", "/m/llama/launch.sh", "/m", "--id=x")
-    assert "sh" in docker_arguments(ServerSettings(tmp_path), instance, gpus=False)
+    assert "sh" in docker_arguments(ServerSettings(tmp_path), instance, CURRENT, gpus=False)
     (tmp_path / "other" / "launch.sh").touch()
     with pytest.raises(ServerError, match="llama and other each start a server"):
         command()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.container import LOOPBACK
 from llmserve.repository.dockerfile import MODELS
 from llmserve_deploy.description import (
     GATEWAY_PORT,
@@ -62,13 +63,13 @@ def _service(image: str, command: list[str], port: int, path: str, stop: int) ->
 
 
 def _gateway(d: Deployment) -> Data:
-    service = _service(d.gateway_image, d.gateway_command("triton"), GATEWAY_PORT, "/readyz",
+    host = "triton" if d.triton.closes else LOOPBACK
+    service = _service(d.gateway_image, d.gateway_command(host), GATEWAY_PORT, "/readyz",
                        d.grace + 5)  # fmt: skip
-    service |= {
-        "ports": [f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"],
+    service["ports"] = [f"{LOOPBACK}:{GATEWAY_PORT}:{GATEWAY_PORT}"]
+    if d.triton.closes:
         # The gateway itself reports when Triton is ready; this makes it stop before Triton.
-        "depends_on": {"triton": {"condition": "service_started"}},
-    }
+        service["depends_on"] = {"triton": {"condition": "service_started"}}
     if not d.no_auth:
         service["secrets"] = [{"source": "keys", "target": f"{KEYS_FOLDER}/{KEYS_FILE}"}]
     return service
@@ -90,6 +91,9 @@ def _triton(d: Deployment, out: Path) -> Data:
             for source, target, read_only in mounts
         ],
     }
+    if not d.triton.closes:
+        # It listens on loopback, and nothing but the gateway shares that.
+        service["network_mode"] = "service:gateway"
     if d.gpus:
         device = {"driver": "nvidia", "count": d.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.container import Release, addresses, closed
 from llmserve.errors import ConfigError, UsageError
 from llmserve.names import near
 from llmserve.repository import config
@@ -16,12 +18,13 @@ from llmserve.repository.dockerfile import (
     LAUNCH_SCRIPT,
     MODELS,
     PLAIN,
-    closed,
     docker_build,
     groups,
     image_of,
     manifests_of,
+    select,
     served_by,
+    triton_of,
 )
 from llmserve.repository.manifest import Manifest, parts_of
 
@@ -30,6 +33,8 @@ HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 KEYS_FILE = "keys.json"
 KEYS_FOLDER = "/run/secrets/llmserve"
 HUB_CACHE = "/hf"
+_SELECTED = "/tmp/selected"
+"""Links to the models that Triton serves, in a folder that it may write to."""
 SHARED_MEMORY = "1Gi"
 """Triton's Python backend moves tensors through shared memory."""
 USER = 1000
@@ -64,6 +69,8 @@ class Deployment:
     """The models to offer; empty for all."""
     folders: tuple[str, ...]
     """The models and their parts, in the order in which Triton loads them."""
+    triton: Release
+    """The Triton in the image."""
     script: str
     """The model whose own script starts Triton, if it needs several processes."""
     references: tuple[str, ...]
@@ -128,20 +135,19 @@ class Deployment:
 
     def triton_command(self, models: str = MODELS, host: str = "") -> list[str]:
         """Return the command that starts Triton on a folder of models, on one address or all."""
+        served = _SELECTED if self.models else models
         words = (
-            ["sh", f"{models}/{self.script}/{LAUNCH_SCRIPT}", models]
+            ["sh", f"{models}/{self.script}/{LAUNCH_SCRIPT}", served]
             if self.script
-            else ["tritonserver", f"--model-repository={models}"]
+            else ["tritonserver", f"--model-repository={served}"]
         )
-        if self.models:
-            words += ["--model-control-mode=explicit"]
-            words += [f"--load-model={name}" for name in self.folders]
+        words += addresses(self.triton, host)
         ports = (("http", HTTP_PORT), ("grpc", GRPC_PORT), ("metrics", METRICS_PORT))
-        for protocol, port in ports:
-            words += [f"--{protocol}-address={host}"] if host else []
-            words += [f"--{protocol}-port={port}"]
-        words += [f"--exit-timeout-secs={self.grace}"]
-        return [*words, *closed(explicit=bool(self.models))]
+        words += [f"--{protocol}-port={port}" for protocol, port in ports]
+        words += [f"--exit-timeout-secs={self.grace}", *closed(self.triton)]
+        if not self.models:
+            return words
+        return ["sh", "-c", f"{select(self.folders, served, models)} && exec {shlex.join(words)}"]
 
     def gateway_command(self, triton: str) -> list[str]:
         """Return the command that starts the gateway for a Triton at this address."""
@@ -181,6 +187,7 @@ def describe(
     built_image, _ = served_by(repository, models)
     own = next((name for name in models if image_of(name) == built_image), "")
     base = [others[own]] if own in others else [m for m in served.values() if m]
+    base_image = base[0].image if base else PLAIN
     names = [part for name in models for part in (*parts_of(repository, name), name)]
     loaded = tuple(dict.fromkeys(names)) or tuple(folders)
     scripts = [name for name in loaded if (repository / name / LAUNCH_SCRIPT).is_file()]
@@ -207,7 +214,8 @@ def describe(
         repository=repository,
         image=image or (f"{IMAGE}-models" if in_image else built_image),
         built_image=built_image,
-        build=docker_build(repository, own, base[0].image if base else PLAIN),
+        build=docker_build(repository, own, base_image),
+        triton=triton_of(base_image),
         models=tuple(models),
         folders=loaded,
         script=scripts[0] if scripts else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmserve.contract.container import LOOPBACK
 from llmserve.repository.dockerfile import MODELS
 from llmserve_deploy.description import (
     GATEWAY_PORT,
@@ -19,11 +20,10 @@ from llmserve_deploy.description import (
 Data = dict[str, Any]
 
 _PORT = "http"
-_LOOPBACK = "127.0.0.1"
 # Triton keeps running until the gateway has finished its requests and closed its port.
 _AFTER_THE_GATEWAY = (
     f"sleep {LEAVE_SECONDS}; "
-    f"while (: < /dev/tcp/{_LOOPBACK}/{GATEWAY_PORT}) 2> /dev/null; do sleep 1; done"
+    f"while (: < /dev/tcp/{LOOPBACK}/{GATEWAY_PORT}) 2> /dev/null; do sleep 1; done"
 )
 _GATEWAY_RESOURCES = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}}
 LOCKED = {
@@ -48,7 +48,7 @@ def gateway_container(d: Deployment, name: str = "gateway") -> Data:
         "name": name,
         "image": d.gateway_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": d.gateway_command(_LOOPBACK),
+        "command": d.gateway_command(LOOPBACK),
         "ports": [{"name": _PORT, "containerPort": GATEWAY_PORT, "protocol": "TCP"}],
         "startupProbe": _probe("/livez", every=2, misses=30),
         "readinessProbe": _probe("/readyz", every=5, misses=2),
@@ -79,7 +79,7 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
         "image": d.image,
         "imagePullPolicy": "IfNotPresent",
         # Passed to the image's own entry point, which checks the drivers.
-        "args": d.triton_command(models, _LOOPBACK),
+        "args": d.triton_command(models, LOOPBACK),
         "env": [
             {"name": "HF_HOME", "value": HUB_CACHE},
             {"name": "HF_TOKEN", "valueFrom": token},

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from llmserve.contract.container import SERVERS, release
 from llmserve.errors import LLMServeError
 from llmserve.repository.manifest import Manifest
 from llmserve_deploy.checking import check
@@ -216,17 +218,42 @@ def test_a_pod_has_time_to_drain_and_triton_stops_last(repository: Path) -> None
 
 
 def test_the_command_of_triton_fits_the_models(repository: Path) -> None:
-    command = describe(repository, baked=True).triton_command()
-    assert "--model-control-mode=explicit" not in command
-    assert "--http-restricted-api=shared-memory,trace,logging:llmserve-key=no\nkey" in command
-    command = describe(repository, baked=True, models=("b",)).triton_command()
-    assert sum("trace,logging,model-repository:" in word for word in command) == 2
-    assert [word for word in command if "load-model" in word] == [
-        "--load-model=b_generator", "--load-model=b",
-    ]  # fmt: skip
+    assert describe(repository, baked=True).triton_command()[0] == "tritonserver"
+    shell, option, command = describe(repository, baked=True, models=("b",)).triton_command()
+    assert (shell, option) == ("sh", "-c")
+    assert command.startswith(
+        "mkdir -p /tmp/selected && ln -sf /models/b_generator /models/b /tmp/selected && "
+        "exec tritonserver --model-repository=/tmp/selected "
+    )
     (repository / "a" / "launch.sh").touch()
-    command = describe(repository, baked=True, models=("a",)).triton_command("/mnt/models")
-    assert command[:3] == ["sh", "/mnt/models/a/launch.sh", "/mnt/models"]
+    (*_, command) = describe(repository, baked=True, models=("a",)).triton_command("/mnt/models")
+    assert "exec sh /mnt/models/a/launch.sh /tmp/selected --" in command
+
+
+@pytest.mark.parametrize("container", SERVERS)
+def test_each_release_accepts_the_command_that_is_written_for_it(
+    container: str, tmp_path: Path
+) -> None:
+    image = f"nvcr.io/nvidia/tritonserver:{container}-trtllm-python-py3"
+    add_model(tmp_path, "a", image=image)
+    triton = release(container)
+    for models in ((), ("a",)):
+        d = describe(tmp_path, baked=False, models=models)
+        for host in ("", "127.0.0.1"):
+            (*_, last) = command = d.triton_command(host=host)
+            words = shlex.split(last) if models else command
+            assert triton.refused(words) == []
+            assert ("--grpc-address=127.0.0.1" in words) == (not triton.closes or bool(host))
+        services = files_of("compose", d, tmp_path, dashboard=False)["compose.yaml"]["services"]
+        gateway, server = services["gateway"], services["triton"]
+        if triton.closes:
+            assert "grpc://triton:8001" in gateway["command"]
+            assert "network_mode" not in server
+        else:
+            # Nothing but the gateway can reach the loopback that Triton listens on.
+            assert "grpc://127.0.0.1:8001" in gateway["command"]
+            assert server["network_mode"] == "service:gateway"
+            assert "depends_on" not in gateway, "each would wait for the other"
 
 
 def test_quantities_and_claims_of_kubernetes_are_accepted(repository: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.container import closed, release
 from llmserve.errors import ConfigError, LLMServeError
 from llmserve_trtllm.build_engine import build_commands, run
 from llmserve_trtllm.target import Target
-from llmserve_trtllm.versions import Version
+from llmserve_trtllm.versions import CONTAINERS, Version
 
 from .building import DEFAULTS, build, cases, engine_of
 
@@ -80,6 +81,21 @@ def test_the_llm_api_on_several_gpus_is_started_by_mpirun(tmp_path: Path) -> Non
     mpirun, server = launch(tmp_path, "/models")
     assert mpirun.startswith("mpirun --allow-run-as-root -n 1 tritonserver ")
     assert "--model-repository=/models" in server
+
+
+# The script's two forms change between the first two.
+@pytest.mark.parametrize("container", ["24.08", "24.09", max(CONTAINERS)])
+def test_the_triton_of_each_version_accepts_what_the_scripts_add(
+    tmp_path: Path, container: str
+) -> None:
+    version = str(CONTAINERS[container])
+    options = {"multi_gpu": "orchestrator", "gpu_device_ids": "0;1"}
+    build(tmp_path, version, **options)
+    triton = release(container)
+    for line in launch(tmp_path, "/models", *closed(triton)):
+        _, found, command = line.rpartition("tritonserver ")
+        assert found
+        assert triton.refused(command.split()) == []
 
 
 def test_one_process_needs_no_script(tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""What each release of Triton accepts on its command line, and how its interfaces are closed.
+
+Read from NVIDIA's sources: ``src/command_line_parser.cc`` and ``TRITON_VERSION`` of the branches
+r23.10 to r26.08 of triton-inference-server/server, and the version of gRPC and the copy of
+libevhtp that the same branches of triton-inference-server/third_party build it with. No release
+has taken an option back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+SERVERS = {
+    "23.10": "2.39.0", "23.11": "2.40.0", "23.12": "2.41.0", "24.01": "2.42.0", "24.02": "2.43.0",
+    "24.03": "2.44.0", "24.04": "2.45.0", "24.05": "2.46.0", "24.06": "2.47.0", "24.07": "2.48.0",
+    "24.08": "2.49.0", "24.09": "2.50.0", "24.10": "2.51.0", "24.11": "2.52.0", "24.12": "2.53.0",
+    "25.01": "2.54.0", "25.02": "2.55.0", "25.03": "2.56.0", "25.04": "2.57.0", "25.05": "2.58.0",
+    "25.06": "2.59.0", "25.07": "2.59.1", "25.08": "2.60.0", "25.09": "2.61.0", "25.10": "2.62.0",
+    "25.11": "2.63.0", "25.12": "2.64.0", "26.01": "2.65.0", "26.02": "2.66.0", "26.03": "2.67.0",
+    "26.04": "2.68.0", "26.05": "2.69.0", "26.06": "2.70.0", "26.07": "2.71.0", "26.08": "2.72.0",
+}  # fmt: skip
+"""The version of the server in each container."""
+
+NEWEST = max(SERVERS)
+"""The newest release whose sources were read."""
+
+_OF_ALL = """
+allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics allow-sagemaker
+allow-vertex-ai backend-config backend-directory buffer-manager-thread-count cache-config
+cache-directory cuda-memory-pool-byte-size disable-auto-complete-config exit-on-error
+exit-timeout-secs grpc-address grpc-header-forward-pattern grpc-http2-max-ping-strikes
+grpc-http2-max-pings-without-data grpc-http2-min-recv-ping-interval-without-data
+grpc-infer-allocation-pool-size grpc-infer-response-compression-level
+grpc-keepalive-permit-without-calls grpc-keepalive-time grpc-keepalive-timeout grpc-port
+grpc-restricted-protocol grpc-root-cert grpc-server-cert grpc-server-key grpc-use-ssl
+grpc-use-ssl-mutual help host-policy http-address http-header-forward-pattern http-port
+http-thread-count id load-model log-error log-file log-format log-info log-verbose
+log-warning metrics-address metrics-config metrics-interval-ms metrics-port
+min-supported-compute-capability model-control-mode model-load-gpu-limit
+model-load-thread-count model-namespacing model-repository model-store
+pinned-memory-pool-byte-size rate-limit rate-limit-resource repoagent-directory
+repository-poll-secs response-cache-byte-size reuse-grpc-port reuse-http-port sagemaker-port
+sagemaker-safe-port-range sagemaker-thread-count strict-model-config strict-readiness
+trace-config trace-count trace-file trace-level trace-log-frequency trace-rate
+vertex-ai-default-model vertex-ai-port vertex-ai-thread-count
+"""
+
+_SINCE = {
+    "cuda-virtual-address-size": "23.11",
+    "http-restricted-api": "23.11",
+    "grpc-max-connection-age": "24.01",
+    "grpc-max-connection-age-grace": "24.01",
+    "model-load-retry-count": "24.01",
+    "model-config-name": "24.05",
+    "enable-peer-access": "24.06",
+    "grpc-max-response-pool-size": "25.03",
+    "grpc-infer-thread-count": "25.04",
+    "http-max-input-size": "25.06",
+    "allow-client-shm": "26.04",
+}
+"""The release in which each other option appeared."""
+
+_GRPC_CHECKS_NAMES = "24.07"
+"""The first release with gRPC 1.54.3; the 1.48.0 of those before takes any bytes as a name."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of Triton, or a Triton of which only that much is known.
+
+    >>> release("24.10").server, release("23.10").closes, UNKNOWN.closes
+    ('2.51.0', False, False)
+    """
+
+    container: str
+    server: str
+    options: frozenset[str]
+    """The options that it surely accepts, without their dashes."""
+    closes: bool
+    """Whether its administrative interfaces can be closed to everyone who reaches its ports."""
+
+    def refused(self, command: Collection[str]) -> list[str]:
+        """Return the options of a command line that this release would not start with."""
+        names = (word[2:].partition("=")[0] for word in command if word.startswith("--"))
+        return [name for name in names if name not in self.options]
+
+
+def release(container: str) -> Release:
+    """Return a release by its container, such as 24.10; later ones accept what the newest does."""
+    options = {*_OF_ALL.split(), *(name for name, since in _SINCE.items() if since <= container)}
+    closes = container >= _GRPC_CHECKS_NAMES
+    return Release(container, SERVERS.get(container, ""), frozenset(options), closes)
+
+
+UNKNOWN = release(min(SERVERS))
+"""A Triton of which nothing is known: it may be as old as any."""
+
+
+def release_in(image: str) -> Release:
+    """Return the release that the tag of an image names.
+
+    >>> release_in("nvcr.io/nvidia/tritonserver:24.10-trtllm-python-py3").container
+    '24.10'
+    >>> release_in("example.com/mine:latest") is UNKNOWN
+    True
+    """
+    tag = re.fullmatch(r"[^:]*(?::\d+/[^:]*)?:(\d\d\.\d\d)(?:[-@].*)?", image)
+    return release(tag[1]) if tag and tag[1] >= UNKNOWN.container else UNKNOWN
+
+
+def release_of_server(version: str) -> Release:
+    """Return the release with this version of the server, or the last before it.
+
+    >>> release_of_server("2.59.1").container, release_of_server("2.99.0").container
+    ('25.07', '26.08')
+    """
+    number = _number(version)
+    older = [name for name, server in SERVERS.items() if _number(server) <= number]
+    return release(max(older)) if number and older else UNKNOWN
+
+
+def release_from_help(text: str) -> Release:
+    """Return the oldest release that can have printed this help: it may be a later one."""
+    options = re.findall(r"^  --([a-z0-9-]+)", text, re.MULTILINE)
+    return release(max((_SINCE.get(name, "") for name in options), default="") or min(SERVERS))
+
+
+def _number(version: str) -> tuple[int, ...]:
+    parts = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(map(int, parts.groups())) if parts else ()
+
+
+# How interfaces are closed: Triton asks for a header with one value. Both are on its command line,
+# which every user of the machine can read, and over gRPC a value can be any bytes. So the name is
+# one that no request can have: in HTTP, a colon ends a name unless it is its first byte, and gRPC
+# refuses a request that has one in a name.
+LOCK = "llmserve:closed=always"
+"""The header and its value that closed interfaces ask for."""
+
+_CLOSED = "shared-memory,trace,logging"
+"""Tracing and logging can be made to write files; through shared memory, versions before 25.07
+could be made to run code. Loading models is not among them: Triton itself refuses it in the modes
+in which we start it, and its clients may list its models."""
+
+LOOPBACK = "127.0.0.1"
+
+
+def closed(triton: Release) -> list[str]:
+    """Return the options that close Triton's administrative interfaces to everyone."""
+    options = {
+        "http-restricted-api": f"{_CLOSED}:{LOCK}",
+        "grpc-restricted-protocol": f"{_CLOSED}:{LOCK}",
+        "allow-client-shm": "false",
+    }
+    return [f"--{name}={value}" for name, value in options.items() if name in triton.options]
+
+
+def addresses(triton: Release, host: str = "") -> list[str]:
+    """Return the options for the address to listen on: loopback where interfaces stay open."""
+    if not triton.closes and not host.startswith("127."):
+        host = LOOPBACK
+    return [f"--{name}-address={host}" for name in ("http", "grpc", "metrics") if host]
