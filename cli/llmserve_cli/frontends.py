@@ -71,7 +71,7 @@ class RequestedFrontends:
                     replicas=tuple(other.grpc_url for other in others),
                     replica_metrics=tuple(other.metrics_url for other in others),
                 )
-                log = log_beside(server.log_file, frontend)
+                log = log_beside(server.log_file, frontend, chosen=keep_logs)
                 running.append(start_frontend(frontend, place, log))
                 stack.callback(running[-1].stop, 0.0)
             yield running

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.errors import ServerError
 from llmserve.server.launch import Launch, inherited_environment
+from llmserve.server.private import new_log
 from llmserve.server.process import GuardedProcess, make_scratch
 
 if TYPE_CHECKING:
@@ -47,8 +48,12 @@ class RunningFrontend:
         return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
 
 
-def log_beside(log_file: Path, frontend: Frontend) -> Path:
-    return log_file.with_name(f"{log_file.stem}-{frontend.name}{log_file.suffix}")
+def log_beside(log_file: Path, frontend: Frontend, *, chosen: bool) -> Path:
+    """Return a frontend's log, beside the server's, whose name the user has chosen or not."""
+    name = f"{log_file.stem}-{frontend.name}"
+    return (
+        log_file.with_name(f"{name}{log_file.suffix}") if chosen else new_log(name, log_file.parent)
+    )
 
 
 def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningFrontend:

@@ -1,7 +1,6 @@
 """Guards one server: a script that runs as a separate process.
 
-The first line on its stdin is a JSON object with the fields of :class:`Watch`. It contains the key
-of the restricted interfaces, which an argument would show to every user of the machine. The guard
+The first line on its stdin is a JSON object with the fields of :class:`Watch`. The guard
 starts the server, prints its process id and waits. When stdin closes, when a line with a number of
 seconds arrives, or when the guard's parent process is gone, it ends the server with SIGTERM, then
 SIGKILL to its process group. However the server ends, the guard removes its shared memory and its
@@ -20,6 +19,7 @@ import os
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -30,7 +30,7 @@ from pathlib import Path
 
 LOCK = "lock"
 """A file in the scratch folder that is locked as long as the guard or any of its children lives."""
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _ABANDONED = 1.0
 """Seconds for an orderly shutdown once the parent process is gone."""
 _MIN_AGE = 2.0
@@ -53,6 +53,8 @@ class Watch:
 
 def main() -> int:
     """Run the server until it ends or must end; return its exit code as a shell would."""
+    # Prompts are in the shared memory of Triton's models, in sockets, and in what models write.
+    os.umask(0o077)
     watch = Watch(**json.loads(_first_line()))
     alarm = _signals_as_bytes()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -60,8 +62,16 @@ def main() -> int:
     lock = os.open(Path(watch.scratch, LOCK), os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
 
-    def end_with_the_guard() -> None:
+    # A container, which outlives this process, has shared memory of its own.
+    here = not watch.last_resort
+    if here:
+        _load_cuda_module()
+    program = _program()
+
+    def prepare() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if here and not (program and _obey(libc, program)):
+            os.write(2, _READABLE)
 
     try:
         server = subprocess.Popen(
@@ -72,7 +82,7 @@ def main() -> int:
             start_new_session=True,
             pass_fds=[lock],
             # Safe only here: this process has a single thread, which lives as long as the process.
-            preexec_fn=end_with_the_guard,
+            preexec_fn=prepare,
         )
         os.write(1, b"%d\n" % server.pid)
         _wait_for_end(server, watch, alarm)
@@ -84,6 +94,63 @@ def main() -> int:
             subprocess.run(watch.last_resort, capture_output=True, timeout=30, check=False)
         remove_leftovers(watch.shm_prefix, watch.scratch)
     return code if code >= 0 else 128 - code
+
+
+class _Filter(ctypes.Structure):
+    """A program for the kernel, which decides over system calls."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_char_p))
+
+
+# The instructions of BPF that it needs: load a word, compare it, and return.
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _ANSWER_ZERO = 0x7FFF0000, 0x00050000
+_CALL, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24
+"""Where the kernel has what it decides on."""
+_FCHMOD = {"x86_64": (0xC000003E, 91), "aarch64": (0xC00000B7, 52)}
+_PUBLIC = 0o644
+
+
+def _program() -> _Filter | None:
+    """Return the filter that keeps shared memory private, or None for an unknown processor.
+
+    Triton's Python backend lets everyone read its shared memory, where all prompts and answers
+    pass: the library that creates it sets this mode whatever the umask is. With the filter, the
+    kernel leaves that call out and reports that it went well.
+    """
+    if not (numbers := _FCHMOD.get(os.uname().machine)):
+        return None
+    architecture, call = numbers
+    instructions = (
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 0, 5, architecture),
+        (_LOAD, 0, 0, _CALL),
+        (_EQUAL, 0, 3, call),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        (_EQUAL, 0, 1, _PUBLIC),
+        (_RETURN, 0, 0, _ANSWER_ZERO),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+    code = b"".join(struct.pack("HBBI", *each) for each in instructions)
+    return _Filter(len(instructions), code)
+
+
+def _obey(libc: ctypes.CDLL, program: _Filter) -> bool:
+    """Have the kernel apply a filter to this process and its children, if it can."""
+    # It takes none from a process that could gain rights afterwards.
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        return False
+    return not libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0)
+
+
+_READABLE = b"llmserve: note: other users of this machine can read prompts in /dev/shm\n"
+
+
+def _load_cuda_module() -> None:
+    """Load what CUDA would load itself, with a program that gains rights."""
+    if program := shutil.which("nvidia-modprobe"):
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([program, "-u", "-c", "0"], timeout=30, check=False)
 
 
 def _first_line() -> bytes:

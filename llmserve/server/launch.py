@@ -122,8 +122,7 @@ def link_model(model: Path, links: Path) -> None:
     complete writes to the model's folder only when that file's time is changed here.
     """
     if not links.exists():
-        links.parent.with_name("new").mkdir(exist_ok=True)
-        new = links.parent.with_name("new") / links.name
+        new = links.parent.with_name(f"{links.name}.new")
         _link(model, new)
         new.rename(links)
     else:
@@ -132,11 +131,10 @@ def link_model(model: Path, links: Path) -> None:
 
 def unlink_model(links: Path) -> None:
     """Make a Triton that polls for changes unload a model."""
-    old = links.parent.with_name("old")
-    old.mkdir(exist_ok=True)
-    # At once, or Triton could take the model that is half gone for one that has changed.
-    links.rename(old / links.name)
-    shutil.rmtree(old)
+    if links.exists():
+        # Moved away as a whole, so that Triton sees all of it or nothing.
+        links.rename(aside := links.parent.with_name(f"{links.name}.dropped"))
+        shutil.rmtree(aside)
 
 
 def _link(model: Path, links: Path) -> None:

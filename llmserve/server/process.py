@@ -22,6 +22,7 @@ from llmserve.errors import ServerError
 from llmserve.server import guard
 from llmserve.server.guard import LOCK, Watch, remove_leftovers
 from llmserve.server.launch import Launch
+from llmserve.server.private import check_temporary, open_log
 
 _POLL = 0.2
 _IDLE_GRACE = 4.0
@@ -38,6 +39,7 @@ def make_scratch() -> tuple[str, Path]:
     name = f"llmserve-{secrets.token_hex(6)}"
     folder = scratch_folder()
     try:
+        check_temporary(folder)
         return name, Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     except OSError as error:
         raise ServerError(
@@ -72,7 +74,7 @@ class GuardedProcess:
         self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float
     ) -> None:
         watch = Watch(launch.argv, os.getpid(), str(scratch), name, grace, launch.last_resort)
-        with log_file.open("ab") as log:
+        with open_log(log_file) as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, name],
                 stdin=subprocess.PIPE,

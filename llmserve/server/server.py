@@ -19,6 +19,8 @@ from llmserve.server.log import ServerLog, in_plain_words
 from llmserve.server.process import GuardedProcess
 from llmserve.server.settings import ServerSettings
 
+UNLOADED = ("", "UNAVAILABLE")
+"""The states of a model that takes no memory."""
 _ESTABLISHED = "01"
 _HANG_TIMEOUT = 20.0
 """Seconds after which a server that does not answer is considered hung."""
@@ -116,10 +118,9 @@ class Server:
 
     def unload(self, name: str, *, timeout: float = 60.0) -> None:
         """Unload a model and wait until it is gone. For ``renewable`` servers."""
-        self._require_renewable()
-        unlink_model(self._links / name)
+        self.drop(name)
         deadline = time.monotonic() + timeout
-        while (state := self.models().get(name, "")) not in ("", "UNAVAILABLE"):
+        while (state := self.models().get(name, "")) not in UNLOADED:
             if time.monotonic() > deadline:
                 raise ServerError(f"model {name!r} is still {state} after {timeout:g} s")
             time.sleep(_POLL)
@@ -135,6 +136,11 @@ class Server:
         if not (model / "config.pbtxt").is_file():
             raise ServerError(f"no model {name!r} in {self._settings.repository}")
         link_model(model, self._links / name)
+
+    def drop(self, name: str) -> None:
+        """Make Triton unload a model; for ``renewable`` servers. This takes a second to begin."""
+        self._require_renewable()
+        unlink_model(self._links / name)
 
     def answers(self) -> dict[str, int]:
         """Return how many requests each model has answered since it was loaded."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from llmserve.server.launch import (
 )
 from llmserve.server.log import Progress, ServerLog
 from llmserve.server.machine import shortages
+from llmserve.server.private import new_log, open_log
 from llmserve.server.process import make_scratch, sweep
 from llmserve.server.server import Server
 from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
@@ -245,10 +245,8 @@ def one_log(settings: ServerSettings) -> Iterator[ServerSettings]:
 
 def _make_log_file(settings: ServerSettings, name: str) -> Path:
     if settings.log_file is None:
-        handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
-        os.close(handle)
-        return Path(path)
-    settings.log_file.touch()
+        return new_log(name)
+    open_log(settings.log_file).close()
     return settings.log_file.absolute()
 
 
