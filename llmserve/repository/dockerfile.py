@@ -106,6 +106,10 @@ FROM {image}
 ENV HF_HOME={home}
 CMD {command}
 """
+_OPEN = (
+    "# Before 24.07, Triton lets whoever reaches it change it. So this one listens on loopback:",
+    "# give the container the machine's network, or that of its client.",
+)
 _IMAGE_ARGUMENT = """# The base image for this model is not known: name it with --build-arg.
 ARG IMAGE
 
@@ -204,6 +208,8 @@ def _render(
     pins = [f"{name}=={version}" for name, version in sorted(packages.items())]
     # Set as a variable, because a pip that is too old for the option ignores it.
     pip = "PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir"
+    if not triton_of(image).closes:
+        notes = [*notes, *_OPEN]
     separator = ", \\\n     " if len(command) > 2 else ", "
     return _TEXT.format(
         head="\n".join(head),

@@ -54,6 +54,8 @@ class Launch:
     kind: str
     last_resort: tuple[str, ...] = ()
     """A command that removes what outlives the killed process."""
+    notes: tuple[str, ...] = ()
+    """What the operator has to know of this server."""
 
 
 def triton_args(settings: ServerSettings, instance: Instance, triton: Release) -> tuple[str, ...]:
@@ -74,15 +76,17 @@ def triton_args(settings: ServerSettings, instance: Instance, triton: Release) -
     return (*args, *closed(triton), *settings.extra_args)
 
 
-def require_loopback(settings: ServerSettings, triton: Release) -> None:
-    """Raise if a Triton whose interfaces cannot be closed is to be reached from elsewhere."""
-    if not triton.closes and not settings.host.startswith("127."):
-        known = triton is not UNKNOWN
-        which = f"Triton {triton.server}" if known else "a Triton of unknown version"
+def openness(settings: ServerSettings, triton: Release) -> tuple[str, ...]:
+    """Return a note for a Triton whose interfaces stay open; raise if others are to reach it."""
+    if triton.closes:
+        return ()
+    which = "a Triton of unknown version" if triton is UNKNOWN else f"Triton {triton.server}"
+    if not settings.host.startswith("127."):
         raise ServerError(
             f"{which} lets whoever reaches it change it, so it listens only on {LOOPBACK}",
             mend="use a container of 24.07 or later, or put the gateway in front of it",
         )
+    return (f"every user of this machine can change {which}: 24.07 is the first to be closed",)
 
 
 def link_models(settings: ServerSettings, scratch: Path) -> Path:
@@ -222,10 +226,10 @@ def prepare_binary(settings: ServerSettings, instance: Instance) -> Launch:
     env["PATH"] = os.pathsep.join([str(server.parent), env.get("PATH", os.defpath)])
     repository = str(link_models(settings, instance.scratch))
     triton = _release_of(server)
-    require_loopback(settings, triton)
+    notes = openness(settings, triton)
     arguments = triton_args(settings, instance, triton)
     command = server_command(settings, str(server), arguments, repository=repository)
-    return Launch(argv=command, env=env, kind="local")
+    return Launch(argv=command, env=env, kind="local", notes=notes)
 
 
 _HELP_TIMEOUT = 60.0
@@ -285,13 +289,13 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
     variables = _ask_docker(command, "image", "inspect", "--format", _VARIABLES, settings.image)
     version = re.search(r"^TRITON_SERVER_VERSION=(.*)", variables, re.MULTILINE)
     triton = release_of_server(version[1]) if version else UNKNOWN
-    require_loopback(settings, triton)
     return Launch(
         argv=(command, *docker_arguments(settings, instance, triton, gpus=gpus)),
         env=environment_of_triton(),
         kind="container",
         # Killing the command leaves the container running.
         last_resort=(command, "rm", "--force", instance.name),
+        notes=openness(settings, triton),
     )
 
 

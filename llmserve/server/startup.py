@@ -142,7 +142,7 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
         server = Server(settings, instance, launch, log_file)
         _wait_until_ready(server, log, settings, on_progress)
         log.read()
-        server.notes = tuple(dict.fromkeys(log.notes))
+        server.notes = (*launch.notes, *dict.fromkeys(log.notes))
         return server
     except BaseException as error:
         # A ServerError refers the user to the log; other errors do not.

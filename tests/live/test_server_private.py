@@ -38,7 +38,7 @@ def has_canary(path: Path) -> bool:
 
 def readable(paths: set[Path]) -> list[str]:
     """Return what this user can read of these files and folders."""
-    found = []
+    found: list[str] = []
     for path in sorted(paths):
         with suppress(OSError):
             if path.is_dir():

@@ -29,7 +29,7 @@ from llmserve.repository import dockerfile
 from llmserve.repository.manifest import Manifest
 from llmserve.server import ServerSettings
 from llmserve.server.embedded import BUNDLED, RELEASE, find_embedded
-from llmserve.server.launch import Instance, docker_arguments, prepare_binary, triton_args
+from llmserve.server.launch import Instance, Launch, docker_arguments, prepare_binary, triton_args
 from llmserve.server.settings import Ports
 from llmserve.server.tracing import trace_arguments
 from tests.wire import ADDED, header, newest, over_grpc
@@ -154,18 +154,20 @@ def test_an_installed_triton_is_asked_which_it_is(
     monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
     expected = release_of_server(server)
 
-    def launch(host: str) -> Sequence[str]:
+    def launch(host: str) -> Launch:
         scratch = tmp_path / host
         scratch.mkdir()
         instance = Instance(Ports(host, 1, 2, 3), scratch, "llmserve-x")
-        return prepare_binary(ServerSettings(tmp_path, host=host), instance).argv
+        return prepare_binary(ServerSettings(tmp_path, host=host), instance)
 
-    command = launch(LOOPBACK)
+    command, notes = launch(LOOPBACK).argv, launch("127.0.0.2").notes
     assert expected.refused(command) == []
     assert ("--allow-client-shm=false" in command) == (version == "2.72.0")
     if expected.closes:
-        assert "--grpc-address=0.0.0.0" in launch("0.0.0.0")
+        assert "--grpc-address=0.0.0.0" in launch("0.0.0.0").argv
+        assert notes == ()
     else:
+        assert notes[0].startswith("every user of this machine can change ")
         with pytest.raises(ServerError, match=r"listens only on 127\.0\.0\.1: use a"):
             launch("0.0.0.0")
 
