@@ -97,6 +97,7 @@ class Server:
         one is loaded.
         """
         log = ServerLog(self.log_file)
+        new = [name for name in names if not (self._links / name).exists()]
         for name in names:
             self.renew(name)
         missing = set(names)
@@ -104,15 +105,18 @@ class Server:
             time.sleep(_POLL)
             ended = not self.alive()
             log.read()
-            for name in missing & log.failures.keys():
-                unlink_model(self._links / name)
+            failed = missing & log.failures.keys()
+            # Triton waits for ever for a process whose files are gone before it has read them.
+            if failed and not missing & {*log.progress(0.0).loading}:
+                for name in reversed(new):
+                    self.drop(name)
                 raise ServerError(
-                    f"model {name!r} failed to load: {log.failures[name]}",
+                    "; ".join(f"model {n!r} failed to load: {log.failures[n]}" for n in failed),
                     mend=f"see {self.log_file}",
                 )
             if log.stuck or ended:
                 raise ServerError(log.stuck or f"the server ended: {log.why_it_ended()}")
-            if missing <= log.loads.keys():
+            if all(log.loads[name] for name in missing):
                 states = self.models()
                 missing = {name for name in missing if states.get(name) != "READY"}
 

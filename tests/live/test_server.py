@@ -14,7 +14,16 @@ import pytest
 from llmserve.errors import ServerError
 from llmserve.server import Progress, Server, ServerSettings, start
 from llmserve.server.settings import Ports, choose_ports
-from tests.live.servers import ECHO, IMPORTS, RAISES, echo, leftovers, repository, settings
+from tests.live.servers import (
+    ECHO,
+    IMPORTS,
+    RAISES,
+    echo,
+    eventually,
+    leftovers,
+    repository,
+    settings,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +56,8 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
     server.unload("second")
     assert server.models() == {"echo": "READY"}
     with pytest.raises(ServerError, match="'broken' failed to load: ModuleNotFoundError: No mod"):
-        server.load("broken")
+        server.load("second", "broken")
+    eventually(lambda: server.models() == {"echo": "READY"})
     with pytest.raises(ServerError, match="absent"):
         server.load("absent")
     assert echo(server, "still") == "still"
