@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, overload
@@ -28,6 +28,7 @@ from llmserve.client.failures import (
 from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
 from llmserve.client.results import Completion, F, Piece, Prompt, Prompts, gather, parse, schema_of
+from llmserve.client.tool_prompt import needs_tools, takes_tools, with_tools_in_messages
 from llmserve.client.tools import Tools, apply_tools, read_calls
 from llmserve.client.url import Endpoint
 from llmserve.errors import (
@@ -116,6 +117,7 @@ class AsyncClient:
         self._channel = channel or AsyncChannel(endpoint)
         self._timeout = timeout
         self._infos: dict[str, ModelInfo] = {}
+        self._templates: dict[str, str | None] = {}
         self._parsers: dict[str, ToolParser] = {}
         self._closed = False
         self._active: set[Exchange | Steps] = set()
@@ -231,17 +233,34 @@ class AsyncClient:
                 "no installed plugin can parse tool calls",
                 mend="pip install llmserve-gateway, or set tool_choice to required",
             )
-        description = await self.generate(model, prompt_only=True, max_tokens=1)
-        try:
-            template = str(json.loads(description.text)["chat_template"])
-        except (ValueError, KeyError, TypeError):
-            template = ""  # A model built by an older version, which generated an answer.
-        if "tools" not in template:
-            raise UsageError(
-                f"the chat template of {model!r} does not support tools",
-                mend="set tool_choice to required, or to one of the tools",
-            )
-        return max(parsers, key=lambda parser: parser.suits(template))
+        template = await self._template(model)
+        visible = template if takes_tools(await self.model(model), template) else None
+        return max(parsers, key=lambda parser: parser.suits(visible or ""))
+
+    async def _template(self, model: str) -> str | None:
+        """Return a model's chat template, None if the model does not report it."""
+        if model not in self._templates:
+            description = await self.generate(model, prompt_only=True, max_tokens=1)
+            try:
+                template = json.loads(description.text)["chat_template"]
+            except (ValueError, KeyError, TypeError):
+                template = None  # A model of another maker or version, which generated an answer.
+            self._templates[model] = template if isinstance(template, str) else None
+        return self._templates[model]
+
+    def _forget_template(self, model: str) -> None:
+        self._templates.pop(model, None)
+        self._parsers.pop(model, None)
+
+    async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> Mapping[str, Any]:
+        """Return a request's options in the form that the model accepts."""
+        tools, model_options = Tools.of(options), apply_tools(options)
+        if tools is None and not needs_tools(options.get("messages")):
+            return model_options
+        shows = "chat_template_kwargs" in info.inputs
+        if shows and takes_tools(info, await self._template(info.name)):
+            return model_options
+        return with_tools_in_messages(model_options, tools)
 
     def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -264,6 +283,7 @@ class AsyncClient:
             request = service_pb2.ModelConfigRequest(name=name)
             response = await self._request("ModelConfig", request, deadline)
             self._infos[name] = read_config(response.config)
+            self._forget_template(name)
         return self._infos[name]
 
     async def _open(
@@ -272,7 +292,8 @@ class AsyncClient:
         deadline = self._deadline(timeout)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         info = await self._info(model, deadline)
-        return open_exchange(info, prompts, apply_tools(options), pieces=pieces), deadline
+        model_options = await self._with_tools(info, options)
+        return open_exchange(info, prompts, model_options, pieces=pieces), deadline
 
     async def _pieces(self, exchange: Exchange, deadline: Deadline) -> AsyncGenerator[Piece, None]:
         send = self._stream if exchange.info.exchange == "stream" else self._unary
@@ -352,7 +373,7 @@ class AsyncClient:
             if model:
                 # The model may have been rebuilt.
                 self._infos.pop(model, None)
-                self._parsers.pop(model, None)
+                self._forget_template(model)
             raise await self._explain(error, self._target(model, deadline)) from None
 
     async def _explain(self, error: Exception, target: Target) -> ClientError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
-from llmserve_gateway.fields import Fields, read_messages
+from llmserve_gateway.fields import Fields, read_messages, read_tools
 from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
@@ -82,9 +83,12 @@ class Routes:
             raise bad_request("send prompt or messages, not both", "prompt")
         if messages is not None:
             options["messages"] = read_messages(messages)
-            kwargs, tools = fields.mapping("chat_template_kwargs"), fields.take("tools")
-            kwargs |= {"tools": tools} if tools else {}
-            options["chat_template_kwargs"] = kwargs or None
+            options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
+            if tools := read_tools(fields, options["messages"]):
+                # Not the constraint of a required call, which is no part of the prompt.
+                options = replace(tools, choice="auto", named=None).options(options)
+            info = await self._catalog.info(name)
+            options = await self._gateway.readers.place_tools(info, options, tools)
         elif not isinstance(prompt, str):
             raise bad_request("prompt must be a string, or send messages", "prompt")
         report = await self._catalog.inspect_prompt(name, prompt or "", **options)
@@ -109,10 +113,11 @@ class Routes:
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
         parsed = anthropic.read_messages_request(await _body(request), count_only=True)
         self._gateway.check_model(key, parsed.model)
-        kwargs = parsed.options.get("chat_template_kwargs")
-        report = await self._catalog.inspect_prompt(
-            parsed.model, messages=parsed.options["messages"], chat_template_kwargs=kwargs
-        )
+        names = ("messages", "chat_template_kwargs")
+        options = {name: parsed.options[name] for name in names if name in parsed.options}
+        info = await self._catalog.info(parsed.model)
+        options = await self._gateway.readers.place_tools(info, options, parsed.tools)
+        report = await self._catalog.inspect_prompt(parsed.model, **options)
         return _json({"input_tokens": len(report["ids"])})
 
     async def live(self, request: Request) -> Response:

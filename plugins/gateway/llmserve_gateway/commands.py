@@ -80,6 +80,14 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     help="Tool call parser, instead of the one for the chat template; repeatable.",
 )
 @click.option(
+    "--tool-prompt",
+    "tool_prompt",
+    type=READABLE,
+    envvar="LLMSERVE_TOOL_PROMPT",
+    help="File with the text that explains tools to models whose chat template does not; "
+    "{tools} stands for their list.",
+)
+@click.option(
     "--otlp-endpoint",
     "collector",
     metavar="URL",
@@ -89,7 +97,12 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
 @click.option("--cors-origin", "cors_origins", multiple=True, help="Allow pages of this origin.")
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Private key of the certificate (PEM).")
-def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **options: Any) -> None:
+def gateway(
+    urls: tuple[str, ...],
+    triton_metrics: tuple[str, ...],
+    tool_prompt: Path | None,
+    **options: Any,
+) -> None:
     """Serve the OpenAI API in front of a running Triton.
 
     \b
@@ -103,6 +116,7 @@ def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **options: A
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.serving import Listening, run
+    from llmserve_gateway.tool_readers import read_prompt
 
     for address in urls:
         parse_url(address)
@@ -121,6 +135,7 @@ def gateway(urls: tuple[str, ...], triton_metrics: tuple[str, ...], **options: A
         triton_metrics=triton_metrics[0] if triton_metrics else None,
         replicas=tuple(others),
         replica_metrics=triton_metrics[1:],
+        tool_prompt=read_prompt(tool_prompt) if tool_prompt else "",
         **options,
     )
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))

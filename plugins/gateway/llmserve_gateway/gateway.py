@@ -61,6 +61,8 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     tool_parsers: tuple[str, ...] = ()
     """Tool call parsers: a parser's name for all models, ``MODEL=NAME`` for one."""
+    tool_prompt: str = ""
+    """The text that explains tools to models whose chat template does not, if not our own."""
     collector: str = ""
     """The URL that spans are sent to, if any."""
     replicas: tuple[str, ...] = ()
@@ -115,7 +117,7 @@ class Gateway:
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
         self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
-        self.readers = Readers(settings.tool_parsers, self.catalog)
+        self.readers = Readers(settings.tool_parsers, self.catalog, settings.tool_prompt)
         self._client: Replicas | None = None
         self._warned_fields: set[str] = set()
         self.tracer: Tracer | None = None
@@ -216,6 +218,8 @@ class Gateway:
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name
+            options = await self.readers.place_tools(info, request.options, request.tools)
+            request = replace(request, options=options)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
             if request.report_stop_word and INCLUDE_STOP in info.inputs:

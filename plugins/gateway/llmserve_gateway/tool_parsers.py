@@ -312,16 +312,24 @@ class DeepSeek(Reader):
 
 
 class Json(Reader):
-    """An answer that is a JSON call or a list of calls, optionally in a fence."""
+    """JSON calls as the answer, in a fence or between tags, as models write that learnt no format.
+
+    What llmserve tells a model whose template has no place for tools is the form with tags.
+    """
 
     def parse(self) -> Parsing[None]:
-        yield from self._skip_space()
-        fenced = yield from self._take_prefix("```json", "```")
-        if (yield from self._read_calls(",", ";")) and fenced:
-            yield from self._skip_space()
-            yield from self._take_prefix("```")
-            self._source = ""
-        yield from self._emit_until()
+        if (yield from self._skip_space()) in ("{", "["):
+            yield from self._read_calls(",", ";")
+        else:
+            self._emit_source_as_text()
+        closings = {"<tool_call>": "</tool_call>", "```": "```"}
+        while mark := (yield from self._emit_until(*closings)):
+            if mark == "```":
+                yield from self._take_prefix("json")
+            if (yield from self._read_calls(",", ";")):
+                yield from self._skip_space()
+                yield from self._take_prefix(closings[mark])
+                self._source = ""
 
 
 class Arguments(Reader):
@@ -381,7 +389,7 @@ PARSERS = [
     ),
     ToolParser(
         name="generic",
-        summary="Any model that answers with a JSON call",
+        summary="Any other model: JSON alone, in a fence or in <tool_call>",
         reader=Json,
         suits=_template_with(1, ""),
     ),

@@ -41,6 +41,12 @@ CALLS = {
     "<|tool▁calls▁end|>",
     "generic": f'```json\n[{{"name": "weather", "arguments": {CITY}}}, '
     f'{{"type": "function", "name": "add", "id": 1, "arguments": {SUM}}}]\n```',
+    "generic-tags": f'<tool_call>{{"name": "weather", "arguments": {CITY}}}</tool_call>\n'
+    f'<tool_call>\n[{{"name": "add", "arguments": {SUM}}}]\n</tool_call>',
+    "generic-fences": f'```json\n{{"name": "weather", "arguments": {CITY}}}\n```\n'
+    f'```\n{{"name": "add", "arguments": {SUM}}}\n```',
+    "generic-json": f'{{"name": "weather", "arguments": {CITY}}}\n;'
+    f'{{"name": "add", "parameters": {SUM}}}',
 }
 # Text that begins like a call, but is not one.
 BROKEN = {
@@ -62,6 +68,8 @@ BROKEN = {
         "```python\n1\n```",
         "```\n{}\n```",
         '[{"name": "add", "arguments": {}',
+        'Like <tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '  So: ```json\n{"name": "Anna"}\n```\n',
         "[]",
         "",
     ],
@@ -107,7 +115,10 @@ def test_each_familys_calls_are_read(family: str) -> None:
     assert whole(family, CALLS[family]) == expected
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-11", "deepseek", "llama3"])
+@pytest.mark.parametrize(
+    "family",
+    ["hermes", "mistral", "mistral-11", "deepseek", "llama3", "generic", "generic-tags"],
+)
 def test_text_before_calls_is_content(family: str) -> None:
     text, calls, _ = whole(family, f"Let me see.\n\n{CALLS[family]}")
     assert (text, len(calls)) == ("Let me see.", 2)

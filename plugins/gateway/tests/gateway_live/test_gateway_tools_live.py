@@ -15,7 +15,6 @@ import pydantic
 import pytest
 
 from llmserve.demo import demo_model_path
-from llmserve.errors import UsageError
 from llmserve.testing import LiveTriton
 from tests.support import install
 
@@ -76,12 +75,12 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
             yield live
 
 
-def build_model(live: LiveTriton, folder: Path, name: str, template: str) -> str:
-    """Build a scripted model with the given chat template."""
+def build_model(live: LiveTriton, folder: Path, name: str, template: str = "") -> str:
+    """Build a scripted model with the given chat template, or the demo model's."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
-    tokenizer.chat_template = template
+    tokenizer.chat_template = template or tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     return live.build("scripted", str(folder), name=name, decoupled=True)
 
@@ -89,6 +88,12 @@ def build_model(live: LiveTriton, folder: Path, name: str, template: str) -> str
 @pytest.fixture(scope="module")
 def hermes(scripted: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
     return build_model(scripted, tmp_path_factory.mktemp("hermes"), "hermes", HERMES)
+
+
+@pytest.fixture(scope="module")
+def plain(scripted: LiveTriton, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose chat template has no place for tools."""
+    return build_model(scripted, tmp_path_factory.mktemp("plain"), "plain")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +109,7 @@ def test_an_answer_is_constrained_to_a_call(gateway: Gateway, model: str, stream
     for choice in ("required", {"type": "function", "function": {"name": "Nested"}}):
         request: dict[str, Any] = {"model": model, "messages": CHAT, "tools": TOOLS,
                                    "tool_choice": choice, "parallel_tool_calls": False,
-                                   "max_tokens": 450}  # fmt: skip
+                                   "max_tokens": 300}  # fmt: skip
         if stream:
             with client.stream(**request) as events:
                 answer = events.get_final_completion()
@@ -120,9 +125,9 @@ def test_an_answer_is_constrained_to_a_call(gateway: Gateway, model: str, stream
 
 
 def test_llmserves_client_requests_and_parses_calls(
-    triton: LiveTriton, model: str, scripted: LiveTriton, hermes: str
+    triton: LiveTriton, model: str, scripted: LiveTriton, hermes: str, plain: str
 ) -> None:
-    request: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 450}
+    request: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 300}
     for choice in ("required", {"type": "function", "function": {"name": "Nested"}}):
         options: dict[str, Any] = {**request, "tool_choice": choice, "parallel_tool_calls": False}
         answer = triton.client.generate(model, **options)
@@ -134,11 +139,21 @@ def test_llmserves_client_requests_and_parses_calls(
     cut = triton.client.generate(model, tool_choice="required", **{**request, "max_tokens": 5})
     assert (cut.finish_reason, cut.tool_calls) == ("length", ())
     assert cut.text
-    with pytest.raises(UsageError, match="does not support tools"):
-        triton.client.generate(model, **request)
-    free = scripted.client.generate(hermes, messages=script(CALLS), tools=TOOLS, max_tokens=300)
-    assert [call.name for call in free.tool_calls] == ["Weather", "Nested"]
-    assert (free.text, free.finish_reason) == ("Let me see.", "tool_calls")
+    for name in (hermes, plain):
+        asked = script(CALLS)
+        free = scripted.client.generate(name, messages=asked, tools=TOOLS, max_tokens=300)
+        assert [call.name for call in free.tool_calls] == ["Weather", "Nested"]
+        assert (free.text, free.finish_reason) == ("Let me see.", "tool_calls")
+        calls = [
+            {
+                "id": call.id,
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in free.tool_calls
+        ]
+        talk = [*asked, {"role": "assistant", "content": free.text, "tool_calls": calls},
+                {"role": "tool", "content": f"{START}Sunny.{END}"}]  # fmt: skip
+        assert scripted.client.generate(name, messages=talk, tools=TOOLS).text == "Sunny."
 
 
 def test_a_call_that_is_cut_short_is_text(gateway: Gateway, model: str) -> None:
@@ -150,31 +165,35 @@ def test_a_call_that_is_cut_short_is_text(gateway: Gateway, model: str) -> None:
     assert choice.message.content
 
 
-def test_unsupported_tool_choices_are_refused_by_name(
-    gateway: Gateway, model: str, front: Gateway, hermes: str
+def test_a_call_that_an_engine_cannot_force_may_be_asked_for(
+    front: Gateway, hermes: str, plain: str
 ) -> None:
-    """The demo model's template lacks tools, and the scripted engine has no constraints."""
-    for server, name, choice, param in (
-        (gateway, model, "auto", "tools"),
-        (front, hermes, "required", "tool_choice"),
-    ):
-        client: Any = server.client().chat.completions
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.create(model=name, messages=CHAT, tools=TOOLS, tool_choice=choice)
-        assert caught.value.param == param
+    """The scripted engine has no constraints; the error names what works, and that works."""
+    for name in (hermes, plain):
+        client: Any = front.client().chat.completions
+        with pytest.raises(openai.BadRequestError, match='set tool_choice to "auto"') as caught:
+            client.create(model=name, messages=CHAT, tools=TOOLS, tool_choice="required")
+        assert caught.value.param == "tool_choice"
+        request: Any = {"model": name, "messages": script(CALL), "tools": TOOLS, "max_tokens": 300}
+        answer = client.create(**request, tool_choice="auto").choices[0]
+        assert answer.message.tool_calls[0].function.name == "Weather"
 
 
-def test_a_model_calls_on_its_own(front: Gateway, hermes: str) -> None:
+@pytest.mark.parametrize("form", ["hermes", "plain"])
+def test_a_model_calls_on_its_own(
+    front: Gateway, form: str, request: pytest.FixtureRequest
+) -> None:
+    name = request.getfixturevalue(form)
     client: Any = front.client().chat.completions
-    request: Any = {"model": hermes, "messages": script(CALLS), "tools": TOOLS, "max_tokens": 300}
-    whole = client.parse(**request).choices[0]
+    body: Any = {"model": name, "messages": script(CALLS), "tools": TOOLS, "max_tokens": 300}
+    whole = client.parse(**body).choices[0]
     calls = [call.function for call in whole.message.tool_calls or ()]
     assert [call.parsed_arguments for call in calls] == [
         Weather(city="Tokyo", days=1),
         Nested(inner=Inner(flag=True)),
     ]
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", "Let me see.")
-    with client.stream(**request, n=2) as events:
+    with client.stream(**body, n=2) as events:
         received = list(events)
         final = events.get_final_completion()
     for choice in final.choices:
@@ -204,18 +223,22 @@ def test_calls_and_their_results_go_back_to_the_model(front: Gateway, hermes: st
     assert '"arguments": {"city": "Tokyo", "days": 1}' in text
 
 
-def test_the_other_dialects_have_tools_as_well(front: Gateway, hermes: str) -> None:
+@pytest.mark.parametrize("form", ["hermes", "plain"])
+def test_the_other_dialects_have_tools_as_well(
+    front: Gateway, form: str, request: pytest.FixtureRequest
+) -> None:
     """Anthropic's blocks, and the items of a response, complete and streamed."""
+    name = request.getfixturevalue(form)
     tool = {"name": "Weather", "description": "", "input_schema": {"type": "object"}}
-    request: dict[str, Any] = {"model": hermes, "max_tokens": 300, "messages": script(CALL),
+    message: dict[str, Any] = {"model": name, "max_tokens": 300, "messages": script(CALL),
                                "tools": [tool]}  # fmt: skip
-    whole = front.post("/v1/messages", request).json()
+    whole = front.post("/v1/messages", message).json()
     text, use = whole["content"]
     assert (text["text"], use["name"], use["input"]) == (
         "Let me see.", "Weather", {"city": "Tokyo", "days": 1},
     )  # fmt: skip
     assert whole["stop_reason"] == "tool_use"
-    stream = list(events(front, "/v1/messages", request))
+    stream = list(events(front, "/v1/messages", message))
     arguments = "".join(event["delta"].get("partial_json", "") for kind, event in stream
                         if kind == "content_block_delta")  # fmt: skip
     assert json.loads(arguments) == use["input"]
@@ -225,7 +248,7 @@ def test_the_other_dialects_have_tools_as_well(front: Gateway, hermes: str) -> N
     function = {"type": "function", "name": "Weather", "parameters": {"type": "object"}}
     talk = script(CALL)
     client: Any = front.client().responses
-    body: Any = {"model": hermes, "input": talk, "tools": [function], "max_output_tokens": 300}
+    body: Any = {"model": name, "input": talk, "tools": [function], "max_output_tokens": 300}
     response = client.create(**body)
     kinds = [item.type for item in response.output]
     assert kinds == ["message", "function_call"]

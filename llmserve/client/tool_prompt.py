@@ -1,0 +1,192 @@
+"""Tools in plain messages, for models whose chat template has no place for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from llmserve.client.model import ModelInfo
+from llmserve.client.tools import Tools
+
+PLACE = "{tools}"
+"""Where a prompt lists the functions, each as a line with its signature."""
+_LIST = "You can call these functions:\n{tools}"
+# Most models that can call anything have seen this format, and it can follow other text.
+_HOW = (
+    "To call one, write a line like this, and nothing after your last call:\n"
+    '<tool_call>{"name": NAME, "arguments": {PARAMETER: VALUE}}</tool_call>\n'
+    "You then get the results. If no function helps, answer in plain words."
+)
+# Deeper objects, and those that contain themselves, are not written out.
+_MAX_DEPTH = 5
+_MAX_LENGTH = 20_000
+
+
+def takes_tools(info: ModelInfo, template: str | None) -> bool:
+    """Return whether a model's chat template shows tools; an unknown template is trusted to."""
+    return "chat_template_kwargs" in info.inputs and (template is None or "tools" in template)
+
+
+def needs_tools(messages: Any) -> bool:
+    """Return whether a conversation has tool calls or their results."""
+    return isinstance(messages, (list, tuple)) and any(
+        _is_result(message) or (isinstance(message, Mapping) and message.get("tool_calls"))
+        for message in messages
+    )
+
+
+def with_tools_in_messages(
+    options: Mapping[str, Any], tools: Tools | None, prompt: str = ""
+) -> dict[str, Any]:
+    """Return a request's options with tools, earlier calls and their results as plain text.
+
+    ``prompt`` replaces the usual text that explains the tools; it contains :data:`PLACE`.
+    """
+    messages = _plain(options.get("messages") or [])
+    if tools:
+        messages = _with_text(messages, _explain(tools, prompt))
+    result = {**options, "messages": messages}
+    kwargs = dict(result.pop("chat_template_kwargs", None) or {})
+    kwargs.pop("tools", None)
+    return {**result, "chat_template_kwargs": kwargs} if kwargs else result
+
+
+def _explain(tools: Tools, prompt: str) -> str:
+    functions = [f for f in tools.functions if f["name"] in tools.names]
+    text = (prompt or _LIST).replace(PLACE, "\n".join(map(signature, functions)))
+    if not tools.required:
+        return text if prompt else f"{text}\n{_HOW}"
+    # Nothing about the form: the answer is constrained to it.
+    return f"{text}\nCall {tools.named or 'one of them'} now."
+
+
+def signature(function: Mapping[str, Any]) -> str:
+    """Describe a function in one line, with a fourth of the tokens of its JSON schema."""
+    about = _one_line(function.get("description"))
+    parameters = _Types(function.get("parameters") or {}).written
+    return f"- {function['name']}({parameters})" + (f": {about}" if about else "")
+
+
+class _Types:
+    """Writes the types in a schema as TypeScript does; what does not fit into that is ``any``."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._places = schema.get("$defs") or schema.get("definitions")
+        # A short schema can stand for a text without end: its parts may refer to one another.
+        self._left = _MAX_LENGTH
+        self.written = self._fields(schema, 0)
+
+    def _fields(self, schema: Mapping[str, Any], depth: int) -> str:
+        properties, required = schema.get("properties"), schema.get("required")
+        if not isinstance(properties, Mapping):
+            return ""
+        required = required if isinstance(required, (list, tuple)) else ()
+        fields = []
+        for name, part in properties.items():
+            if self._left < 0:
+                fields.append("…")
+                break
+            about = _one_line(part.get("description")) if isinstance(part, Mapping) else ""
+            about = f" ({about})" if about else ""
+            mark = "" if name in required else "?"
+            self._left -= len(name) + len(about)
+            fields.append(f"{name}{mark}: {self._type(part, depth)}{about}")
+        return ", ".join(fields)
+
+    def _type(self, schema: Any, depth: int) -> str:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._left < 0:
+            return "any"
+        self._left -= 1
+        if isinstance(reference := schema.get("$ref"), str) and isinstance(self._places, Mapping):
+            return self._type(self._places.get(reference.rpartition("/")[2]), depth + 1)
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, (list, tuple)):
+            return self._joined(map(_dump, values))
+        kind = schema.get("type")
+        if isinstance(kind, (list, tuple)):
+            return self._joined(self._type({**schema, "type": k}, depth + 1) for k in kind)
+        several = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(several, (list, tuple)):
+            return self._joined(self._type(part, depth + 1) for part in several)
+        if kind == "array":
+            item = self._type(schema.get("items"), depth + 1)
+            return f"({item})[]" if " | " in item else f"{item}[]"
+        if kind == "object" or "properties" in schema:
+            fields = self._fields(schema, depth + 1)
+            return f"{{{fields}}}" if fields else "object"
+        return kind if isinstance(kind, str) else "any"
+
+    def _joined(self, types: Iterable[str]) -> str:
+        text = " | ".join(dict.fromkeys(types))
+        self._left -= len(text)
+        return text
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(text.split()) if isinstance(text, str) else ""
+
+
+def _plain(messages: Sequence[Any]) -> list[Any]:
+    """Return a conversation without calls and results, which becomes text of the same turns."""
+    plain: list[Any] = []
+    after_result = False
+    for message in messages:
+        turn, is_result = _plain_turn(message), _is_result(message)
+        if after_result and _role(turn) == "user":
+            # Many templates insist on turns that alternate.
+            text = f"{plain.pop()['content']}\n{_text(turn.get('content'))}"
+            turn = {**turn, "content": text}
+        plain.append(turn)
+        after_result = is_result
+    return plain
+
+
+def _plain_turn(message: Any) -> Any:
+    if _is_result(message):
+        text = f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>"
+        return {"role": "user", "content": text}
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not isinstance(calls, (list, tuple)) or not calls:
+        return message
+    texts = [_text(message.get("content")), *map(_call, calls)]
+    return {"role": "assistant", "content": "\n".join(filter(None, texts))}
+
+
+def _with_text(messages: list[Any], text: str) -> list[Any]:
+    """Add a text to the system message; not every template has one, so else to the first turn."""
+    for index, message in enumerate(messages):
+        role = _role(message)
+        if role in ("system", "user"):
+            content = _text(message.get("content"))
+            parts = (content, text) if role == "system" else (text, content)
+            changed = {**message, "content": "\n\n".join(filter(None, parts))}
+            return [*messages[:index], changed, *messages[index + 1 :]]
+    return [{"role": "user", "content": text}, *messages]
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def _is_result(message: Any) -> bool:
+    return _role(message) in ("tool", "function")
+
+
+def _call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    function = function if isinstance(function, Mapping) else {}
+    name, arguments = _dump(function.get("name")), function.get("arguments")
+    written = arguments if isinstance(arguments, str) else _dump(arguments or {})
+    return f'<tool_call>{{"name": {name}, "arguments": {written}}}</tool_call>'
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, (list, tuple)):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return "" if content is None else str(content)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
