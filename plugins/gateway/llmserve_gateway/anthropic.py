@@ -8,10 +8,11 @@ from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall
 from llmserve.client.tools import Tools
-from llmserve_gateway.errors import ApiError, bad_request
+from llmserve_gateway.errors import ApiError, ContextError, bad_request
 from llmserve_gateway.fields import (
     Fields,
     ParsedRequest,
+    read_format,
     read_messages,
     read_sampling,
     read_text,
@@ -42,9 +43,14 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
     options["max_tokens"] = fields.number("max_tokens", int, 1)
     if options["max_tokens"] is None and not count_only:
         raise bad_request("max_tokens must be an integer of at least 1", "max_tokens")
-    if fields.mapping("thinking").get("type") not in (None, "disabled"):
-        raise bad_request("thinking: this server's models have no thinking besides their answer",
-                          "thinking")  # fmt: skip
+    # A model that may think but need not is what every model here is.
+    if fields.mapping("thinking").get("type") not in (None, "disabled", "adaptive"):
+        raise bad_request("thinking: this server's models have no thinking besides their answer: "
+                          "send adaptive or disabled", "thinking")  # fmt: skip
+    config, beta_format = fields.mapping("output_config"), fields.take("output_format")
+    where = "output_format" if beta_format is not None else "output_config.format"
+    constraint, sent = read_format(config.get("format") or beta_format, where)
+    options |= constraint
     tools = _tools(fields)
     fields.refuse("not supported by this server", "mcp_servers", "container")
     options = {**without_none(options), "messages": messages}
@@ -54,6 +60,7 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
         stream=fields.boolean("stream"),
         report_stop_word="stop_words" in options and not tools,
         tools=tools,
+        sent=sent,
         unknown=fields.unknown(),
     )
 
@@ -209,7 +216,21 @@ def _use(call: ToolCall) -> dict[str, Any]:
 
 def error_body(error: ApiError) -> bytes:
     kind = _TYPES.get(error.status, error.type)
-    return dump({"type": "error", "error": {"type": kind, "message": error.message}})
+    message = _overflow(error) if isinstance(error, ContextError) else error.message
+    return dump({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def _overflow(error: ContextError) -> str:
+    """Return Anthropic's words for it, with which its clients shorten the conversation."""
+    prompt, answer, context = error.prompt_tokens, error.max_tokens, error.context
+    if prompt is None:
+        return f"prompt is too long: over {context} tokens"
+    if answer is None:
+        return f"prompt is too long: {prompt} tokens > {context - 1} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {context}, "
+        "decrease input length or `max_tokens` and try again"
+    )
 
 
 def _event(kind: str, **content: Any) -> bytes:

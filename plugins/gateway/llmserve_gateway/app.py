@@ -266,13 +266,14 @@ def make_app(settings: Settings) -> Starlette:
     async def missing(request: Request, error: Any) -> Response:
         del error
         path = request.url.path[:200]
+        body = anthropic.error_body if path.startswith("/v1/messages") else ApiError.json
         for route in api_routes:
             if route.matches(request.scope)[0] == Match.PARTIAL:
                 allowed = ", ".join(sorted(route.methods or ()))
                 what = f"{path} accepts {allowed}, not {request.method}"
-                return _failure(ApiError(405, what, headers={"allow": allowed}))
+                return _failure(ApiError(405, what, headers={"allow": allowed}), body)
         what = f"there is no endpoint {request.method} {path}"
-        return _failure(ApiError(404, what, code="not_found"))
+        return _failure(ApiError(404, what, code="not_found"), body)
 
     origins = settings.cors_origins
     cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 
 from llmserve.client.tools import ToolsError
 from llmserve.errors import (
@@ -33,11 +34,12 @@ _API_NAMES = {
     "text": "prompt",
     "chat template": "messages",
     "json_schema": "response_format",
-    "json schema": "response_format",
     "json_object": "response_format",
     "return_log_probs": "logprobs",
 }
-_OVER_CONTEXT = re.compile(r"over the model's context|the model's context \d+")
+_OVER_CONTEXT = re.compile(r"the model's context (?:of )?(\d+)")
+_PROMPT_TOKENS = re.compile(r"the prompt(?: has|'s) (\d+) tokens")
+_MAX_TOKENS = re.compile(r"(?:max_tokens|request_output_len) (\d+) and ")
 _UNSUPPORTED = re.compile(r"this model does not take (\w+)")
 _INVALID = re.compile(
     r"(?:the (?=json|regex|grammar|text |chat template))?(json schema|chat template|\w+)"
@@ -45,6 +47,8 @@ _INVALID = re.compile(
     r"| cannot | refuses | \d+ is over )"
 )
 _EXCEPTION = re.compile(r"\w*(?:Error|Exception|Exit|Interrupt): ")
+# A model whose process has died usually answers again after seven seconds.
+_RELOAD_SECONDS = "5"
 _PREFIX = "the server refused the request: "
 
 
@@ -82,13 +86,43 @@ class ApiError(Exception):
         return b"data: " + self.json() + b"\n\n"
 
 
+class ContextError(ApiError):
+    """A prompt and its answer do not fit the context; ``prompt_tokens`` is None if uncounted.
+
+    Clients shorten the conversation if they recognise the words, so each API has its provider's.
+    """
+
+    def __init__(
+        self, context: int, prompt_tokens: int | None = None, max_tokens: int | None = None
+    ) -> None:
+        what = f"This model's maximum context length is {context} tokens"
+        if prompt_tokens is None:
+            what += ", but the prompt is too long"
+        elif max_tokens is None:
+            what += f", but the prompt is too long: it has {prompt_tokens} tokens"
+        else:
+            what += (
+                f". However, you requested {prompt_tokens + max_tokens} tokens ({prompt_tokens} in "
+                f"the prompt, {max_tokens} in the completion), so max_tokens or the prompt is too "
+                f"long: ask for at most {context - prompt_tokens}"
+            )
+        param = None if max_tokens is None else "max_tokens"
+        super().__init__(400, what, param=param, code="context_length_exceeded")
+        self.context = context
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Return the error for a request that the client must fix."""
     return ApiError(400, message, param=param, code=code)
 
 
-def from_llmserve(error: LLMServeError) -> ApiError:
-    """Translate a failure between the gateway and the model for the client."""
+def from_llmserve(error: LLMServeError, sent: Mapping[str, str] | None = None) -> ApiError:
+    """Translate a failure between the gateway and the model for the client.
+
+    ``sent`` maps names of the tensor contract to the fields that this client used for them.
+    """
     message = str(error)
     if isinstance(error, ModelNotReadyError):
         return ApiError(404, message, param="model", code="model_not_found")
@@ -97,16 +131,21 @@ def from_llmserve(error: LLMServeError) -> ApiError:
     if isinstance(error, UnreachableError):
         return ApiError(503, message, code="backend_unavailable", headers={"retry-after": "2"})
     if isinstance(error, RequestRejectedError):
-        return _from_refusal(message.removeprefix(_PREFIX))
+        names = {**_API_NAMES, **(sent or {})}
+        names["json schema"] = names["json_schema"]
+        return _from_refusal(message.removeprefix(_PREFIX), names)
     if isinstance(error, UsageError):
         return bad_request(message, error.param if isinstance(error, ToolsError) else None)
     status = 500 if isinstance(error, ClientError) else 503
     return ApiError(status, message)
 
 
-def _from_refusal(message: str) -> ApiError:
+def _from_refusal(message: str, names: Mapping[str, str]) -> ApiError:
+    if "has died" in message:
+        # It is being loaded again, which clients wait for.
+        return ApiError(503, message, code="model_died", headers={"retry-after": _RELOAD_SECONDS})
     # llmserve.runtime reports failures of the model like this; a driver's exception has its type.
-    if "the model failed" in message or "has died" in message or _EXCEPTION.match(message):
+    if "the model failed" in message or _EXCEPTION.match(message):
         return ApiError(500, message, code="model_failed")
     if "queue" in message and "is full" in message:
         return ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
@@ -116,9 +155,14 @@ def _from_refusal(message: str) -> ApiError:
             "messages",
             "no_chat_template",
         )
-    if _OVER_CONTEXT.search(message):
-        param = "max_tokens" if message.startswith("max_tokens") else None
-        return bad_request(message, param, "context_length_exceeded")
-    match = _UNSUPPORTED.match(message) or _INVALID.match(message)
-    name = match[1] if match else None
-    return bad_request(message, _API_NAMES.get(name, name) if name else None)
+    if over := _OVER_CONTEXT.search(message):
+        prompt, answer = _PROMPT_TOKENS.search(message), _MAX_TOKENS.match(message)
+        return ContextError(
+            int(over[1]), int(prompt[1]) if prompt else None, int(answer[1]) if answer else None
+        )
+    if unsupported := _UNSUPPORTED.match(message):
+        name = names.get(unsupported[1], unsupported[1])
+        return bad_request(message.replace(unsupported[1], name, 1), name)
+    match = _INVALID.match(message)
+    name = names.get(match[1], match[1]) if match else ""
+    return bad_request(message, name or None)

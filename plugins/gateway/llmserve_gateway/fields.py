@@ -34,7 +34,8 @@ class ParsedRequest:
 
     ``options`` are those of the tensor contract. A prompt is a text, or token ids.
     ``echo_only`` requests return nothing but their prompt; ``report_stop_word`` requests return
-    the stop word that ended the answer; ``echoed_fields`` are repeated in the response.
+    the stop word that ended the answer; ``echoed_fields`` are repeated in the response. ``sent``
+    maps names of the contract to the fields that the client used, where those vary.
     """
 
     model: str
@@ -50,6 +51,7 @@ class ParsedRequest:
     report_stop_word: bool = False
     tools: Tools | None = None
     echoed_fields: Mapping[str, Any] = field(default_factory=dict)
+    sent: Mapping[str, str] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
     @property
@@ -252,42 +254,50 @@ def read_tools(fields: Fields, messages: Any) -> Tools | None:
 
 def read_constraint(
     fields: Fields, response_format: Any, param: str = "response_format"
-) -> dict[str, Any]:
-    """Return the output constraint, from OpenAI's ``response_format`` or vLLM's fields."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the output constraint, from OpenAI's ``response_format`` or vLLM's fields.
+
+    The second result maps the constraint's name to the field that it comes from.
+    """
     structured = fields.mapping("structured_outputs")
-    for name in _CONSTRAINTS:
-        structured.setdefault(name, fields.take(f"guided_{name}"))
-    options = {
-        option: structured.pop(name)
-        for name, option in _CONSTRAINTS.items()
-        if structured.get(name) is not None
-    }
+    given: dict[str, tuple[str, Any]] = {}
+    for name, option in _CONSTRAINTS.items():
+        places = {
+            f"structured_outputs.{name}": structured.pop(name, None),
+            f"guided_{name}": fields.take(f"guided_{name}"),
+        }
+        for place, value in places.items():
+            if value is not None and option not in given:
+                given[option] = place, value
     if unknown := [name for name, value in structured.items() if value is not None]:
         raise bad_request(f"{str(unknown[0])[:40]!r} is not supported", "structured_outputs")
-    for name, value in options.items():
+    for place, value in given.values():
         if value in ("", []):
-            raise bad_request(f"{name} is empty: it cannot constrain an answer", name)
-    options |= _read_response_format(response_format, param)
-    if len(options) > 1:
-        raise bad_request(f"only one of {', '.join(options)} can be used", "response_format")
+            raise bad_request(f"{place} is empty: it cannot constrain an answer", place)
+    formatted, sent = read_format(response_format, param)
+    options = formatted | {option: value for option, (_, value) in given.items()}
+    sent |= {option: place for option, (place, _) in given.items()}
+    if len(given) + len(formatted) > 1:
+        raise bad_request(f"only one of {', '.join(sent.values())} can be used", param)
     if isinstance(options.get("json_schema"), dict):
         options["json_schema"] = json.dumps(options["json_schema"])
-    return options
+    return options, sent
 
 
-def _read_response_format(value: Any, param: str) -> dict[str, Any]:
+def read_format(value: Any, param: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read ``response_format``, by whatever name an API has for it, as :func:`read_constraint`."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind is None or kind == "text":
-        return {}
+        return {}, {}
     if kind == "json_object":
-        return {"json_object": True}
+        return {"json_object": True}, {"json_object": param}
     # Chats nest the schema one level deeper than responses.
     parent = value.get("json_schema", value) if kind == "json_schema" else None
     schema = parent.get("schema") if isinstance(parent, dict) else None
     if not isinstance(schema, dict):
         what = f"{param} must be text, json_object, or json_schema with a schema"
         raise bad_request(what, param)
-    return {"json_schema": schema}
+    return {"json_schema": json.dumps(schema)}, {"json_schema": param}
 
 
 def read_messages(value: Any, name: str = "messages") -> list[dict[str, Any]]:

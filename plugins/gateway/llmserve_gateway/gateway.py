@@ -181,7 +181,7 @@ class Gateway:
         except LLMServeError as error:
             if record.model:
                 self.catalog.record_failure(record.model, error)
-            await reply.fail(from_llmserve(error))
+            await reply.fail(from_llmserve(error, reply.sent))
         except Exception:
             log.exception("request %s", record.id)
             await reply.fail(ApiError(500, "the gateway failed: see its log"))
@@ -203,6 +203,7 @@ class Gateway:
         key, record = self.authenticate(headers), reply.record
         record.key = key.name if key else ""
         request = dialect.read(await read_json(receive, headers))
+        reply.sent = request.sent
         if trace is not None:
             trace.set_request(request)
         self.warn_unknown(request.unknown)

@@ -24,7 +24,7 @@ _TOKEN_IDS = range(2**31)
 def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
     messages = read_messages(fields.take("messages"))
-    options = _sampling(fields)
+    options, sent = _sampling(fields)
     max_completion_tokens = fields.number("max_completion_tokens", int, 1)
     max_tokens = fields.number("max_tokens", int, 1)
     options["max_tokens"] = max_tokens if max_completion_tokens is None else max_completion_tokens
@@ -35,6 +35,11 @@ def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     if wants_logprobs:
         options["logprobs"] = top_logprobs or 0
     fields.refuse("only text output is supported", "audio")
+    if fields.take("web_search_options") is not None:
+        # Even an empty object asks for a search.
+        raise bad_request(
+            "web_search_options: this server does not search the web", "web_search_options"
+        )
     if (modalities := fields.take("modalities")) not in (None, ["text"]):
         raise bad_request(f"modalities: only text output is supported, not {modalities!r:.80}",
                           "modalities")  # fmt: skip
@@ -42,13 +47,13 @@ def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
     if tools := read_tools(fields, messages):
         options = tools.options(without_none(options))
-    return _parsed(fields, options, [""], logprobs=wants_logprobs, tools=tools)
+    return _parsed(fields, options, [""], logprobs=wants_logprobs, tools=tools, sent=sent)
 
 
 def read_completion(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
     prompts = read_prompts(fields.take("prompt"))
-    options = _sampling(fields)
+    options, sent = _sampling(fields)
     top_logprobs = fields.number("logprobs", int, 0, _MAX_LOGPROBS)
     echo = fields.boolean("echo")
     # A client that only wants the log-probabilities of a text asks for zero new tokens.
@@ -68,6 +73,7 @@ def read_completion(content: Mapping[str, Any]) -> ParsedRequest:
         echo=echo,
         echo_only=max_tokens == 0,
         logprobs=top_logprobs is not None,
+        sent=sent,
     )
 
 
@@ -94,8 +100,9 @@ def _parsed(fields: Fields, options: dict[str, Any], prompts: Any, **extra: Any)
     )
 
 
-def _sampling(fields: Fields) -> dict[str, Any]:
-    return {**read_sampling(fields), **read_constraint(fields, fields.take("response_format"))}
+def _sampling(fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
+    constraint, sent = read_constraint(fields, fields.take("response_format"))
+    return {**read_sampling(fields), **constraint}, sent
 
 
 def read_prompts(value: Any) -> list[str] | list[list[int]]:

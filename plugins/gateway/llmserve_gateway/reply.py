@@ -84,6 +84,8 @@ class Reply:
         self.record = record
         self._error_body = error_body
         self.error_event: Callable[[ApiError], bytes] = ApiError.event
+        self.sent: Mapping[str, str] = {}
+        """The fields that errors of the model are about, by their names in the tensor contract."""
         self._streaming = False
 
     async def send_body(self, body: bytes, status: int = 200, headers: Any = ()) -> None:

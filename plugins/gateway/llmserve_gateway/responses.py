@@ -38,7 +38,8 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
     )  # fmt: skip
     options = read_sampling(fields)
     text_format = fields.mapping("text").get("format") or {"type": "text"}
-    options |= read_constraint(fields, text_format, "text.format")
+    constraint, sent = read_constraint(fields, text_format, "text.format")
+    options |= constraint
     echoed = {"instructions": instructions, "metadata": fields.mapping("metadata"),
               "text": {"format": text_format}}  # fmt: skip
     options["max_tokens"] = fields.number("max_output_tokens", int, 1)
@@ -53,6 +54,7 @@ def read_response_request(content: Mapping[str, Any]) -> ParsedRequest:
         stream=fields.boolean("stream"),
         tools=tools,
         echoed_fields=echoed,
+        sent=sent,
         unknown=fields.unknown(),
     )
 

@@ -128,6 +128,17 @@ def test_unknown_paths_and_methods(method: str, path: str, status: int, allow: s
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
+def test_an_unknown_path_of_anthropics_api_answers_in_its_format() -> None:
+    for method, path, status in (
+        ("POST", "/v1/messages/batches", 404),
+        ("GET", "/v1/messages/batches/x", 404),
+        ("GET", "/v1/messages", 405),
+    ):
+        answer = ask(Settings(NO_TRITON), method, path)
+        assert (answer.status_code, answer.json()["type"]) == (status, "error")
+        assert path in answer.json()["error"]["message"]
+
+
 def test_no_backend_and_shutting_down_are_503() -> None:
     down = ask(Settings(NO_TRITON), "POST", "/v1/completions", json=TEXT)
     assert (down.status_code, down.json()["error"]["code"]) == (503, "backend_unavailable")

@@ -23,7 +23,7 @@ from llmserve.errors import (
     UnreachableError,
 )
 from llmserve_gateway.admission import Admission, Limits
-from llmserve_gateway.anthropic import MessagesWriter, read_messages_request
+from llmserve_gateway.anthropic import MessagesWriter, error_body, read_messages_request
 from llmserve_gateway.bodies import read_json
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.fields import ParsedRequest
@@ -93,8 +93,8 @@ def test_output_constraints(constraint: Any, options: Any) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": "yes"}}, "include_usage"),
         ({"repetition_penalty": 10**400}, "repetition_penalty"),
-        ({"guided_choice": []}, "choice"),
-        ({"guided_regex": ""}, "regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
     ],
 )
 def test_invalid_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
@@ -144,7 +144,7 @@ NAMES = st.sampled_from(
     ["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop",
      "stream", "stream_options", "n", "seed", "logprobs", "echo", "logit_bias", "tools", "input",
      "response_format", "tool_choice", "text", "instructions", "system", "stop_sequences",
-     "thinking", "structured_outputs", "guided_json", "suffix"]
+     "thinking", "structured_outputs", "guided_json", "suffix", "output_config", "output_format"]
 )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def test_corrupt_bodies_are_the_clients_fault(example: dict[str, Any]) -> None:
         (ModelNotReadyError("no"), 404, "model", "model_not_found"),
         (RequestTimeoutError("late"), 504, None, "timeout"),
         (UnreachableError("gone"), 503, None, "backend_unavailable"),
-        (RequestRejectedError("the process that runs 'm' has died"), 500, None, "model_failed"),
+        (RequestRejectedError("the process that runs 'm' has died"), 503, None, "model_died"),
         (RequestRejectedError("KeyError: 'x'"), 500, None, "model_failed"),
         (RequestRejectedError("this model does not take stop_words"), 400, "stop", None),
         (RequestRejectedError("top_k must be from -1 to 9, not 10"), 400, "top_k", None),
@@ -231,6 +231,101 @@ def test_failures_in_openais_format(
 ) -> None:
     api_error = from_llmserve(error)
     assert (api_error.status, api_error.param, api_error.code) == (status, param, code)
+
+
+def test_a_client_waits_for_a_model_that_has_died() -> None:
+    error = from_llmserve(RequestRejectedError("the process that runs 'm' has died"))
+    assert int(error.headers["retry-after"]) > 0
+    assert json.loads(error_body(error))["error"]["type"] == "overloaded_error"
+
+
+FIELDS: list[tuple[Any, dict[str, Any], str]] = [
+    (read_chat, {**CHAT, "guided_regex": "a"}, "guided_regex"),
+    (read_completion, {**TEXT, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    (read_chat, {**CHAT, "guided_json": {}}, "guided_json"),
+    (read_chat, {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+    (read_response_request, {"model": "m", "input": "Hi", "text": {"format": {
+        "type": "json_schema", "schema": {}}}}, "text.format"),
+    (read_messages_request, {**CHAT, "max_tokens": 1, "output_config": {"format": {
+        "type": "json_schema", "schema": {}}}}, "output_config.format"),
+    (read_messages_request, {**CHAT, "max_tokens": 1, "output_format": {
+        "type": "json_schema", "schema": {}}}, "output_format"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "body", "field"), FIELDS)
+def test_a_refusal_names_the_field_that_was_sent(read: Any, body: Any, field: str) -> None:
+    request = read(body)
+    (option,) = {"regex", "json_schema", "json_object"} & request.options.keys()
+    spoken = option.replace("_schema", " schema")
+    for message in (f"this model does not take {option}", f"the {spoken} cannot be enforced: x"):
+        error = from_llmserve(RequestRejectedError(message), request.sent)
+        assert error.param == field
+    assert (
+        field
+        in from_llmserve(
+            RequestRejectedError(f"this model does not take {option}, at all"), request.sent
+        ).message
+    )
+    (unsent,) = {from_llmserve(RequestRejectedError(message)).param}
+    assert unsent in ("regex", "response_format")
+
+
+# What clients look for: litellm 1.110 (its is_error_str_context_window_exceeded), langchain-openai
+# 1.7 (with openai 3.5x, whose errors no longer print the code), pydantic-ai 2.68, Claude Code.
+LITELLM = ("this model's maximum context length is", "prompt is too long", "exceed context limit")
+OVERFLOWS = [
+    "the prompt has 600 tokens and the model's context 512: shorten the prompt to at most 511 "
+    "tokens",
+    "max_tokens 300 and the prompt's 233 tokens are over the model's context of 512: ask for at "
+    "most 279",
+    "the prompt has 99999 characters, which are over the model's context of 512 tokens: shorten "
+    "the prompt to at most 511 tokens",
+    "request_output_len 300 and the prompt's 233 tokens do not fit the model's context of 512",
+]
+
+
+@pytest.mark.parametrize("message", OVERFLOWS)
+def test_clients_recognise_an_overflow(message: str) -> None:
+    error = from_llmserve(RequestRejectedError(message))
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert error.message.startswith("This model's maximum context length is 512 tokens")
+    assert "prompt is too long" in error.message
+    theirs = json.loads(error_body(error))["error"]
+    assert theirs["type"] == "invalid_request_error"
+    assert any(words in theirs["message"] for words in LITELLM)
+    if "233" in message:
+        assert (
+            "you requested 533 tokens (233 in the prompt, 300 in the completion)" in error.message
+        )
+        assert "279" in error.message
+        wanted = "input length and `max_tokens` exceed context limit: 233 + 300 > 512"
+        assert theirs["message"].startswith(wanted)
+    elif "600" in message:
+        assert theirs["message"] == "prompt is too long: 600 tokens > 511 maximum"
+
+
+def test_anthropics_fields_are_done_or_refused_by_name() -> None:
+    body = {**CHAT, "max_tokens": 1}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    request = read_messages_request(
+        {**body, "output_config": {"effort": "low", "format": {
+            "type": "json_schema", "schema": schema}}}
+    )  # fmt: skip
+    assert json.loads(request.options["json_schema"]) == schema
+    for kind in ("adaptive", "disabled"):
+        assert not read_messages_request({**body, "thinking": {"type": kind}}).unknown
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (read_messages_request, {**body, "thinking": {"type": "enabled"}}, "thinking"),
+        (read_messages_request, {**body, "output_config": {"format": {"type": "xml"}}},
+         "output_config.format"),
+        (read_chat, {**CHAT, "web_search_options": {"user_location": {}}}, "web_search_options"),
+        (read_chat, {**CHAT, "web_search_options": {}}, "web_search_options"),
+    ]  # fmt: skip
+    for read, content, param in refused:
+        with pytest.raises(ApiError) as caught:
+            read(content)
+        assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("text", ['say "\n\t"', "\x00\x1f\u2028", "naïve 😀", "\\", "</script>"])
