@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from llmserve_gateway.errors import ApiError, bad_request
@@ -15,6 +16,9 @@ MAX_BYTES = 4 << 20
 MAX_PIECES = 65_536
 MAX_DEPTH = 64
 _TIMEOUT_SECONDS = 30.0
+# A client that writes its whole body before it reads would see a reset instead of the refusal.
+_MAX_DISCARDED = 64 << 20
+_DISCARD_SECONDS = 10.0
 
 
 class ClientDisconnected(Exception):
@@ -28,9 +32,11 @@ async def read_json(receive: Receive, headers: Mapping[str, str]) -> dict[str, A
         what = f"content-encoding {encoding[:40]!r} is not supported: send the body uncompressed"
         raise ApiError(415, what)
     length = headers.get("content-length")
-    if length is not None and length.isdecimal() and int(length) > MAX_BYTES:
-        raise _too_large()
     try:
+        if length is not None and length.isdecimal() and int(length) > MAX_BYTES:
+            if "expect" not in headers:  # Such a client waits, and sends nothing to a refusal.
+                await _discard(receive)
+            raise _too_large()
         body = await asyncio.wait_for(_read(receive), _TIMEOUT_SECONDS)
     except asyncio.TimeoutError:
         raise ApiError(408, f"the request did not arrive within {_TIMEOUT_SECONDS:g} s") from None
@@ -58,10 +64,29 @@ async def _read(receive: Receive) -> bytes:
         size += len(piece)
         count += 1
         if size > MAX_BYTES or count > MAX_PIECES:
+            if message.get("more_body"):
+                await _discard(receive)
             raise _too_large()
         pieces.append(piece)
         if not message.get("more_body"):
             return b"".join(pieces)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read the rest of a refused body, as far as that costs little."""
+
+    async def read() -> None:
+        left = _MAX_DISCARDED
+        while left > 0:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            left -= len(message.get("body", b""))
+            if not message.get("more_body"):
+                return
+
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), _DISCARD_SECONDS)
 
 
 def _check_depth(content: Any) -> None:

@@ -166,6 +166,50 @@ def test_a_body_is_bounded_with_or_without_content_length(path: str) -> None:
         assert ask(Settings(NO_TRITON), "POST", path, content=deep).status_code == 400
 
 
+def test_a_client_that_writes_before_it_reads_sees_the_refusal() -> None:
+    """Far more bytes than the system buffers; and a client that asks first sends none of them."""
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    length, piece = f"content-length: {20 << 20}\r\n", b" " * (1 << 20)
+    chunk = b"100000\r\n" + piece + b"\r\n"
+    with listening() as port:
+        for header, body in (
+            (length, [piece] * 20),
+            ("transfer-encoding: chunked\r\n", [*[chunk] * 20, b"0\r\n\r\n"]),
+            (f"{length}expect: 100-continue\r\n", []),
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+                client.sendall(f"{head}{header}\r\n".encode())
+                for part in body:
+                    client.sendall(part)
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_refused_body_without_end_is_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("llmserve_gateway.bodies._MAX_DISCARDED", 1 << 20)
+    read = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(1000):
+            read += 65536
+            yield b" " * 65536
+
+    answer = ask(Settings(NO_TRITON), "POST", "/v1/completions", content=pieces())
+    assert answer.status_code == 413
+    assert read < 8 << 20
+    monkeypatch.setattr("llmserve_gateway.bodies._DISCARD_SECONDS", 0.05)
+
+    async def never() -> AsyncIterator[bytes]:
+        for _ in range(65):
+            yield b" " * 65536
+        await asyncio.sleep(60)
+
+    answer = ask(Settings(NO_TRITON), "POST", "/v1/completions", content=never())
+    assert answer.status_code == 413
+
+
 def test_a_compressed_body_is_refused() -> None:
     answer = ask(Settings(NO_TRITON), "POST", "/v1/completions", content=b"\x1f\x8b",
                  headers={"content-encoding": "gzip"})  # fmt: skip
