@@ -52,7 +52,10 @@ FIGURES = {
             for name, label in _TIMES.items()
             for part, word in _PARTS.items()
         ),
+        Figure("gap_p50", "P50 gap between chunks", "time"),
+        Figure("gap_p95", "P95 gap between chunks", "time"),
         Figure("gap_max", "Longest gap in an answer", "time"),
+        Figure("chunk_tokens", "Tokens per chunk"),
         Figure("goodput", "Requests/s within limits"),
         Figure("within_limits", "Requests within limits", "share"),
         Figure("input_tokens", "Input tokens per request"),
@@ -126,7 +129,13 @@ def figures_of(run: Run, load: Load) -> dict[str, float]:
         token_times = [time for record in good if (time := record.token_time) is not None]
         figures |= distribution("ttft", [record.first_token for record in good])
         figures |= distribution("token_time", token_times)
-        figures["gap_max"] = max(b - a for record in good for a, b in pairwise(record.pieces))
+        gaps = [b - a for record in good for a, b in pairwise(record.pieces)]
+        figures |= {f"gap_p{share}": percentile(gaps, share / 100) for share in (50, 95)}
+        figures["gap_max"] = max(gaps)
+        if outputs:
+            # A coarse stream has long gaps at any speed: what arrives at once explains them.
+            counted = [record for record in good if record.output_tokens is not None]
+            figures["chunk_tokens"] = sum(outputs) / sum(len(r.pieces) for r in counted)
     if load.limit_latency is not None or load.limit_ttft is not None:
         within = sum(load.within_limits(record.latency, record.first_token) for record in good)
         figures["goodput"] = within / seconds

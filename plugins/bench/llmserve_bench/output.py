@@ -177,6 +177,7 @@ def conditions_of(result: Result) -> dict[str, str]:
     cost = max((run.generator.busy for run in result.runs), default=0.0)
     hardware = (machine.get("cpu"), f"{machine.get('cores')} cores", machine.get("gpu"))
     builds = (f"{c.subject.name}: {_settings(c.subject.build)}" for c in cases if c.subject.build)
+    engines = (f"{c.subject.name}: {c.subject.engine}" for c in cases if c.subject.engine)
     conditions = {
         "Load": f"{', '.join(result.loads)}; {arrivals}{end}, {load.warmup} for warm-up",
         "Rounds": "" if result.kind == "bench" else str(result.rounds),
@@ -186,6 +187,7 @@ def conditions_of(result: Result) -> dict[str, str]:
         "Limits": ", ".join(f"{name} {v * 1000:g} ms" for name, v in limits.items() if v),
         "Seed": str(load.seed),
         "Builds": "; ".join(_distinct(builds)),
+        "Engines": "; ".join(_distinct(engines)),
         "Server": ", ".join(_distinct(case.subject.server or case.subject.url for case in cases)),
         "Machine": ", ".join(part for part in hardware if part),
         "Software": f"llmserve {machine.get('llmserve')}, Python {machine.get('python')}",

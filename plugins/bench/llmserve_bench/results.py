@@ -56,6 +56,8 @@ class Subject:
     url: str
     build: Mapping[str, Any] = field(default_factory=dict)
     server: str | None = None
+    engine: str = ""
+    """What computes the answers, as far as a local repository tells: engine, types, device."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from llmserve.plugin import Pair, Recipe
 from llmserve.registry import Registry
 from llmserve.repository.manifest import parts_of
 from llmserve.server import ServerSettings, start
+from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter
 from llmserve_bench.results import Subject
 from llmserve_bench.senders import Api
@@ -54,7 +55,11 @@ class Target:
 
     @property
     def subject(self) -> Subject:
-        return Subject(self.name or self.model, self.model, self.url, self.build, self.server)
+        # Another server's model of the same name is not the one in the repository.
+        repository = self.repository if self.api == "triton" else None
+        engine = engine_of(repository, self.model) if repository else ""
+        name = self.name or self.model
+        return Subject(name, self.model, self.url, self.build, self.server, engine)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
@@ -57,6 +58,25 @@ def test_failures_count_as_requests_and_errors_only() -> None:
 def test_whole_answers_have_no_time_to_first_token() -> None:
     run = make_run("static", stream=False)
     assert "ttft_mean" not in figures_of(run, Load(concurrency=4, stream=True))
+
+
+def test_gaps_are_between_chunks_and_a_coarse_stream_is_seen() -> None:
+    """Two answers at the same speed, one in chunks of a token and one of four."""
+    steps = [round(0.1 * n, 6) for n in range(1, 9)]
+    fine = Record(0, 0.0, 0.0, 0.8, tuple(steps), (1,) * 8, output_tokens=8)
+    coarse = Record(0, 0.0, 0.0, 0.8, tuple(steps[3::4]), (4, 4), output_tokens=8)
+    one = make_run("static", requests=1)
+    by_chunk = [
+        figures_of(replace(one, records=(record,)), Load(stream=True)) for record in (fine, coarse)
+    ]
+    assert [round(f["gap_p50"], 6) for f in by_chunk] == [0.1, 0.4]
+    assert [round(f["gap_p95"], 6) for f in by_chunk] == [0.1, 0.4]
+    assert [f["chunk_tokens"] for f in by_chunk] == [1, 4]
+    stalled = replace(fine, pieces=(*steps[:7], 5.0))
+    figures = figures_of(replace(one, records=(stalled,)), Load(stream=True))
+    assert figures["gap_p50"] == pytest.approx(0.1)
+    assert 1 < figures["gap_p95"] < figures["gap_max"] == pytest.approx(4.3)
+    assert "gap_p50" not in figures_of(make_run("static", stream=False), Load(stream=True))
 
 
 def test_goodput_counts_requests_within_the_limits() -> None:
