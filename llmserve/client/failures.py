@@ -29,6 +29,8 @@ _NOT_CONNECTED = re.compile(r"failed to connect|errors resolving|resolution fail
 _CONNECTING = re.compile(r"timed out|tcp handshaker", re.I)
 _NOT_GRPC = re.compile(r"Socket closed|HTTP/2|SETTINGS|http1|GOAWAY", re.I)
 _UNKNOWN_MODEL = re.compile(r"(\[[^\]]*\]\s*)?Request for unknown model")
+# Only where the message begins: a refusal may quote any words of a request further on.
+_DEAD = re.compile(r"Stub process( '[^']*')? is not healthy")
 _MAX_LENGTH = 600
 
 
@@ -90,7 +92,7 @@ def translate(code: str, details: str, target: Target) -> ClientError:
         )
     if "protocol is restricted" in details:
         return RequestRejectedError(one_line(details), mend="pass it to connect() in headers")
-    if "is not healthy" in details and "Stub" in details:
+    if _DEAD.match(one_line(details)):
         return RequestRejectedError(
             f"the process that runs {target.model!r} has died",
             mend="look at the server's log, and try again: `llmserve serve` restarts it",

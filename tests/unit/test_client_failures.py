@@ -42,6 +42,12 @@ TOO_MANY = "inference request batch-size must be <= 8 for 'demo'"
         ("CANCELLED", "Locally cancelled", errors.RequestCancelledError, "was cancelled"),
         ("INTERNAL", "Stub process 'demo_0_0' is not healthy.", errors.RequestRejectedError,
          "has died: look at the server's log"),
+        ("", "in ensemble 'demo', Failed to process the request(s) for model instance 'demo_0_0', "
+         "message: Stub process 'demo_0_0' is not healthy.", errors.RequestRejectedError,
+         "has died: look at the server's log"),
+        # Words that a request may contain are not the server's own.
+        ("", "the regex cannot be enforced: '(Stub process 'a' is not healthy'",
+         errors.RequestRejectedError, "the server refused the request: the regex"),
         ("INVALID_ARGUMENT", f"[request id: <id_unknown>] {TOO_MANY}", errors.RequestRejectedError,
          f"the server refused the request: {TOO_MANY}"),
         ("", "max_tokens must be at least 0", errors.RequestRejectedError, "max_tokens must be"),

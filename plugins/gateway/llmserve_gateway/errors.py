@@ -140,8 +140,13 @@ def from_llmserve(error: LLMServeError, sent: Mapping[str, str] | None = None) -
     return ApiError(status, message)
 
 
+def has_died(problem: str) -> bool:
+    """Return whether a failure is the death of a model's process; a refusal may quote the words."""
+    return problem.startswith("the process that runs ") and "has died" in problem
+
+
 def _from_refusal(message: str, names: Mapping[str, str]) -> ApiError:
-    if "has died" in message:
+    if has_died(message):
         # It is being loaded again, which clients wait for.
         return ApiError(503, message, code="model_died", headers={"retry-after": _RELOAD_SECONDS})
     # llmserve.runtime reports failures of the model like this; a driver's exception has its type.

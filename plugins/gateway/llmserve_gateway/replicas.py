@@ -25,6 +25,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     UnreachableError,
 )
+from llmserve_gateway.errors import has_died
 
 _BLOCK = 256
 """Bytes, about sixty tokens: a long system prompt groups its chats, a short one spreads them."""
@@ -236,7 +237,7 @@ async def _gather(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def is_replica_failure(error: LLMServeError) -> bool:
     """Return whether the replica failed, rather than the request."""
     unavailable = isinstance(error, (UnreachableError, ModelNotReadyError))
-    return unavailable or "has died" in error.problem
+    return unavailable or has_died(error.problem)
 
 
 def blocks(model: str, prompt: str, options: Mapping[str, Any]) -> list[bytes]:

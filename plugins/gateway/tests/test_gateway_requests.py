@@ -204,6 +204,8 @@ def test_corrupt_bodies_are_the_clients_fault(example: dict[str, Any]) -> None:
         (RequestTimeoutError("late"), 504, None, "timeout"),
         (UnreachableError("gone"), 503, None, "backend_unavailable"),
         (RequestRejectedError("the process that runs 'm' has died"), 503, None, "model_died"),
+        (RequestRejectedError("the server refused the request: the regex cannot be enforced: the "
+                              "process that runs 'm' has died"), 400, "regex", None),
         (RequestRejectedError("KeyError: 'x'"), 500, None, "model_failed"),
         (RequestRejectedError("this model does not take stop_words"), 400, "stop", None),
         (RequestRejectedError("top_k must be from -1 to 9, not 10"), 400, "top_k", None),

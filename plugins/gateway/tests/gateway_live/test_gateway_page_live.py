@@ -74,7 +74,7 @@ def test_a_refusal_is_shown_next_to_its_request(page: Page) -> None:
     page.locator("#tokens").fill("100000")
     page.get_by_role("button", name="Send", exact=True).click()
     page.get_by_role("alert").wait_for()
-    assert "over the model's context" in page.locator("#answers li").inner_text()
+    assert "maximum context length" in page.locator("#answers li").inner_text()
 
 
 def test_several_requests_run_concurrently(page: Page) -> None:
