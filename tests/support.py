@@ -170,8 +170,12 @@ def generation(
     *,
     eos: frozenset[int] = frozenset(),
     decode: Callable[[Sequence[int]], str] = _BYTES.decode,
+    requested: bool = False,
     **params: Any,
 ) -> Generation:
+    """Return a generation; ``requested`` means that its request itself names the length."""
+    if requested:
+        params["max_tokens"] = max_tokens
     return Generation(prompt, Params(**params), max_tokens=max_tokens, eos_ids=eos, decode=decode)
 
 

@@ -26,6 +26,7 @@ from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
 from llmserve.runtime.contract import (
+    DEFAULT_LENGTH,
     FORMS,
     MESSAGES,
     SAMPLING,
@@ -49,7 +50,13 @@ SOURCE_OPTIONS = (
 )
 
 REQUEST_OPTIONS = (
-    Option("max_tokens", 64, "Maximum answer length, unless the request sets one.", minimum=1),
+    Option(
+        "max_tokens",
+        0,
+        "Maximum answer length, unless the request sets one; 0 means "
+        f"{DEFAULT_LENGTH}, and through the OpenAI API what is left of the context.",
+        minimum=0,
+    ),
     Option("stream", False, "Stream answers, unless the request says otherwise."),
     Option("chat", False, "Treat text_input as a user's message in the model's chat template."),
     Option("echo", False, "Start the answer with the prompt, as Triton's tutorial does."),

@@ -48,6 +48,15 @@ STREAM = Tensor("stream", "TYPE_BOOL")
 CHAT_TEMPLATE_KWARGS = Tensor("chat_template_kwargs", "TYPE_STRING")
 """JSON: arguments for the chat template besides the messages, such as ``tools``."""
 
+DEFAULT_LENGTH = 256
+"""The longest answer to a request that sets no ``max_tokens``, if the model's build sets none."""
+FILL_CONTEXT = "fill_context"
+"""A request parameter: without ``max_tokens``, an answer may take what is left of the context.
+
+It is what OpenAI's API means by a request without a length. A length that the build sets holds
+nevertheless.
+"""
+
 INPUT_IDS = Tensor("input_ids", "TYPE_INT32", dims=(-1,), ragged=True)
 """The prompt as token ids, instead of ``text_input``."""
 PROMPT_ONLY = Tensor("prompt_only", "TYPE_BOOL")

@@ -195,6 +195,7 @@ class Params:
     guided_decoding_guide_type: str | None = _option(_text)
     guided_decoding_guide: str | None = _option(_text)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    fill_context: bool = _option(_boolean, False)
 
     @property
     def effective_temperature(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from llmserve.runtime.contract import ALIASES
+from llmserve.runtime.contract import ALIASES, DEFAULT_LENGTH, FILL_CONTEXT
 from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts, Tokenizer
@@ -86,6 +86,8 @@ def about_prompt(prompt: Prompt, parts: Parts) -> str:
 def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> int:
     """Return how many tokens the answer may have; refuse a request that exceeds the context.
 
+    ``default`` applies to a request without ``max_tokens``. If it is 0, such an answer has at most
+    ``DEFAULT_LENGTH`` tokens, or what is left of the context if the request has ``fill_context``.
     With ``prompt_only``, the limit is 1.
     """
     if prompt.params.prompt_only:
@@ -101,7 +103,7 @@ def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> in
 def _limit(prompt: Prompt, context_length: int | None, default: int) -> int:
     max_tokens, used = prompt.params.max_tokens, len(prompt.ids)
     if context_length is None:
-        return max_tokens or default
+        return max_tokens or default or DEFAULT_LENGTH
     limit = context_length - used
     if limit < 1:
         raise RequestError(
@@ -113,7 +115,11 @@ def _limit(prompt: Prompt, context_length: int | None, default: int) -> int:
             f"max_tokens {max_tokens} and the prompt's {used} tokens are over the model's context "
             f"of {context_length}: ask for at most {limit}"
         )
-    return max_tokens if max_tokens is not None else min(default, limit)
+    if max_tokens is not None:
+        return max_tokens
+    if not default and prompt.params.fill_context:
+        return limit
+    return min(default or DEFAULT_LENGTH, limit)
 
 
 def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
@@ -178,7 +184,8 @@ def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
     for name, value in parameters.items():
         canonical = ALIASES.get(name, name)
         readable = canonical in READERS or name in parts.extras
-        if readable and name not in parts.inputs and canonical not in parts.inputs:
+        is_input = name in parts.inputs or canonical in parts.inputs
+        if readable and not is_input and name != FILL_CONTEXT:
             raise RequestError(f"this model does not take {name}")
         values[canonical] = value
     return values

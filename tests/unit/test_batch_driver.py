@@ -70,6 +70,27 @@ def test_every_request_of_a_batch_has_its_own_length() -> None:
     assert generator.batches == [3]
 
 
+@pytest.mark.parametrize(
+    ("context", "default", "parameters", "length"),
+    [
+        pytest.param(1000, 0, {}, 256, id="a default that is stated"),
+        pytest.param(1000, 0, {"fill_context": True}, 998, id="what is left of the context"),
+        pytest.param(1000, 0, {"fill_context": True, "max_tokens": 5}, 5, id="the request's"),
+        pytest.param(1000, 20, {"fill_context": True}, 20, id="the build's"),
+        pytest.param(100, 0, {}, 98, id="the context ends earlier"),
+        pytest.param(None, 0, {"fill_context": True}, 256, id="no known context"),
+    ],
+)
+def test_the_length_of_an_answer_whose_request_names_none(
+    context: int | None, default: int, parameters: dict[str, Any], length: int
+) -> None:
+    generator, request = Repeater(), ask("ab", **parameters)
+    generator.context_length = context
+    drive(generator, request, max_tokens=default)
+    assert len(request.text) == length
+    assert request.responses[-1].tensors["finish_reason"].item() == b"length"
+
+
 def test_a_stream_gets_pieces_and_its_neighbour_a_whole_answer() -> None:
     pieces, whole = ask("ab", max_tokens=3, stream=True), ask("cd", max_tokens=3)
     drive(Repeater(), pieces, whole)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmserve.client import Completion, Piece
 from llmserve.client.tools import read_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
+from llmserve.runtime.contract import FILL_CONTEXT
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
@@ -223,6 +224,8 @@ class Gateway:
             request = replace(request, options=options)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
+                if "max_tokens" not in request.options:
+                    request.options[FILL_CONTEXT] = True
             if request.report_stop_word and INCLUDE_STOP in info.inputs:
                 request.options[INCLUDE_STOP] = True
             writer = dialect.new_writer(request, record.id)

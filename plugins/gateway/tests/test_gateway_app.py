@@ -290,6 +290,28 @@ def test_the_models_request_has_the_clients_id() -> None:
     assert triton.requests[0]["x-request-id"] == "mine"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/chat/completions", CHAT, "max_completion_tokens"),
+        ("/v1/chat/completions", CHAT, "max_tokens"),
+        ("/v1/completions", TEXT, "max_tokens"),
+        ("/v1/responses", {"model": "m", "input": "Hi"}, "max_output_tokens"),
+    ],
+)
+def test_an_answer_without_a_length_may_fill_the_context(
+    path: str, body: dict[str, Any], limit: str
+) -> None:
+    triton = Triton()
+    assert request_via(triton, path, json=body).status_code == 200
+    assert request_via(triton, path, json={**body, limit: 7}).status_code == 200
+    free, limited = triton.requests
+    assert free["fill_context"] is True
+    assert "max_tokens" not in free
+    assert limited["max_tokens"] == 7
+    assert "fill_context" not in limited
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_clients_span_is_the_parent_of_a_requests_span(stream: bool) -> None:
     exporter = InMemorySpanExporter()

@@ -60,6 +60,10 @@ class Engine:
         """Queue a generation until there is space for it; refuse one that can never run."""
         prompt, answer = len(generation.prompt_ids), generation.max_tokens
         # The last token is returned and never computed.
+        left = self.cache_tokens - prompt + 1
+        if generation.params.max_tokens is None and left >= max(1, generation.params.min_tokens):
+            # The request named no length: it gets what the cache can hold.
+            answer = generation.max_tokens = min(answer, left)
         if prompt + answer - 1 > self.cache_tokens:
             raise RequestError(
                 f"the prompt's {prompt} tokens and max_tokens {answer} exceed the cache of "

@@ -70,8 +70,18 @@ def test_sampling_continues_where_a_request_was_requeued() -> None:
 def test_a_request_that_never_fits_is_refused() -> None:
     engine = make_engine(cache_tokens=64)
     with pytest.raises(RequestError, match=r"60 tokens and max_tokens 20 .* cache of 64 tokens"):
-        engine.admit(generation([1] * 60, 20))
+        engine.admit(generation([1] * 60, 20, requested=True))
+    with pytest.raises(RequestError, match=r"65 tokens .* cache of 64 tokens"):
+        engine.admit(generation([1] * 65, 20))
     assert not engine.busy
+
+
+def test_an_answer_without_a_length_has_what_the_cache_can_hold() -> None:
+    engine = make_engine(cache_tokens=64)
+    request = generation([1] * 60, 20)
+    engine.admit(request)
+    finish(engine)
+    assert (len(request.token_ids), request.finish_reason) == (5, "length")
 
 
 def test_a_long_prompt_does_not_stall_the_others() -> None:
