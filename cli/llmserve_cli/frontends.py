@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from llmserve.errors import LLMServeError, PluginError, ServerError, UsageError, reason
+from llmserve.errors import LLMServeError, PluginError, UsageError, reason
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmserve.roles import Frontend, Place
     from llmserve.server import Server
     from llmserve.server.frontend import RunningFrontend
@@ -27,13 +29,27 @@ class RequestedFrontends:
     """Where each frontend listens, still without its port and without Triton's address."""
     _places: list[tuple[Frontend, Place]] = field(default_factory=list)
 
-    def choose_places(self) -> None:
-        """Choose the port of each frontend; raise if it is unavailable or the frontend refuses."""
-        from llmserve.server.settings import free_port
+    def choose_places(self, tritons: Mapping[str, int]) -> None:
+        """Choose the port of each frontend; raise if it is unavailable or the frontend refuses.
 
-        for frontend in self._chosen():
+        ``tritons`` are the ports that Triton will take.
+        """
+        from llmserve.server.settings import FRONTEND, free_port
+
+        chosen = self._chosen()
+        if self.port and not chosen:
+            raise UsageError(
+                "--port is for a frontend, and there is none",
+                mend="pip install llmserve-gateway for the OpenAI API, or leave it out",
+            )
+        for frontend in chosen:
             port = frontend.port if self.port is None else self.port
-            place = replace(self.place, port=free_port(self.place.host, port, "frontend"))
+            for name in (name for name, number in tritons.items() if port and number == port):
+                raise UsageError(
+                    f"port {port} is for Triton's {name} and for {frontend.name}",
+                    mend=f"choose another --port, or --{name}-port 0",
+                )
+            place = replace(self.place, port=free_port(self.place.host, port, FRONTEND))
             # The frontend refuses invalid settings here, before anything is started.
             try:
                 frontend.command(place)
@@ -48,17 +64,17 @@ class RequestedFrontends:
 
     @contextmanager
     def started(
-        self, servers: Sequence[Server], models: tuple[str, ...], *, keep_logs: bool
+        self,
+        servers: Sequence[Server],
+        models: tuple[str, ...],
+        control: Path | None,
+        *,
+        keep_logs: bool,
     ) -> Iterator[list[RunningFrontend]]:
         """Start the frontends in front of all servers; stop those that still run at the end."""
-        from llmserve.server.control import control_socket
         from llmserve.server.frontend import log_beside, start_frontend
 
         server, others = servers[0], servers[1:]
-        status = None
-        with suppress(OSError, ServerError):
-            # The supervisor reports why there is no socket.
-            status = control_socket(server.grpc_url)
         running = []
         with ExitStack() as stack:
             for frontend, place in self._places:
@@ -67,7 +83,7 @@ class RequestedFrontends:
                     url=server.grpc_url,
                     metrics=server.metrics_url,
                     models=models,
-                    status=status,
+                    status=control,
                     replicas=tuple(other.grpc_url for other in others),
                     replica_metrics=tuple(other.metrics_url for other in others),
                 )
@@ -90,6 +106,6 @@ class RequestedFrontends:
         if len(chosen) > 1 and self.port:
             raise UsageError(
                 f"{' and '.join(frontend.name for frontend in chosen)} cannot share a port",
-                mend="choose one of them with --frontend, or use --frontend-port 0",
+                mend="choose one of them with --frontend, or use --port 0",
             )
         return chosen

@@ -23,6 +23,7 @@ from llmserve.errors import (
 from llmserve.names import near
 from llmserve_cli.completion import built_models
 from llmserve_cli.interrupts import while_importing
+from llmserve_cli.servers import REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, print_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "t
 @click.command()
 @click.argument("model", shell_complete=built_models)
 @click.argument("prompt", required=False)
-@click.option("--url", envvar="LLMSERVE_URL", help="gRPC address (default: 127.0.0.1:8001).")
+@click.option(
+    "--url",
+    envvar="LLMSERVE_URL",
+    help="gRPC address (default: that of `llmserve serve` if it runs here, else 127.0.0.1:8001).",
+)
+@REPOSITORY
 @click.option(
     "--openai",
     metavar="URL",
@@ -69,6 +75,7 @@ _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "t
     help="Constrain the answer to the JSON schema in this file.",
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a chat message.")
+@click.option("--system", metavar="TEXT", help="System message before it; implies --chat.")
 @click.option("--timeout", type=float, help="Timeout of the whole request in seconds.")
 @click.option(
     "--queue-timeout", type=float, help="Timeout in the queue in seconds, if the model allows it."
@@ -97,11 +104,13 @@ def query(
     model: str,
     prompt: str | None,
     url: str | None,
+    repository: Path | None,
     openai: str | None,
     stream: bool | None,
     stop: tuple[str, ...],
     json_schema: IO[str] | None,
     chat: bool,
+    system: str | None,
     timeout: float | None,
     prompts: Path | None,
     concurrency: int,
@@ -115,6 +124,7 @@ def query(
 
     \b
     llmserve query demo "Programming in C++ is like"
+    llmserve query demo "What is the capital of Japan?" --system "Answer in one word."
     llmserve query demo --file prompts.txt --max-tokens 32 --json
     llmserve query demo "Once upon a time" --set repetition_penalty=1.2
     """
@@ -137,15 +147,28 @@ def query(
         from llmserve_cli.prompts import answer_lines, read_lines, read_prompt
 
         # Sends nothing yet, but imports gRPC and numpy.
-        client: Any = OpenAIClient(openai, timeout) if openai else connect(url, timeout=timeout)
+        client: Any = (
+            OpenAIClient(openai, timeout)
+            if openai
+            else connect(url_for(model, url, repository), timeout=timeout)
+        )
+    cut = 0
+
+    def content(text: str) -> dict[str, Any]:
+        if not chat and system is None:
+            return {"prompt": text}
+        first = [] if system is None else [{"role": "system", "content": system}]
+        return {"messages": [*first, {"role": "user", "content": text}]}
 
     def ask(text: str) -> Completion:
-        answer: Completion = client.generate(model, **_content(text, chat), **options)
+        answer: Completion = client.generate(model, **content(text), **options)
         return answer
 
     def show(line: Line, answer: Completion | LLMServeError) -> None:
         # One line for each prompt, answered or not, so that prompts and answers stay aligned.
         if not isinstance(answer, Exception):
+            nonlocal cut
+            cut += answer.finish_reason == "length"
             _print_answer(answer, as_json, one_line=True)
         elif as_json:
             print_json({"error": str(answer), "line": line.number}, indent=None)
@@ -157,17 +180,24 @@ def query(
         if assigned and not openai:
             _refuse_unknown(client.model(model), assigned)
         if prompts:
-            return answer_lines(client, read_lines(prompts), ask, concurrency, show)
+            code = answer_lines(client, read_lines(prompts), ask, concurrency, show)
+            if cut and not as_json:
+                answers = "1 answer" if cut == 1 else f"{cut} answers"
+                click.echo(f"[{answers} stopped at the limit: --max-tokens]", err=True)
+            return code
         text = read_prompt(prompt, model)
         if as_json or stream is False:
-            _print_answer(ask(text), as_json)
+            answer = ask(text)
+            _print_answer(answer, as_json)
+            if not as_json:
+                _tell_if_cut(answer)
             return 0
         if stream and not openai and client.model(model).exchange == "unary":
             raise UsageError(
                 f"{model} answers in one piece",
                 mend="leave out --stream, or build it with --set decoupled=true",
             )
-        _print_pieces(client.stream(model, **_content(text, chat), **options))
+        _tell_if_cut(_print_pieces(client.stream(model, **content(text), **options)))
         return 0
 
 
@@ -234,10 +264,6 @@ def _value(text: str) -> bool | int | float | str:
     return value if isinstance(value, (bool, int, float)) else text
 
 
-def _content(text: str, chat: bool) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
-
-
 def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) -> None:
     if as_json:
         print_json(_fields(answer), indent=None)
@@ -245,11 +271,25 @@ def _print_answer(answer: Completion, as_json: bool, *, one_line: bool = False) 
         echo_answer(" ".join(answer.text.split()) if one_line else answer.text)
 
 
-def _print_pieces(pieces: Iterable[Piece]) -> None:
+def _print_pieces(pieces: Iterable[Piece]) -> Completion:
+    """Print an answer as it arrives, and return all of it."""
+    from llmserve.client.results import gather
+
+    printed = []
     for piece in pieces:
         echo_answer(piece.text, nl=False)
         sys.stdout.flush()
+        printed.append(piece)
     click.echo()
+    return gather(printed, 1)[0]
+
+
+def _tell_if_cut(answer: Completion) -> None:
+    """Say that an answer is not complete: it may end in the middle of a sentence."""
+    if answer.finish_reason == "length":
+        count = answer.output_tokens
+        where = "its limit" if count is None else f"{count} token{'s' * (count != 1)}"
+        click.echo(f"[stopped at {where}: --max-tokens]", err=True)
 
 
 def _fields(answer: Completion) -> dict[str, Any]:

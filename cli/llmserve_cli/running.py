@@ -1,4 +1,4 @@
-"""``llmserve status`` and ``llmserve reload``, which talk to a running ``llmserve serve``."""
+"""``llmserve status``, ``reload`` and ``unload``, which talk to a running ``llmserve serve``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
+from llmserve.errors import ModelNotReadyError
 from llmserve_cli.completion import built_models
+from llmserve_cli.servers import REPOSITORY, URL, find_one, find_servers, none_runs
 from llmserve_cli.terminal import print_json, print_table
-
-_URL = click.option("--url", envvar="LLMSERVE_URL", help="gRPC address, to select a server.")
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@_URL
-def status(as_json: bool, url: str | None) -> None:
+@URL
+@REPOSITORY
+def status(as_json: bool, url: str | None, repository: Path | None) -> None:
     """Show the state of served models.
 
     It fails if a model is not ready or no server is running.
@@ -26,27 +26,32 @@ def status(as_json: bool, url: str | None) -> None:
     llmserve status
     llmserve status --json
     """
-    servers = [server for _, server in _find_servers(url)]
+    servers = find_servers(url, repository)
+    if not servers:
+        raise none_runs(url, repository)
     if as_json:
-        print_json({"servers": servers})
+        print_json({"servers": [server.status for server in servers]})
     else:
         for server in servers:
-            click.echo(f"{server['url']}  {server['runtime']}, {server['state']}")
+            where = server.url or server.process()
+            runtime = server.status.get("runtime")
+            click.echo(f"{where}  {runtime}, {server.state}, {server.repository}")
             rows = [["", "STATE", "RESTARTS", ""]]
-            for item in _items(server):
-                note = item["why"] or item.get("url", "")
+            for item in _items(server.status):
+                note = item["why"] or item.get("note") or item.get("url", "")
                 rows.append([item["name"], item["state"], str(item["restarts"]), note])
             print_table(rows)
-    items = [item for server in servers for item in _items(server)]
+    items = [item for server in servers for item in _items(server.status)]
     if not_ready := [item["name"] for item in items if item["state"] != "ready"]:
         raise ModelNotReadyError(f"not ready: {', '.join(not_ready)}")
 
 
 @click.command()
 @click.argument("model", shell_complete=built_models)
-@_URL
-def reload(model: str, url: str | None) -> None:
-    """Reload a model in a running server.
+@URL
+@REPOSITORY
+def reload(model: str, url: str | None, repository: Path | None) -> None:
+    """Load or reload a model in a running server.
 
     The old model answers until the new one is loaded, and finishes its requests. A model that was
     added to the repository can be loaded too.
@@ -58,13 +63,32 @@ def reload(model: str, url: str | None) -> None:
     from llmserve.server.control import ask
     from llmserve_cli.status import Status
 
-    servers = _find_servers(url)
-    if len(servers) > 1:
-        urls = ", ".join(server["url"] for _, server in servers)
-        raise UsageError("several servers are running", mend=f"choose one with --url: {urls}")
-    with Status(f"reloading {model}"):
-        ask(servers[0][0], {"do": "reload", "model": model}, timeout=None)
-    click.echo(f"llmserve: {model} is loaded", err=True)
+    server = find_one(url, repository, model)
+    doing, done = ("reloading", "reloaded") if model in server.models else ("loading", "loaded")
+    with Status(f"{doing} {model}"):
+        ask(server.socket, {"do": "reload", "model": model}, timeout=None)
+    click.echo(f"llmserve: {model} is {done}", err=True)
+
+
+@click.command()
+@click.argument("model", shell_complete=built_models)
+@URL
+@REPOSITORY
+def unload(model: str, url: str | None, repository: Path | None) -> None:
+    """Unload a model from a running server.
+
+    It finishes its requests. Its files stay, and `llmserve reload` loads it again.
+
+    \b
+    llmserve unload demo
+    """
+    from llmserve.server.control import ask
+    from llmserve_cli.status import Status
+
+    server = find_one(url, repository, model)
+    with Status(f"unloading {model}"):
+        ask(server.socket, {"do": "unload", "model": model}, timeout=None)
+    click.echo(f"llmserve: {model} is unloaded", err=True)
 
 
 def _items(server: dict[str, Any]) -> list[dict[str, Any]]:
@@ -75,18 +99,3 @@ def _items(server: dict[str, Any]) -> list[dict[str, Any]]:
         for model in replica["models"]
     ]
     return [*(models or server["models"]), *server["frontends"]]
-
-
-def _find_servers(url: str | None) -> list[tuple[Path, dict[str, Any]]]:
-    from llmserve.client.url import parse_url
-    from llmserve.server.control import running_servers
-
-    address = str(parse_url(url)) if url else None
-    servers = [
-        (path, server)
-        for path, server in running_servers()
-        if address in (None, server["url"], *(r["url"] for r in server.get("replicas", ())))
-    ]
-    if not servers:
-        raise UnreachableError("no `llmserve serve` runs here", mend="start one, or check --url")
-    return servers

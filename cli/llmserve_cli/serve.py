@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import ConfigError, LLMServeError
+from llmserve.errors import ConfigError, LLMServeError, ServerError
 from llmserve_cli.completion import built_models
+from llmserve_cli.servers import REPOSITORY_FOLDER
 
 if TYPE_CHECKING:
-    from llmserve.server import Server, ServerSettings
+    from llmserve.server import Progress, Server, ServerSettings
     from llmserve.server.frontend import RunningFrontend
+    from llmserve.server.loading import Loading
     from llmserve_cli.frontends import RequestedFrontends
 
 
 @click.command()
-@click.argument("repository", type=click.Path(path_type=Path), default=Path("model_repository"))
+@click.argument("repository", type=click.Path(path_type=Path), default=REPOSITORY_FOLDER)
 @click.option(
     "--runtime",
     type=click.Choice(["auto", "embedded", "binary", "docker"]),
@@ -65,7 +67,11 @@ if TYPE_CHECKING:
 )
 @click.option("--frontend-host", help="Address of the frontend (default: that of --host).")
 @click.option(
-    "--frontend-port", type=int, help="Port of the frontend (default: its own; 0 for a free one)."
+    "--port",
+    "--frontend-port",
+    "frontend_port",
+    type=int,
+    help="Port of the frontend, as of the OpenAI API (default: its own, 8080; 0 for a free one).",
 )
 @click.option(
     "--keys",
@@ -94,7 +100,7 @@ def serve(
 
     \b
     llmserve serve
-    llmserve serve model_repository --model demo --http-port 9000
+    llmserve serve model_repository --model demo --port 9000
     """
     from llmserve.repository.manifest import parts_of, references
     from llmserve.repository.publish import recover
@@ -130,25 +136,48 @@ def serve(
     )
     settings = _checked(settings, frontends)
     # Imported only now, so that problems are reported in less than a second.
+    from llmserve.server.loading import Loading
     from llmserve.server.supervisor import Supervisor
 
     # SIGTERM comes from service managers. SIGINT must work in a background job too.
     raise_on_interrupt(signal.SIGTERM, signal.SIGINT)
     with ExitStack() as stack:
         replicas = [stack.enter_context(one_log(replica)) for replica in settings_of_each(settings)]
+        loading = Loading(replicas[0])
+        control = stack.enter_context(_announced(loading))
         with Status("starting Triton") as status:
-            servers = start_all(replicas, on_progress=lambda p: status.update(str(p)))
+
+            def follow(progress: Progress) -> None:
+                loading.follow(progress)
+                status.update(str(progress))
+
+            servers = start_all(replicas, on_progress=follow)
+        loading.done()
         for server in servers:
             stack.enter_context(server)
         keep = settings.log_file is not None
-        running = stack.enter_context(frontends.started(servers, models, keep_logs=keep))
+        running = stack.enter_context(frontends.started(servers, models, control, keep_logs=keep))
         click.echo(_summary(servers, running), err=True)
         for note in servers[0].notes:
             click.echo(f"llmserve: note: {note}", err=True)
         # Until the supervisor handles signals, Ctrl-C raises an exception, and there is nothing to
         # wait for yet.
         with suppress(KeyboardInterrupt):
-            Supervisor(replicas, servers, running, _notify).run()
+            Supervisor(replicas, servers, running, _notify, control).run()
+
+
+@contextmanager
+def _announced(loading: Loading) -> Iterator[Path | None]:
+    """List the server for the commands that look for one, from now on."""
+    from llmserve.server.control import announced
+
+    with ExitStack() as stack:
+        path = None
+        try:
+            path = stack.enter_context(announced(loading.answer))
+        except (OSError, ServerError) as error:
+            _notify(f"note: `llmserve status` and others will not see this server: {error}")
+        yield path
 
 
 def _notify(line: str) -> None:
@@ -176,7 +205,7 @@ def _checked(settings: ServerSettings, frontends: RequestedFrontends) -> ServerS
             click.echo(f"llmserve: note: {note}", err=True)
     problems += port_problems(settings)
     try:
-        frontends.choose_places()
+        frontends.choose_places(settings.ports())
     except LLMServeError as error:
         problems.append(error)
     # For three ports of an unavailable address, one problem is enough.

@@ -127,14 +127,15 @@ def updated(
 
     ``removed`` are models that this build removes. The file is in the repository's folder, where
     Triton ignores files, so that it is copied with the models. A file without our first line is the
-    user's own and stays: the result is None.
+    user's own and stays: the result is None. It is empty if no model is left that llmserve built.
     """
     if _is_user_owned(repository / FILE):
         return None
     # Replaced models may be damaged; others may not, because their packages would be unknown.
     others = manifests_of(repository, without={*built, *removed})
     new = {name: m for name, m in built.items() if not (m and m.part_of)}
-    return of_repository({**others, **new}, newest)
+    models = {**others, **new}
+    return of_repository(models, newest) if any(models.values()) else ""
 
 
 def _is_user_owned(path: Path) -> bool:

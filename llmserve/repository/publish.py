@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from llmserve.errors import ConfigError, OutputError
-from llmserve.names import is_model_name
+from llmserve.names import is_model_name, near
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.manifest import Manifest, model_folders, parts_of
@@ -146,25 +146,25 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
             _check_target(output / name, names[0], force=force)
 
 
-def _check_target(target: Path, name: str, *, force: bool) -> None:
+def _check_target(target: Path, name: str, *, force: bool, mend: str = _OTHER_NAME) -> None:
     """Refuse to replace a model that llmserve did not build, that was edited, or is needed."""
     try:
         manifest = Manifest.read(target)
     except ConfigError as error:
         if force:
             return
-        raise OutputError(error.problem, mend=_OTHER_NAME) from None
+        raise OutputError(error.problem, mend=mend) from None
     owner = manifest.part_of if manifest else ""
     if owner != name and target.name in parts_of(target.parent, owner or "."):
         raise OutputError(f"{target} is a part of {owner}", mend="give another --name")
     if force:
         return
     if manifest is None:
-        raise OutputError(f"{target} was not built by llmserve", mend=_OTHER_NAME)
+        raise OutputError(f"{target} was not built by llmserve", mend=mend)
     if target.name != name and owner != name:
-        raise OutputError(f"{target} is a separate model", mend=_OTHER_NAME)
+        raise OutputError(f"{target} is a separate model", mend=mend)
     if edits := manifest.edits(target):
-        raise OutputError(f"{target} was edited since it was built: {edits[0]}", mend=_OTHER_NAME)
+        raise OutputError(f"{target} was edited since it was built: {edits[0]}", mend=mend)
 
 
 def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
@@ -193,19 +193,56 @@ def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
         raise
 
 
+def remove(output: Path, name: str, *, force: bool) -> None:
+    """Delete a model with its parts, completely or not at all.
+
+    Unless ``force`` is set, a model that was edited, or not built by llmserve, is not deleted.
+    """
+    try:
+        with staging(output) as stage, locked(output):
+            check_removal(output, name, force=force)
+            (stage / MODELS).mkdir()
+            _move(stage, output, name, [])
+    except OSError as error:
+        raise OutputError(f"{output / name} cannot be deleted: {error.strerror}") from error
+
+
+def check_removal(output: Path, name: str, *, force: bool) -> list[str]:
+    """Return the models that go with this one, itself first; refuse to delete what must stay."""
+    names = [path.name for path in model_folders(output)] if output.is_dir() else []
+    if name not in names:
+        raise ConfigError(f"no model {name!r} in {output}", mend=near(name, names))
+    owner = _owner(output / name)
+    if name in parts_of(output, owner or "."):
+        raise OutputError(f"{name} is a part of {owner}", mend=f"remove {owner} instead")
+    present = [name, *(part for part in parts_of(output, name) if part in names)]
+    for each in present:
+        _check_target(output / each, name, force=force, mend=f"--force deletes {name} anyway")
+    return present
+
+
+def _owner(model: Path) -> str:
+    with suppress(ConfigError):
+        manifest = Manifest.read(model)
+        return manifest.part_of if manifest else ""
+    return ""
+
+
 def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
     replaced = {name, *built, *parts_of(output, name)}
     stale = sorted((model for model in replaced if (output / model).exists()), key=name.__ne__)
     manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
     text = dockerfile.updated(output, manifests, newest=name, removed=stale)
     draft = stage / f".{dockerfile.FILE}"
-    if text is not None:
+    if text:
         draft.write_text(text, encoding="utf-8")
     try:
         replace_models(stage, output, built, stale)
-        if text is not None:
+        if text:
             # Atomic, so that no one reads half a Dockerfile.
             draft.replace(output / dockerfile.FILE)
+        elif text is not None:
+            (output / dockerfile.FILE).unlink(missing_ok=True)
         # From here on nothing is moved back.
         (stage / _JOURNAL).unlink()
     except BaseException:

@@ -1,7 +1,8 @@
-"""The control socket, on which ``serve`` reports the state of its models and reloads them.
+"""The control socket, on which ``serve`` reports on its models, and loads and unloads them.
 
-It is in a folder that only its user can access, so every client is that user. A request is a line
-of JSON, and so is the response.
+Each ``serve`` has one from its start to its end, so that other commands find it. It is in a folder
+that only its user can access, so every client is that user. A request is a line of JSON, and so is
+the response.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from llmserve.errors import LLMServeError, ServerError
@@ -24,31 +28,45 @@ _MAX_LINE = 65536
 _TIMEOUT = 5.0
 
 
+def _candidates() -> list[Path]:
+    """Return where the sockets may be, the best place first.
+
+    Two shells of a user may have different environments: a ``serve`` that a service manager has
+    started may have no ``XDG_RUNTIME_DIR``, and only one of them a ``TMPDIR``.
+    """
+    user = os.getuid()
+    usual = f"/run/user/{user}"
+    home = os.environ.get("XDG_RUNTIME_DIR") or usual
+    folders = [Path(home, "llmserve")] if os.access(home, os.W_OK) else []
+    if not folders or home == usual:
+        folders += [Path(tempfile.gettempdir(), f"llmserve-{user}"), Path(f"/tmp/llmserve-{user}")]
+    return list(dict.fromkeys(folders))
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    ours = status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return ours and folder.is_dir() and not folder.is_symlink()
+
+
 def control_folder() -> Path:
     """Return the folder of the sockets, which no other user may list or write to."""
-    home = os.environ.get("XDG_RUNTIME_DIR")
-    if home and os.access(home, os.W_OK):
-        folder = Path(home, "llmserve")
-    else:
-        folder = Path(tempfile.gettempdir(), f"llmserve-{os.getuid()}")
+    folder = _candidates()[0]
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not _is_private(folder):
         raise ServerError(
             f"{folder} is accessible to other users", mend=f"chmod 700 {folder}, or remove it"
         )
     return folder
 
 
-def control_socket(url: str) -> Path:
-    """Return the socket of the ``serve`` process whose Triton has this gRPC address."""
-    return control_folder() / f"{url}.sock"
-
-
 @asynccontextmanager
-async def listening(path: Path, answer: Handler) -> Any:
-    """Answer requests on a socket while the block runs."""
+async def listening(path: Path, answer: Handler) -> AsyncIterator[None]:
+    """Answer requests on a socket while the block runs; who listened there before is replaced."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         response: Mapping[str, Any]
@@ -63,8 +81,11 @@ async def listening(path: Path, answer: Handler) -> Any:
             await writer.drain()
         writer.close()
 
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(serve, path, limit=_MAX_LINE)
+    # Under another name until it listens, so that a socket that refuses a connection is a dead one.
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(serve, draft, limit=_MAX_LINE)
+    draft.replace(path)
     try:
         yield
     finally:
@@ -72,24 +93,71 @@ async def listening(path: Path, answer: Handler) -> Any:
         path.unlink(missing_ok=True)
 
 
+@contextmanager
+def announced(answer: Handler) -> Iterator[Path]:
+    """Answer requests on this process's control socket from a thread, and return its path.
+
+    A supervisor that listens at the same path takes over.
+    """
+    path = control_folder() / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def run() -> None:
+        ended = asyncio.Event()
+        try:
+            async with listening(path, answer):
+                started.set_result((asyncio.get_running_loop(), ended))
+                await ended.wait()
+        except OSError as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = Thread(target=lambda: asyncio.run(run()), name="control", daemon=True)
+    thread.start()
+    loop, ended = started.result()
+    try:
+        yield path
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+
+
 def ask(path: Path, request: Mapping[str, Any], timeout: float | None = _TIMEOUT) -> dict[str, Any]:
     """Send a request to a ``serve`` process; raise if it refuses or does not answer."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout)
-        try:
-            connection.connect(str(path))
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            line = b"".join(iter(lambda: connection.recv(_MAX_LINE), b""))
-            response: dict[str, Any] = json.loads(line)
-        except (OSError, ValueError) as error:
-            raise ServerError(f"no `llmserve serve` answers at {path} ({error})") from None
+    try:
+        response = _exchange(path, request, timeout)
+    except (OSError, ValueError) as error:
+        raise ServerError(f"no `llmserve serve` answers at {path} ({error})") from None
     if "error" in response:
         raise ServerError(response["error"])
     return response
 
 
+def _exchange(path: Path, request: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout)
+        connection.connect(str(path))
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        line = b"".join(iter(lambda: connection.recv(_MAX_LINE), b""))
+    response: dict[str, Any] = json.loads(line)
+    return response
+
+
 def running_servers() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the socket and the status of every ``serve`` process of this user that answers."""
-    for path in sorted(control_folder().glob("*.sock")):
-        with suppress(ServerError):
-            yield path, ask(path, {"do": "status"})
+    """Yield the socket and the status of every ``serve`` process of this user that answers.
+
+    The sockets of processes that were killed are removed.
+    """
+    control_folder()
+    folders = [folder for folder in _candidates() if _is_private(folder)]
+    for path in sorted(path for folder in folders for path in folder.glob("*.sock")):
+        try:
+            status = _exchange(path, {"do": "status"}, _TIMEOUT)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except (OSError, ValueError):
+            continue
+        else:
+            if "error" not in status:
+                yield path, status

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import LLMServeError, RequestRejectedError, ServerError, UsageError
@@ -38,6 +39,8 @@ _BUSY = 0.05
 """A model whose processes use this share of the time is working, even if it answers nothing yet."""
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
+_GONE = 2.0
+"""Seconds after which a missing folder is not one that a build is replacing."""
 _DEATH_REPORTED = 3.0
 """Seconds for Triton to report the death of a process that was loading a model."""
 
@@ -51,6 +54,22 @@ class _Model(Watch):
     answers: int = -1
     cpu_seconds: float = 0.0
     parts: tuple[str, ...] = ()
+    gone_since: float | None = None
+    """When its folder was first seen to be missing."""
+    note: str = ""
+
+    def check_folder(self, folder: Path, now: float) -> None:
+        """Report a folder that was deleted or renamed; Triton itself does not notice."""
+        if folder.is_dir():
+            self.gone_since, self.note = None, ""
+        elif self.gone_since is None:
+            self.gone_since = now
+        elif now - self.gone_since > _GONE and not self.note:
+            self.note = f"{folder} is gone: llmserve unload {self.name}, or build it again"
+            self.notify(f"{self.name}: {self.note}")
+
+    def report(self) -> dict[str, Any]:
+        return {**super().report(), **({"note": self.note} if self.note else {})}
 
 
 @dataclass
@@ -163,6 +182,7 @@ class Replica:
         for model in self._models.values():
             if not self._triton.alive:
                 return
+            model.check_folder(self.settings.repository / model.name, now)
             if model.alive and model.died_at is not None:
                 model.died(now, "its process has died")
                 model.died_at = None
@@ -219,6 +239,11 @@ class Replica:
     async def _restart_triton(self) -> None:
         await asyncio.to_thread(self.server.stop, grace=0.0)
         self._log.read()
+        repository = self.settings.repository
+        for model in self._models.values():
+            if not (repository / model.name).is_dir():
+                # Alone, so that it does not keep the others from starting.
+                model.failed(time.monotonic(), f"{repository / model.name} is gone")
         left = [model for model in self._models.values() if model.state is not State.FAILED]
         if not left:
             self._triton.failed(time.monotonic(), "")
@@ -314,7 +339,7 @@ class Replica:
                 return
         model.answered(time.monotonic())
 
-    # Reload requests
+    # Reload and unload requests
 
     async def reload(self, name: str) -> None:
         """Load or reload a model; the old one answers until the new one is loaded."""
@@ -357,3 +382,36 @@ class Replica:
                     raise ServerError(f"model {part!r}: {self._models[part].why}")
             if not self._triton.alive or self.stopping:
                 raise ServerError("Triton has ended", mend="see `llmserve status`")
+
+    async def unload(self, name: str) -> None:
+        """Unload a model and its parts; it finishes its requests in flight."""
+        if name not in self._models:
+            raise ServerError(f"no model {name!r} is served", mend=near(name, self._models))
+        for owner in self._models.values():
+            if name in owner.parts:
+                raise ServerError(f"{name} is a part of {owner.name}", mend=f"unload {owner.name}")
+        if not self.server.renewable:
+            raise ServerError("this Triton cannot unload a model", mend="stop it")
+        if not self._triton.alive:
+            raise ServerError("Triton is restarting", mend="wait until it is ready")
+        # The model before its parts.
+        names = (name, *self._models[name].parts)
+        # Triton 2.51 waits forever for a process whose files go while it starts. It also loads a
+        # model again whenever it cannot read another one.
+        while self._triton.alive and not {*names}.isdisjoint(self._log.progress(0).loading):
+            await asyncio.sleep(CHECK_INTERVAL)
+        for each in names:
+            # Forgotten before its process ends.
+            self._models.pop(each, None)
+            self.server.drop(each)
+        while not self.stopping and not self.given_up:
+            if self._triton.alive and self._log.stuck:
+                self._lost(time.monotonic(), f"Triton waits for {name}", fault=False)
+            elif self._triton.alive and not await asyncio.to_thread(self._any_ready, names):
+                self.notify(f"{name}: unloaded")
+                return
+            await asyncio.sleep(CHECK_INTERVAL)
+        raise ServerError("Triton has ended", mend="see `llmserve status`")
+
+    def _any_ready(self, names: Iterable[str]) -> bool:
+        return any(self.server.takes_requests(name) for name in names)

@@ -10,6 +10,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from llmserve.errors import ServerError, UsageError
@@ -85,6 +86,14 @@ class Server:
         """Return the state of each model, such as ``READY``; ``""`` if it is not loaded."""
         index = self._ask("v2/repository/index", {})
         return {entry["name"]: entry.get("state", "") for entry in index}
+
+    def takes_requests(self, name: str) -> bool:
+        """Return whether a model is ready; :meth:`models` forgets one whose folder was dropped."""
+        try:
+            self._ask(f"v2/models/{quote(name, safe='')}/ready", timeout=_TIMEOUT)
+        except ServerError:
+            return False
+        return True
 
     def stand_ins(self) -> dict[str, str]:
         """Return the models that a stand-in runs, each with the backend that it replaces."""

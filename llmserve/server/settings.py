@@ -16,6 +16,8 @@ from llmserve.repository.dockerfile import IMAGE
 if TYPE_CHECKING:
     from llmserve.roles import Backend
 
+FRONTEND = "frontend"
+"""The name of a frontend's port in messages."""
 Runtime = Literal["auto", "embedded", "binary", "docker"]
 
 
@@ -141,10 +143,10 @@ def _explain(error: Exception, host: str, port: int, name: str) -> LLMServeError
         return port_in_use(host, port, name)
     if number == errno.EACCES:
         return ServerError(
-            f"port {port} for {name} is reserved for root", mend=f"use --{name}-port 0"
+            f"port {port} for {name} is reserved for root", mend=f"use {_option(name)} 0"
         )
     if isinstance(error, OverflowError):
-        return UsageError(f"{port} is not a port", mend=f"use --{name}-port with 0 to 65535")
+        return UsageError(f"{port} is not a port", mend=f"use {_option(name)} with 0 to 65535")
     return ServerError(
         f"cannot listen on {host} ({error})", mend="give an IPv4 address of this machine as --host"
     )
@@ -152,5 +154,10 @@ def _explain(error: Exception, host: str, port: int, name: str) -> LLMServeError
 
 def port_in_use(host: str, port: int, name: str) -> PortInUseError:
     return PortInUseError(
-        f"port {port} for {name} is in use on {host}", mend=f"--{name}-port 0 picks a free one"
+        f"port {port} for {name} is in use on {host}", mend=f"{_option(name)} 0 picks a free one"
     )
+
+
+def _option(name: str) -> str:
+    """Return the option of ``serve`` for a port; plainly ``--port`` is that of what people use."""
+    return "--port" if name == FRONTEND else f"--{name}-port"

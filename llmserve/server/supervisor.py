@@ -6,16 +6,18 @@ A loop checks everything several times a second, and restarts what has ended.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from llmserve.errors import LLMServeError, ServerError
-from llmserve.server.control import control_socket, listening
+from llmserve.server.control import listening
 from llmserve.server.frontend import RunningFrontend, start_frontend
 from llmserve.server.replica import CHECK_INTERVAL, Replica
 from llmserve.server.server import Server
@@ -42,6 +44,8 @@ class Supervisor:
     servers: Sequence[Server]
     frontends: Sequence[RunningFrontend] = ()
     notify: Notify = lambda _: None
+    control: Path | None = None
+    """The control socket, on which this takes over."""
     _frontends: list[_WatchedFrontend] = field(default_factory=list)
 
     def run(self) -> None:
@@ -53,6 +57,7 @@ class Supervisor:
 
     async def _run(self) -> None:
         self._end, self._second_signal = asyncio.Event(), asyncio.Event()
+        self._changing = asyncio.Lock()
         self._replicas = [
             Replica(settings, server, self._notify_of(number))
             for number, (settings, server) in enumerate(
@@ -68,11 +73,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._signalled)
         try:
             async with AsyncExitStack() as stack:
-                try:
-                    socket = control_socket(self.servers[0].grpc_url)
-                    await stack.enter_async_context(listening(socket, self._answer))
-                except (OSError, ServerError) as error:
-                    self.notify(f"note: `llmserve status` will not see this server: {error}")
+                if self.control is not None:
+                    await stack.enter_async_context(listening(self.control, self._answer))
                 while not self._end.is_set():
                     self._check(time.monotonic())
                     with suppress(asyncio.TimeoutError):
@@ -128,20 +130,26 @@ class Supervisor:
     # The control socket
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        if request.get("do") == "status":
-            return self._status()
-        if request.get("do") == "reload":
-            # One after another, so that the others answer meanwhile.
-            for replica in self._replicas:
-                if not replica.given_up:
-                    await replica.reload(str(request.get("model")))
-            return self._status()
-        raise ServerError("the request is neither status nor reload")
+        do, name = request.get("do"), str(request.get("model"))
+        if do in ("reload", "unload"):
+            # One change at a time, and one replica after another: the others answer meanwhile.
+            async with self._changing:
+                for replica in self._replicas:
+                    if not replica.given_up:
+                        await (replica.reload(name) if do == "reload" else replica.unload(name))
+        elif do != "status":
+            raise ServerError("the request is none of status, reload and unload")
+        return self._status()
 
     def _status(self) -> dict[str, Any]:
         frontends = [{**watch.report(), "url": watch.running.url} for watch in self._frontends]
         replicas = [replica.status() for replica in self._replicas]
-        common = {"stopping": self._end.is_set(), "frontends": frontends}
+        common = {
+            "pid": os.getpid(),
+            "repository": str(self.settings[0].repository.resolve()),
+            "stopping": self._end.is_set(),
+            "frontends": frontends,
+        }
         if len(replicas) == 1:
             return {**replicas[0], **common}
         models = [model for replica in replicas for model in replica["models"]]

@@ -245,7 +245,7 @@ def test_an_error_that_keeps_a_server_from_starting_names_the_plugin(tmp_path: P
     (tmp_path / "r").mkdir()
     env = {"PYTHONPATH": str(tmp_path), "PATH": "", "LLMSERVE_PLUGINS": "acme"}
     serve = ["serve", str(tmp_path / "r"), "--runtime", "embedded", "--frontend"]
-    errors = run(*serve, "web", "--frontend-port", "0", env=env).stderr
+    errors = run(*serve, "web", "--port", "0", env=env).stderr
     assert "frontend 'web' cannot be started: ZeroDivisionError: division by zero: leave" in errors
     env["LLMSERVE_PLUGINS"] = "acme,bolt"
     (tmp_path / "r" / "needy").mkdir()

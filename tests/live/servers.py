@@ -23,7 +23,7 @@ from tests.support import LLMSERVE
 
 TIMEOUT = 90.0
 """Seconds. On an idle machine, two or three are enough."""
-FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--frontend-port", "0"]
+FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--port", "0"]
 PROMPT = "Programming in C++ is like"
 
 CONFIG = """

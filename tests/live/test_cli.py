@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -100,7 +101,8 @@ def query(serving: Serving, model: str, *args: str, stdin: str = "") -> str:
     """Generate a few tokens and return what is printed."""
     env = {**os.environ, "LLMSERVE_URL": serving.url}
     done = run("query", model, *args, "--max-tokens", "12", stdin=stdin, env=env)
-    assert (done.returncode, done.stderr) == (0, "")
+    notice = "" if "--json" in args else "[stopped at 12 tokens: --max-tokens]\n"
+    assert (done.returncode, done.stderr) == (0, notice)
     return done.stdout
 
 
@@ -181,8 +183,9 @@ def test_a_refused_line_does_not_affect_the_others(serving: Serving, tmp_path: P
     answers = plain.stdout.splitlines()
     assert [bool(answer) for answer in answers] == [True, False, False, *[True] * 13]
     assert answers[0] == query(serving, "unary", PROMPT).strip()
-    (error,) = plain.stderr.splitlines()
+    error, notice = plain.stderr.splitlines()
     assert "line 3" in error
+    assert re.fullmatch(r"\[\d+ answers stopped at the limit: --max-tokens\]", notice)
     as_json = run("query", "unary", *common, "--json")
     entries = [json.loads(line) for line in as_json.stdout.splitlines()]
     assert as_json.returncode == 7
@@ -290,7 +293,7 @@ def test_everything_that_prevents_serving_is_reported_before_anything_starts(
     with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("", 0)) as metrics:
         taken = [str(listener.getsockname()[1]) for listener in (http, metrics)]
         ports = ["--http-port", taken[0], "--grpc-port", "0", "--metrics-port", taken[1]]
-        ports += ["--frontend-port", "0"]
+        ports += ["--port", "0"]
         done = run("serve", str(folder), *ports, TMPDIR=str(tmp_path))
     assert done.returncode == 3
     assert "model.safetensors is missing" in done.stderr

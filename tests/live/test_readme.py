@@ -71,14 +71,12 @@ class Checkout:
         return text.replace("127.0.0.1:8001", self.serving.url)
 
     def run(self, line: str) -> str:
-        env = self.env
         if self.serving is not None:
             line = self.with_actual_ports(line)
             line += f" --url {self.serving.url}" if "client.py" in line else ""
-            env = {**env, "LLMSERVE_URL": self.serving.url}
         done = subprocess.run(
             ["bash", "-c", line],
-            cwd=self.folder, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+            cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, capture_output=True,
             encoding="utf-8", timeout=240, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"

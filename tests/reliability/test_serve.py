@@ -205,6 +205,49 @@ def test_a_changed_model_is_loaded_only_on_request(serve: Serving, folder: Path)
     assert run("reload", "other", "--url", serve.url).returncode == 0
 
 
+def test_an_unloaded_model_finishes_its_streams_and_can_be_loaded_again(serve: Serving) -> None:
+    # What failed to load is taken off the list.
+    assert run("unload", "newer", "--url", serve.url).returncode == 0
+    stream = Stream(serve, "other", 60, 0.05)
+    asked = time.monotonic()
+    done = run("unload", "other", "--url", serve.url)
+    assert (done.returncode, done.stderr) == (0, "llmserve: other is unloaded\n")
+    figure("a model unloaded: takes no requests after", time.monotonic() - asked)
+    assert stream.whole() == 60
+    assert serve.try_generate("other") is None
+    assert serve.try_generate("words") == "word "
+    status = run("status", "--url", serve.url)
+    assert status.returncode == 0
+    assert "other" not in status.stdout
+    again = run("unload", "other", "--url", serve.url)
+    assert (again.returncode, "no model 'other' is served" in again.stderr) == (1, True)
+    done = run("reload", "other", "--url", serve.url)
+    assert (done.returncode, done.stderr) == (0, "llmserve: other is loaded\n")
+    assert serve.try_generate("other") == "word "
+    assert "restarting" not in serve.output.rpartition("other: unloaded")[2]
+
+
+def test_a_folder_that_is_gone_is_told_and_keeps_no_other_model_from_starting(
+    serve: Serving, folder: Path
+) -> None:
+    moved = time.monotonic()
+    (folder / "other").rename(folder.parent / "elsewhere")
+    serve.wait_for(r"other: \S+other is gone: llmserve unload other, or build it again", moved)
+    status = run("status", "--url", serve.url)
+    assert (status.returncode, "other is gone" in status.stdout) == (0, True)
+    assert serve.try_generate("other") == "word ", "it is still served"
+    (process,) = serve.processes("bin/tritonserver")
+    killed = time.monotonic()
+    os.kill(process, signal.SIGKILL)
+    serve.wait_for(r"other: failed \(\S+other is gone\)", killed)
+    serve.wait_for("triton: ready", killed)
+    assert serve.try_generate("words") == "word "
+    (folder.parent / "elsewhere").rename(folder / "other")
+    assert run("reload", "other", "--url", serve.url).returncode == 0
+    assert serve.try_generate("other") == "word "
+    assert run("status", "--url", serve.url).returncode == 0
+
+
 def test_a_killed_triton_comes_back_with_all_models_and_leaves_nothing(serve: Serving) -> None:
     (process,) = serve.processes("bin/tritonserver")
     killed = time.monotonic()

@@ -24,11 +24,16 @@ output { name: "text_output" data_type: TYPE_STRING dims: [1] }
 
 
 class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Sends ``pieces``; ``finish`` is "complete", "early" (no final response) or "silent"."""
+    """Sends ``pieces``; ``finish`` is "complete", "early" (no final response) or "silent".
+
+    If there is a ``reason``, the last piece has it, and the number of pieces as that of tokens.
+    """
 
     def __init__(self) -> None:
         self.pieces = ["cut ", "off"]
         self.finish = "complete"
+        self.reason = ""
+        self.messages: list[str] = []
         self.delay = 0.0
         self.prompts: list[str] = []
         self.stopped = threading.Event()
@@ -43,12 +48,19 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
         (request,) = requests
         self.prompts += unpack_texts(request.raw_input_contents[0])
+        self.messages.append(request.parameters["messages"].string_param)
         time.sleep(self.delay)
-        for text in self.pieces:
+        for number, text in enumerate(self.pieces, start=1):
             message = service_pb2.ModelStreamInferResponse()
             message.infer_response.id = request.id
             message.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
             message.infer_response.raw_output_contents.append(pack_texts([text]))
+            if self.reason and number == len(self.pieces):
+                end = {"finish_reason": ("BYTES", pack_texts([self.reason]))}
+                end["num_output_tokens"] = ("INT32", number.to_bytes(4, "little"))
+                for name, (datatype, raw) in end.items():
+                    message.infer_response.outputs.add(name=name, datatype=datatype, shape=[1])
+                    message.infer_response.raw_output_contents.append(raw)
             yield message
         if self.finish == "silent":
             self.stopped.wait(20)

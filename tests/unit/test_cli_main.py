@@ -103,7 +103,8 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     assert result.stderr == TAKEN
     sections = result.stdout.split("\n\n")
     names = [[line.split()[0] for line in text.splitlines()] for text in sections]
-    assert ["Serve:", "build", "serve", "query", "status", "reload", "check", "demo"] in names
+    serving = ["build", "serve", "query", "status", "reload", "unload", "remove", "check", "demo"]
+    assert ["Serve:", *serving] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names
     assert sections[-1].splitlines()[0] == "Plugins:"
     assert "Fail (acme)" in sections[-1]

@@ -140,3 +140,31 @@ def test_text_survives_any_locale(scripted: Scripted, url: str, locale: str) -> 
     result = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
     assert result.stdout == "grün 🙂\n".encode()
     assert scripted.prompts == ["wie schön"]
+
+
+@pytest.mark.parametrize(
+    ("words", "notice"),
+    [
+        (["Hi"], "[stopped at 2 tokens: --max-tokens]\n"),
+        (["Hi", "--no-stream"], "[stopped at 2 tokens: --max-tokens]\n"),
+        (["--file", "-"], "[2 answers stopped at the limit: --max-tokens]\n"),
+        (["Hi", "--json"], ""),
+    ],
+)
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_an_answer_that_was_cut_off_says_so(
+    scripted: Scripted, url: str, reason: str, words: list[str], notice: str
+) -> None:
+    scripted.reason = reason
+    result = query(*words, "--url", url, stdin="one\ntwo\n")
+    assert "cut off" in result.stdout
+    assert result.stderr == (notice if reason == "length" else "")
+
+
+@pytest.mark.parametrize("words", [["--chat"], ["--system", "Be brief."]])
+def test_a_chat_may_begin_with_a_system_message(
+    scripted: Scripted, url: str, words: list[str]
+) -> None:
+    assert query("Hi", *words, "--url", url).stdout == "cut off\n"
+    system = [{"role": "system", "content": text} for text in words[1:]]
+    assert json.loads(scripted.messages[0]) == [*system, {"role": "user", "content": "Hi"}]

@@ -15,7 +15,15 @@ import pytest
 from llmserve.errors import ConfigError, OutputError
 from llmserve.repository.dockerfile import FILE as DOCKERFILE
 from llmserve.repository.manifest import Manifest, hashes
-from llmserve.repository.publish import ASIDE, MODELS, check_output, publish, recover, staging
+from llmserve.repository.publish import (
+    ASIDE,
+    MODELS,
+    check_output,
+    publish,
+    recover,
+    remove,
+    staging,
+)
 
 
 def model(
@@ -301,3 +309,48 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_removed_model_leaves_the_repository_with_its_parts(with_part: Path) -> None:
+    put(with_part, "other", "two", torch="2.0")
+    remove(with_part, "m", force=False)
+    assert sorted(path.name for path in with_part.iterdir()) == [DOCKERFILE, "other"]
+    assert "torch==2.0" in (with_part / DOCKERFILE).read_text()
+    remove(with_part, "other", force=False)
+    assert list(with_part.iterdir()) == [], "a Dockerfile of no models would not build"
+    assert [path.name for path in with_part.parent.iterdir()] == ["repo"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("m_a", "m_a is a part of m: remove m instead"),
+        ("mm", "no model 'mm' in .*: did you mean 'm'"),
+        ("", "no model ''"),
+        ("..", "no model '..'"),
+        ("mine", "mine was not built by llmserve: --force deletes mine anyway"),
+        ("edited", "edited was edited since it was built: .*: --force deletes edited anyway"),
+    ],
+)
+def test_what_must_stay_is_not_removed(with_part: Path, name: str, message: str) -> None:
+    (with_part / "mine" / "1").mkdir(parents=True)
+    put(with_part, "edited", "one")
+    (with_part / "edited" / "1" / "model.py").write_text("mine")
+    before = hashes(with_part)
+    with pytest.raises(ConfigError, match=message):
+        remove(with_part, name, force=False)
+    assert hashes(with_part) == before
+    if "--force" in message:
+        remove(with_part, name, force=True)
+        assert not (with_part / name).exists()
+
+
+def test_a_removal_that_fails_leaves_the_model(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = hashes(repo)
+    monkeypatch.setattr("llmserve.repository.publish.replace_models", fails)
+    with pytest.raises(OutputError, match="cannot be deleted: No space left"):
+        remove(repo, "m", force=False)
+    assert hashes(repo) == before

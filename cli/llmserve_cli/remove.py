@@ -1,0 +1,74 @@
+"""``llmserve remove``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from llmserve.errors import ServerError, UsageError
+from llmserve_cli.completion import built_models
+from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
+
+
+@click.command()
+@click.argument("model", shell_complete=built_models)
+@click.option(
+    "--repository",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=REPOSITORY_FOLDER,
+    show_default=True,
+    help="Model repository that has it.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--force", is_flag=True, help="Delete a model that was edited, or not built by llmserve."
+)
+def remove(model: str, repository: Path, yes: bool, force: bool) -> int:
+    """Delete a model from a repository.
+
+    A model that is served is unloaded first, and finishes its requests. What is in the hub's cache
+    stays there.
+
+    \b
+    llmserve remove demo
+    """
+    from llmserve.repository import publish
+
+    publish.recover(repository)
+    names = publish.check_removal(repository, model, force=force)
+    serving = [server for server in find_servers(repository=repository) if model in server.models]
+    if not yes and not _confirmed(repository, names, serving):
+        click.echo("llmserve: nothing is deleted", err=True)
+        return 1
+    for server in serving:
+        _unload(server, model)
+    publish.remove(repository, model, force=force)
+    click.echo(f"llmserve: {repository / model} is deleted", err=True)
+    return 0
+
+
+def _confirmed(repository: Path, names: list[str], serving: list[Running]) -> bool:
+    model, *parts = names
+    if not sys.stdin.isatty():
+        raise UsageError(f"remove deletes {repository / model}", mend="confirm it with --yes")
+    size = sum(p.lstat().st_size for name in names for p in (repository / name).rglob("*"))
+    with_parts = f" with {', '.join(parts)}" if parts else ""
+    served = f" It is served at {serving[0].url}, and unloaded first." if serving else ""
+    question = f"Delete {repository / model}{with_parts} ({size / 1e6:.1f} MB)?{served}"
+    return click.confirm(question, err=True)
+
+
+def _unload(server: Running, model: str) -> None:
+    from llmserve.server.control import ask
+    from llmserve_cli.status import Status
+
+    try:
+        with Status(f"unloading {model}"):
+            ask(server.socket, {"do": "unload", "model": model}, timeout=None)
+    except ServerError as error:
+        raise ServerError(
+            f"{model} is served at {server.url}: {error.problem}",
+            mend=f"stop `llmserve serve` (process {server.status.get('pid')}) first",
+        ) from None

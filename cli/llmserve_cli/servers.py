@@ -1,0 +1,128 @@
+"""The ``llmserve serve`` processes of this user, and which of them a command means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
+
+URL = click.option(
+    "--url", envvar="LLMSERVE_URL", help="gRPC address, to select a server (or LLMSERVE_URL)."
+)
+REPOSITORY = click.option(
+    "--repository",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Model repository, to select the server that serves it.",
+)
+
+
+REPOSITORY_FOLDER = Path("model_repository")
+"""The repository of a folder, where commands look if none is named."""
+_ANSWERING = ("ready", "suspect")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A ``serve`` process: its control socket, and what it reports there."""
+
+    socket: Path
+    status: dict[str, Any]
+
+    @property
+    def url(self) -> str:
+        """The gRPC address; empty while it is not known yet."""
+        return str(self.status.get("url", ""))
+
+    @property
+    def repository(self) -> Path:
+        return Path(self.status.get("repository", ""))
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The state of each model."""
+        return {model["name"]: model["state"] for model in self.status.get("models", ())}
+
+    @property
+    def state(self) -> str:
+        return "stopping" if self.status.get("stopping") else str(self.status.get("state"))
+
+    def process(self) -> str:
+        return f"process {self.status.get('pid')}"
+
+    def has_url(self, url: str) -> bool:
+        return url in (self.url, *(replica["url"] for replica in self.status.get("replicas", ())))
+
+    def __str__(self) -> str:
+        return f"{self.url or self.process()} of {self.repository}"
+
+
+def find_servers(url: str | None = None, repository: Path | None = None) -> list[Running]:
+    """Return the servers of this user, or those at an address or of a repository."""
+    from llmserve.client.url import parse_url
+    from llmserve.server.control import running_servers
+
+    address = str(parse_url(url)) if url else None
+    servers = [Running(path, status) for path, status in running_servers()]
+    if address:
+        servers = [server for server in servers if server.has_url(address)]
+    if repository:
+        servers = [server for server in servers if server.repository == repository.resolve()]
+    return servers
+
+
+def find_one(url: str | None, repository: Path | None, model: str) -> Running:
+    """Return the server that a command means; raise if there is none, or no way to choose."""
+    if not (servers := find_servers(url, repository)):
+        raise none_runs(url, repository)
+    return choose(servers, model)
+
+
+def none_runs(url: str | None = None, repository: Path | None = None) -> UnreachableError:
+    if not url and not repository:
+        return UnreachableError("no `llmserve serve` runs here", mend="start one")
+    chosen = f"at {url}" if url else f"for {repository}"
+    return UnreachableError(
+        f"no `llmserve serve` runs {chosen}",
+        mend="start one, or look for others: llmserve status without --url or --repository",
+    )
+
+
+def choose(servers: Sequence[Running], model: str) -> Running:
+    """Choose by the model's name, then by the repository of the current folder."""
+    here = Path.cwd().resolve()
+
+    def of_this_folder(server: Running) -> bool:
+        return server.repository in (here, here / REPOSITORY_FOLDER)
+
+    tests: list[Callable[[Running], bool]] = [lambda server: model in server.models, of_this_folder]
+    for test in tests:
+        servers = [server for server in servers if test(server)] or servers
+    if len(servers) > 1:
+        raise UsageError(
+            f"{len(servers)} servers run here ({', '.join(map(str, servers))})",
+            mend="choose one with --url or --repository",
+        )
+    return servers[0]
+
+
+def url_for(model: str, url: str | None, repository: Path | None) -> str | None:
+    """Return where to send a request; None, the default address, if no ``serve`` runs here."""
+    if url:
+        return url
+    servers = find_servers(repository=repository)
+    if not servers and not repository:
+        return None
+    if not servers:
+        raise none_runs(repository=repository)
+    server = choose(servers, model)
+    if server.state not in _ANSWERING:
+        raise ModelNotReadyError(
+            f"the server {server} is {server.state}",
+            mend="wait until `llmserve status` shows ready",
+        )
+    return server.url

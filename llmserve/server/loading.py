@@ -1,0 +1,54 @@
+"""What ``serve`` reports about itself until its supervisor runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from llmserve.errors import ServerError
+from llmserve.repository.manifest import model_folders
+from llmserve.server.log import Progress
+from llmserve.server.settings import ServerSettings
+from llmserve.server.states import State, Watch
+
+
+class Loading:
+    """The state of a server whose models are being loaded."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._state = State.LOADING
+        names = settings.models or [path.name for path in model_folders(settings.repository)]
+        self._models = {name: Watch(name) for name in names}
+
+    def follow(self, progress: Progress) -> None:
+        """Record which models are ready."""
+        for name in progress.ready:
+            self._models.setdefault(name, Watch(name)).loaded(0.0)
+
+    def done(self) -> None:
+        """Record that all models are ready, while the frontends still start."""
+        self._state = State.READY
+        for model in self._models.values():
+            model.loaded(0.0)
+
+    async def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer a request at the control socket."""
+        if request.get("do") != "status":
+            raise ServerError("the server is still loading", mend="wait until it is ready")
+        host, port = self._settings.host, self._settings.grpc_port
+        address = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
+        return {
+            "pid": os.getpid(),
+            "repository": str(self._settings.repository.resolve()),
+            # A free port is not chosen yet.
+            "url": f"{address}:{port}" if port else "",
+            "runtime": self._settings.runtime,
+            "log": str(self._settings.log_file or ""),
+            "state": self._state.value,
+            "restarts": 0,
+            "models": [model.report() for model in self._models.values()],
+            "frontends": [],
+            "stopping": False,
+        }
