@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -23,14 +24,35 @@ class Build(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; a flag similar to a missing one is reported as a typo."""
-        flags = [word.partition("=")[0] for word in args if word.startswith("--")]
+        # The parser empties its list.
+        words = list(args)
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             missing = f"--{error.param.name}" if error.param else ""
             for flag in get_close_matches(missing, flags, cutoff=0.7):
                 raise click.NoSuchOption(flag, possibilities=[missing], ctx=ctx) from None
-            raise
+            self._refuse_argument(ctx, words)
+            raise UsageError(
+                "build needs --model",
+                mend="a local folder, a model's id on the Hugging Face hub, or demo",
+            ) from None
+
+    def _refuse_argument(self, ctx: click.Context, words: list[str]) -> None:
+        """Refuse a model that is given without ``--model``, with the whole command."""
+        from llmserve.repository.source import refuse_gguf
+
+        remaining = self.make_parser(ctx).parse_args(list(words))[1]
+        for before, word in zip(["", *remaining], remaining, strict=False):
+            # What follows the flag of a plugin may be its value.
+            if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+                refuse_gguf(Path(word), word)
+                corrected = list(words)
+                position = corrected.index(word)
+                corrected[position : position + 1] = ["--model", word]
+                command = f"llmserve build {shlex.join(corrected)}"
+                raise UsageError(f"build takes a model as --model: {command}") from None
 
 
 @click.command(

@@ -111,6 +111,7 @@ def serve(
     from llmserve_cli.interrupts import raise_on_interrupt
     from llmserve_cli.status import Status
 
+    _refuse_other(repository)
     recover(repository)
     to_load = [part for name in models for part in (*parts_of(repository, name), name)]
     settings = ServerSettings(
@@ -164,6 +165,19 @@ def serve(
         # wait for yet.
         with suppress(KeyboardInterrupt):
             Supervisor(replicas, servers, running, _notify, control).run()
+
+
+def _refuse_other(path: Path) -> None:
+    """Refuse what is not a repository, with the command that serves it."""
+    from llmserve.repository.check import not_a_repository
+
+    if (problem := not_a_repository(path)) is not None:
+        raise ConfigError(str(problem))
+    in_default = REPOSITORY_FOLDER / path / "config.pbtxt"
+    if not path.exists() and in_default.is_file():
+        raise ConfigError(
+            f"{path} is a model in {REPOSITORY_FOLDER}", mend=f"llmserve serve --model {path}"
+        )
 
 
 @contextmanager

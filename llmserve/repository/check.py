@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -18,10 +19,11 @@ from llmserve.repository.config import ModelConfig
 from llmserve.repository.manifest import Manifest, model_folders, parts_of
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.runtimes import check_models, problem_with
+from llmserve.repository.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
 from llmserve.roles import ROLES
 from llmserve.runtime.contract import MANIFEST
 
-__all__ = ["Problem", "check_repository"]
+__all__ = ["Problem", "check_repository", "not_a_repository"]
 
 _BUILT = "llmserve.recipe"
 """A parameter in the configuration of every model that llmserve built."""
@@ -43,6 +45,8 @@ def check_repository(
     classes imported. Installed packages are checked only if the models are ``served_here`` and not
     in a container. Plugins add problems that only they can detect.
     """
+    if (problem := not_a_repository(repository)) is not None:
+        return [problem]
     if not repository.is_dir():
         return [Problem(str(repository), "no such folder", "create one with llmserve build")]
     all_folders = model_folders(repository)
@@ -83,6 +87,21 @@ def check_repository(
         problems += check_runtime_classes(manifests, registry)
     # The files that Triton loads are also in the manifest, so a missing one is reported twice.
     return list({(p.model, p.what): p for p in reversed(problems)}.values())[::-1]
+
+
+def not_a_repository(path: Path) -> Problem | None:
+    """Return what a path is instead of a repository, with the command that serves it."""
+    quoted = shlex.quote(str(path))
+    if is_gguf(path):
+        return Problem(str(path), f"it is in {NO_GGUF}", INSTEAD_OF_GGUF)
+    if is_checkpoint(path):
+        mend = f"llmserve build --model {quoted} && llmserve serve"
+        return Problem(str(path), "it is a model that is not built yet", mend)
+    if (path / modelconfig.FILE).is_file():
+        parent = path.absolute().parent if path.parent == path else path.parent
+        mend = f"llmserve serve {shlex.quote(str(parent))} --model {path.absolute().name}"
+        return Problem(str(path), "it is a model, not a repository", mend)
+    return None
 
 
 def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:

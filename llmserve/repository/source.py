@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -96,7 +97,9 @@ def resolve(
     if kind is None:
         return ModelSource(model, path)
     if path.exists():
-        raise ModelSourceError(f"{model} is a file", mend="name its folder instead (--model)")
+        refuse_gguf(path, model)
+        flag = f"--model {shlex.quote(str(path.parent))}"
+        raise ModelSourceError(f"{model} is a file", mend=f"name its folder: {flag}")
     if kind == "folder" or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
         hub = "" if kind == "folder" else ", a model's id on the hub, or 'demo'"
         raise ModelSourceError(f"no folder at {model}", mend=f"--model takes a local folder{hub}")
@@ -106,7 +109,31 @@ def resolve(
     return ModelSource(model, folder, model, folder.name)
 
 
+GGUF = ".gguf"
+NO_GGUF = "the GGUF format, which this version of llmserve does not read"
+INSTEAD_OF_GGUF = "build from the model that it was made of, with config.json and safetensors"
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is a GGUF file, or a folder whose model is in such files."""
+    if path.is_dir():
+        return any(path.glob(f"*{GGUF}")) and not any(path.glob(WEIGHTS))
+    return path.suffix.lower() == GGUF
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a folder has a model as ``save_pretrained`` writes it."""
+    weights = any(any(path.glob(pattern)) for pattern in (WEIGHTS, PICKLED))
+    return weights and (path / "config.json").is_file()
+
+
+def refuse_gguf(path: Path, model: str) -> None:
+    if is_gguf(path):
+        raise ModelSourceError(f"{model} is in {NO_GGUF}", mend=INSTEAD_OF_GGUF)
+
+
 def _check_config(folder: Path, model: str) -> None:
+    refuse_gguf(folder, model)
     if not (folder / "config.json").is_file():
         raise ModelSourceError(
             f"{model} is not a model: it has no config.json",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from llmserve.demo import demo_model_path
 from llmserve.errors import LLMServeError, ModelSourceError, OptionError, UsageError
+from llmserve.repository.check import check_repository
 from llmserve_cli.build import read_flags
 from llmserve_cli.group import cli
 
@@ -146,3 +150,73 @@ def test_without_a_plugin_build_prints_which_one_it_uses(tmp_path: Path) -> None
     # The folder is no model, which the build notices only after it has chosen a plugin.
     assert isinstance(result.exception, ModelSourceError)
     assert result.stderr.startswith("plugin: iterative, first choice for cuda")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model in the current folder that is not built yet."""
+    monkeypatch.chdir(tmp_path)
+    # The default of the other plugins takes seconds to build.
+    monkeypatch.setenv("LLMSERVE_PLUGINS", "iterative,hf")
+    shutil.copytree(demo_model_path(), "my model")
+    return "my model"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["build", "CHECKPOINT", "--plugin", "hf"], ["serve", "CHECKPOINT"], ["check", "CHECKPOINT"]],
+)
+def test_the_command_that_is_printed_for_a_checkpoint_serves_it(
+    checkpoint: str, words: list[str]
+) -> None:
+    words = [checkpoint if word == "CHECKPOINT" else word for word in words]
+    result = CliRunner().invoke(cli, words, standalone_mode=False)
+    text = f"{result.exception or ''}{result.stdout}"
+    printed = text[text.index("llmserve build") :].strip()
+    for command in printed.split(" && "):
+        program, *arguments = shlex.split(command)
+        assert program == "llmserve"
+        if arguments == ["serve"]:
+            # All that it checks before it starts Triton.
+            arguments = ["check"]
+        assert CliRunner().invoke(cli, arguments, standalone_mode=False).exception is None
+    assert not any(problem.fatal for problem in check_repository(Path("model_repository")))
+
+
+@pytest.mark.parametrize("words", [["build", "--model"], ["build"], ["serve"], ["check"]])
+@pytest.mark.parametrize("name", ["m.gguf", "folder"])
+def test_gguf_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for path in ("m.gguf", "folder/m.Q4_K_M.gguf"):
+        Path(path).write_bytes(b"GGUF")
+    result = CliRunner().invoke(cli, [*words, name], standalone_mode=False)
+    line = str(result.exception or result.stdout.strip())
+    assert "\n" not in line
+    assert re.search(
+        rf"{name}:? (it )?is in the GGUF format, which this version of llmserve does not read: ",
+        line,
+    )
+
+
+def test_serve_names_the_command_for_a_model_that_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke(tmp_path / "model_repository")
+    monkeypatch.chdir(tmp_path)
+    for word, command in (
+        ("model_repository/demo", "llmserve serve model_repository --model demo"),
+        ("demo", "llmserve serve --model demo"),
+    ):
+        error = CliRunner().invoke(cli, ["serve", word], standalone_mode=False).exception
+        assert isinstance(error, LLMServeError)
+        assert error.exit_code == 3
+        assert str(error).endswith(command)
+
+
+def test_a_file_of_a_model_names_its_folder(checkpoint: str) -> None:
+    words = ["build", "--plugin", "hf", "--model", f"{checkpoint}/model.safetensors"]
+    error = CliRunner().invoke(cli, words, standalone_mode=False).exception
+    assert str(error) == "my model/model.safetensors is a file: name its folder: --model 'my model'"

@@ -157,7 +157,11 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["query"], "query needs MODEL: see llmserve query --help"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
-        (["build"], "build needs --model: choose one of demo"),
+        (["build"], "build needs --model: a local folder, a model's id on the "),
+        (
+            ["build", "m", "--dtype", "bfloat16"],
+            "build takes a model as --model: llmserve build --model m --dtype bfloat16",
+        ),
         (["build", "--plugin"], "--plugin needs a value"),
         (["build", "--plugin", "hf", "--modle", "demo"], "build has no option --modle: did you "),
         (["two-words", "--choice", "up"], "--choice cannot be 'up': choose one of left, right"),
