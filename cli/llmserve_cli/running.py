@@ -33,16 +33,17 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
         print_json({"servers": [server.status for server in servers]})
     else:
         for server in servers:
-            where = server.url or server.process()
-            runtime = server.status.get("runtime")
-            click.echo(f"{where}  {runtime}, {server.state}, {server.repository}")
+            words = [server.status.get("runtime"), server.state, server.status.get("repository")]
+            click.echo(f"{server.url or server.process()}  {', '.join(filter(None, words))}")
             rows = [["", "STATE", "RESTARTS", ""]]
             for item in _items(server.status):
                 note = item["why"] or item.get("note") or item.get("url", "")
                 rows.append([item["name"], item["state"], str(item["restarts"]), note])
             print_table(rows)
     items = [item for server in servers for item in _items(server.status)]
-    if not_ready := [item["name"] for item in items if item["state"] != "ready"]:
+    not_ready = [item["name"] for item in items if item["state"] != "ready"]
+    not_ready += [server.process() for server in servers if server.is_silent]
+    if not_ready:
         raise ModelNotReadyError(f"not ready: {', '.join(not_ready)}")
 
 

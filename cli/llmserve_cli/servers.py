@@ -51,6 +51,12 @@ class Running:
     def state(self) -> str:
         return "stopping" if self.status.get("stopping") else str(self.status.get("state"))
 
+    @property
+    def is_silent(self) -> bool:
+        from llmserve.server.control import SILENT
+
+        return self.state == SILENT
+
     def process(self) -> str:
         return f"process {self.status.get('pid')}"
 
@@ -58,7 +64,8 @@ class Running:
         return url in (self.url, *(replica["url"] for replica in self.status.get("replicas", ())))
 
     def __str__(self) -> str:
-        return f"{self.url or self.process()} of {self.repository}"
+        of = f" of {self.repository}" if "repository" in self.status else ""
+        return f"{self.url or self.process()}{of}"
 
 
 def find_servers(url: str | None = None, repository: Path | None = None) -> list[Running]:
@@ -79,7 +86,10 @@ def find_one(url: str | None, repository: Path | None, model: str) -> Running:
     """Return the server that a command means; raise if there is none, or no way to choose."""
     if not (servers := find_servers(url, repository)):
         raise none_runs(url, repository)
-    return choose(servers, model)
+    server = choose(servers, model)
+    if server.is_silent:
+        raise UnreachableError(f"{server} does not answer", mend="continue it, or stop it")
+    return server
 
 
 def none_runs(url: str | None = None, repository: Path | None = None) -> UnreachableError:

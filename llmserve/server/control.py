@@ -24,6 +24,8 @@ from llmserve.errors import LLMServeError, ServerError
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
+SILENT = "not answering"
+"""The state of a server that was stopped, or hangs."""
 _MAX_LINE = 65536
 _TIMEOUT = 5.0
 
@@ -145,9 +147,10 @@ def _exchange(path: Path, request: Mapping[str, Any], timeout: float | None) -> 
 
 
 def running_servers() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the socket and the status of every ``serve`` process of this user that answers.
+    """Yield the socket and the status of every ``serve`` process of this user.
 
-    The sockets of processes that were killed are removed.
+    The sockets of processes that were killed are removed. Of one that does not answer, because it
+    was stopped, only its number is known.
     """
     control_folder()
     folders = [folder for folder in _candidates() if _is_private(folder)]
@@ -156,6 +159,9 @@ def running_servers() -> Iterator[tuple[Path, dict[str, Any]]]:
             status = _exchange(path, {"do": "status"}, _TIMEOUT)
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
+        except TimeoutError:
+            pid = path.name.partition("-")[0]
+            yield path, {"pid": pid, "state": SILENT, "models": [], "frontends": []}
         except (OSError, ValueError):
             continue
         else:

@@ -20,7 +20,7 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
-from llmserve.server import Progress, ServerSettings
+from llmserve.server import Progress, ServerSettings, control
 from llmserve.server.control import announced, ask, control_folder, listening, running_servers
 from llmserve.server.loading import Loading
 from llmserve_cli.group import cli
@@ -113,6 +113,19 @@ def test_what_a_killed_server_left_is_removed(runtime_folder: Path) -> None:
     assert dead.exists()
     assert list(running_servers()) == []
     assert not dead.exists()
+
+
+def test_a_server_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_TIMEOUT", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(control_folder() / "17-hangs.sock"))
+        listener.listen()
+        result = run("status")
+        assert result.stdout.startswith("process 17  not answering\n")
+        assert str(result.exception) == "not ready: process 17"
+        error = refused("reload", "m")
+        assert str(error) == "process 17 does not answer: continue it, or stop it"
+        assert "the server process 17 is not answering: wait" in str(refused("query", "m", "Hi"))
 
 
 def test_a_query_finds_the_server_that_runs(
