@@ -29,6 +29,8 @@ class Option:
     """For a whole number, None means the most that fits into Triton's configuration."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Pairs of an old choice, which is still accepted, and the choice that replaced it."""
+    implies: tuple[tuple[str, str, Value], ...] = ()
+    """Other defaults: a choice of this option, another option, and its default with that choice."""
 
     def __post_init__(self) -> None:
         if type(self.default) not in _WORDS:
@@ -112,4 +114,21 @@ def resolve(options: Iterable[Option], values: Mapping[str, object]) -> dict[str
         value = values.get(name, option.default)
         is_text = isinstance(value, str) and not isinstance(option.default, str)
         resolved[name] = option.parse(str(value)) if is_text else option.check(value)
-    return resolved
+    return resolved | _implied(by_name, resolved, values)
+
+
+def _implied(
+    options: Mapping[str, Option], resolved: Mapping[str, Value], values: Mapping[str, object]
+) -> dict[str, Value]:
+    """Return the defaults that choices imply, for options that are here and were not given."""
+    implied: dict[str, Value] = {}
+    for option in options.values():
+        for choice, name, value in option.implies:
+            if resolved[option.name] != choice or name in values or name not in options:
+                continue
+            try:
+                implied[name] = options[name].check(value)
+            except OptionError as error:
+                problem = f"{option.name}={choice} implies {name}={value}: {error.problem}"
+                raise OptionError(problem, mend=f"give another {name}") from None
+    return implied

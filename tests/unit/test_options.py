@@ -34,6 +34,19 @@ def test_text_is_parsed_by_the_options_type_and_a_missing_option_has_its_default
     assert resolve(OPTIONS, values) == {"size": 16, "rate": 1.0, "kind": "b", "flag": True}
 
 
+def test_a_choice_changes_the_defaults_that_it_implies() -> None:
+    implies = (("old", "size", 0), ("old", "flag", True), ("old", "elsewhere", 1))
+    options = (*OPTIONS, Option("layout", "new", "A layout.", ("new", "old"), implies=implies))
+    assert resolve(options, {})["size"] == 8
+    old = resolve(options, {"layout": "old"})
+    assert (old["size"], old["flag"]) == (0, True)
+    assert "elsewhere" not in old
+    assert resolve(options, {"layout": "old", "size": "4"})["size"] == 4
+    wrong = Option("layout", "old", "A layout.", ("new", "old"), implies=(("old", "size", 65),))
+    with pytest.raises(OptionError, match=r"layout=old implies size=65: .* at most 64"):
+        resolve((*OPTIONS, wrong), {})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

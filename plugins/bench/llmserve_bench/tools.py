@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from llmserve.client import ModelInfo
+from llmserve.client.model import Tensor
 from llmserve.client.url import parse_url
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench.figures import distribution
@@ -102,7 +104,8 @@ def _perf_analyzer_arguments(
                 f"perf_analyzer sends options as inputs, and {info.name!r} has no {unknown[0]}",
                 mend="leave out its --set, or --tool perf_analyzer",
             )
-        rows.append({name: [v] for name, v in {"text_input": request.prompt, **options}.items()})
+        values = {"text_input": request.prompt, **options}
+        rows.append({name: _perf_analyzer_data(info.inputs[name], v) for name, v in values.items()})
     (folder / "inputs.json").write_text(json.dumps({"data": rows}), encoding="utf-8")
     arguments = [
         "-m", info.name, "-u", target.url, "-i", "grpc", "--async",
@@ -119,6 +122,14 @@ def _perf_analyzer_arguments(
         (folder / "intervals.txt").write_text(lines, encoding="utf-8")
         arguments += ["--request-intervals", "intervals.txt"]
     return [*arguments, "--request-count", str(load.requests)]
+
+
+def _perf_analyzer_data(tensor: Tensor, value: Any) -> Any:
+    """Return an input's values as perf_analyzer reads them: with a shape if the model has none."""
+    values = value if isinstance(value, list) else [value]
+    if min(tensor.dims, default=1) > 0:
+        return values
+    return {"content": values, "shape": [*([1] * (len(tensor.dims) - 1)), len(values)]}
 
 
 def _read_perf_analyzer(folder: Path) -> dict[str, float]:

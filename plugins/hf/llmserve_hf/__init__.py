@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llmserve.plugin import (
     PLACEMENT_OPTIONS,
+    BuildContext,
     Generator,
     Recipe,
     contract,
     hookimpl,
     place_causal_model,
 )
+from llmserve_hf.layout import LAYOUT_OPTION, apply_layout
 
 
 @hookimpl
@@ -21,7 +24,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             name="transformers",
             summary="AutoModelForCausalLM and its generate(), on CPU or GPU",
             runtime="llmserve_hf.generator:TransformersGenerator",
-            prepare=place_causal_model,
+            prepare=_prepare_generator,
             inputs=(
                 *contract.SAMPLING,
                 contract.LOGIT_BIAS,
@@ -30,7 +33,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
             ),
             outputs=(*contract.LOGPROBS_OUTPUTS, contract.PROMPT_LOGPROBS_OUTPUT),
             constrains=True,
-            options=PLACEMENT_OPTIONS,
+            options=(*PLACEMENT_OPTIONS, LAYOUT_OPTION),
             requires=("accelerate", "torch", "transformers"),
         )
     ]
@@ -50,3 +53,9 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             defaults={"decoupled": True},
         )
     ]
+
+
+def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
+    settings = place_causal_model(context)
+    apply_layout(context.config, str(context.options["layout"]))
+    return settings

@@ -32,9 +32,7 @@ def post(triton: LiveTriton, path: str, body: str) -> dict[str, Any]:
 
 @pytest.fixture
 def falcon(triton: LiveTriton) -> str:
-    return triton.build(
-        "hf", name="falcon7b", max_batch_size=0, max_tokens=15, echo=True, decoupled=False
-    )
+    return triton.build("hf", name="falcon7b", layout="tutorial-text")
 
 
 @pytest.fixture
@@ -60,8 +58,8 @@ def test_the_tutorials_infer_command_works_verbatim(triton: LiveTriton, falcon: 
         '{"inputs": [{"name":"text_input","datatype":"BYTES","shape":[1],"data":["I am going"]}]}'
     )
     reply = post(triton, f"v2/models/{falcon}/infer", body)
-    text = next(output for output in reply["outputs"] if output["name"] == "text_output")
-    assert text["shape"] == [1]
+    (text,) = reply["outputs"]
+    assert (text["name"], text["shape"]) == ("text_output", [1])
     assert text["data"][0].startswith("I am going ")
 
 

@@ -55,6 +55,21 @@ def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> No
     )
 
 
+def test_perf_analyzer_gets_the_shape_of_an_input_without_a_fixed_one(tmp_path: Path) -> None:
+    words = Tensor("stop_words", "BYTES", (-1,), optional=True)
+    inputs = {**INPUTS, "text_input": Tensor("text_input", "BYTES", (-1,)), "stop_words": words}
+    unbatched = ModelInfo("demo", "unary", False, None, inputs, {})
+    requests = [Request(0, "one", {"max_tokens": 4, "stop_words": [".", "!"]})]
+    PERF.arguments(TARGET, unbatched, Load(concurrency=1, requests=1), requests, tmp_path)
+    assert json.loads((tmp_path / "inputs.json").read_text())["data"] == [
+        {
+            "text_input": {"content": ["one"], "shape": [1]},
+            "max_tokens": [4],
+            "stop_words": {"content": [".", "!"], "shape": [2]},
+        }
+    ]
+
+
 def test_perf_analyzer_gets_the_same_arrivals(tmp_path: Path) -> None:
     words = arguments_for(PERF, tmp_path, WHOLE, Load(rate=4.0, requests=2))
     assert (tmp_path / "intervals.txt").read_text() == "250000\n"
