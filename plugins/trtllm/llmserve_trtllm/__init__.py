@@ -25,7 +25,7 @@ _LLMAPI = {"layout": "llmapi", "stand_in": "true"}
 _ENGINE = ("layout", "engine", "build_engine")
 _LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
 _BATCH_SIZE = Option(
-    "max_batch_size", 8, "Maximum number of requests that the engine runs at once.", minimum=1
+    "max_batch_size", 16, "Maximum number of requests that the engine runs at once.", minimum=1
 )
 
 

@@ -72,7 +72,9 @@ def configure_orchestrator(
 ) -> dict[str, Any]:
     """Configure ``tensorrt_llm_bls``, which calls the engine; return the stage's settings."""
     inputs, outputs = _client_tensors(target, assembly)
-    _declare(config, inputs, outputs, copies=target.options["bls_instance_count"])
+    # NVIDIA's docs/model_config.md: as many instances as the engine's batch has places.
+    copies = target.options["bls_instance_count"] or target.options["max_batch_size"]
+    _declare(config, inputs, outputs, copies=copies)
     config.model_transaction_policy.decoupled = True
     llmapi_rows = target.rows("client llmapi")
     return {
@@ -140,6 +142,7 @@ def llmapi_settings(target: Target) -> Mapping[str, Any]:
     return {
         **{name: options[name] for name in copied},
         "streams": target.streams,
+        "sampler_type": target.sampler_type,
         "model_type": MODEL_TYPES[target.batching],
         "scheduler": "STATIC_BATCH" if target.batching == STATIC else target.scheduler.upper(),
         "kv_cache": {name: value for name, value in kv_cache.items() if value != ""},

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmserve.plugin import Tensor
 from llmserve_trtllm import versions
-from llmserve_trtllm.versions import Range, Version, pairs, sections
+from llmserve_trtllm.versions import Range, Version, columns, pairs, sections
 
 TENSORS = "tensors.txt"
 
@@ -17,6 +17,7 @@ STATIC = "static"
 MODEL_TYPES = {INFLIGHT: "inflight_fused_batching", STATIC: "V1"}
 NO_EVICT = "guaranteed_no_evict"
 ALIAS = "guaranteed_completion"
+_SAMPLER = "TRTLLMSampler"
 _ENGINE_SECTIONS = ("engine inputs", "engine outputs", "scores", "client bias")
 
 
@@ -65,6 +66,14 @@ class Target:
         """Whether an unstreamed answer begins with the prompt; a stream never does."""
         excludes = self.options["exclude_input_in_output"] is True and not self.is_0_5
         return not self.is_llmapi and not excludes
+
+    @property
+    def sampler_type(self) -> str:
+        """The LLM API's sampler that honours all options of a request; empty is its default."""
+        options = columns("options.txt", "llm api options")
+        honoured = (Range.parse_all(default) for _, default, _ in options)
+        is_complete = all(any(self.version in r for r in ranges) for ranges in honoured)
+        return "" if is_complete else _SAMPLER
 
     def rows(self, *names: str) -> list[Row]:
         """Return the tensors of sections of ``tensors.txt`` in this version and layout."""

@@ -57,6 +57,10 @@ class Range:
         since, _, until = text.partition(":")
         return cls(Version.parse(since), Version.parse(until) if until else None)
 
+    @classmethod
+    def parse_all(cls, text: str) -> list[Range]:
+        return [cls.parse(word) for word in text.split()]
+
     def __contains__(self, version: Version) -> bool:
         return self.since <= version and (self.until is None or version < self.until)
 

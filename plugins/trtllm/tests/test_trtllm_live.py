@@ -103,6 +103,27 @@ def test_requests_join_in_flight_and_wait_for_a_static_batch(
     assert any(finishing_order() == order for _ in range(5))
 
 
+def test_as_many_streams_as_the_engines_batch_start_at_once(triton: LiveTriton) -> None:
+    """Without an instance for each of them, first tokens come in waves."""
+    streams = 6
+    options = {key: VARIANTS["streaming"][key] for key in ("engine", "tokenizer")}
+    model = triton.build("trtllm", max_batch_size=streams, **options)
+
+    def times(_: int) -> tuple[float, float]:
+        first = 0.0
+        for piece in triton.client.stream(model, PROMPTS[1], max_tokens=100, ignore_eos=True):
+            first = first or (time.monotonic() if piece.text else 0.0)
+        return first, time.monotonic()
+
+    def waves() -> bool:
+        with ThreadPoolExecutor(streams) as pool:
+            firsts, ends = zip(*pool.map(times, range(streams)), strict=True)
+        return max(firsts) > min(ends)
+
+    # A busy machine may delay a request by more than a whole answer.
+    assert not all(waves() for _ in range(3))
+
+
 def test_nvidias_plain_wiring_streams_too(triton: LiveTriton) -> None:
     """A piece consists of its text alone: spaces are kept, and there is no finish reason."""
     model = triton.build("trtllm", **VARIANTS["streaming"], stream_through="ensemble")

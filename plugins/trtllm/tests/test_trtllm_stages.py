@@ -394,13 +394,15 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return recorded
 
 
-def ask_llm(streams: bool = False, guided: str = "", **extra: Any) -> list[list[int]]:
+def ask_llm(
+    streams: bool = False, guided: str = "", sampler: str = "", **extra: Any
+) -> list[list[int]]:
     """Send one request to ``LlmApi`` and return the ids of its responses."""
     settings = {
         "streams": streams, "stand_in": False, "scheduler": "MAX_UTILIZATION", "path": "model",
         "max_batch_size": 4, "dtype": "auto", "tensor_parallel": 1,
         "pipeline_parallel": 1, "kv_cache": {"enable_block_reuse": False},
-        "guided_decoding_backend": guided,
+        "guided_decoding_backend": guided, "sampler_type": sampler,
     }  # fmt: skip
     stage = LlmApi(settings, Path())
     stage.start(parts())
@@ -421,6 +423,14 @@ def test_bad_words_reach_the_llm_api(llm: Any) -> None:
     assert sampling.bad is not None
     assert sampling._bad_word_ids == [[3, 4]]
     assert llm.options["kv_cache_config"] == {"enable_block_reuse": False}
+
+
+@pytest.mark.parametrize("sampler", ["", "TRTLLMSampler"])
+def test_the_llm_api_gets_the_sampler_that_honours_its_options(llm: Any, sampler: str) -> None:
+    penalty = np.array([[1.5]], np.float32)
+    ask_llm(sampler=sampler, repetition_penalty=penalty, seed=np.array([[7]], np.uint64))
+    assert llm.options.get("sampler_type", "") == sampler
+    assert (llm.calls[0][0].repetition_penalty, llm.calls[0][0].seed) == (1.5, 7)
 
 
 def test_a_guide_reaches_the_llm_api(llm: Any) -> None:

@@ -108,7 +108,8 @@ class TritonPythonModel:
         running = [request for request in self._requests if request.started]
         if self._settings.static and running:
             return running
-        rows = sum(len(request.rows) for request in running)
+        # A row that has ended makes room for another, even if its request has others.
+        rows = sum(not row.done for request in running for row in request.rows)
         for request in self._requests[len(running) :]:
             rows += len(request.rows)
             if rows > self._settings.max_batch_size and running:

@@ -127,12 +127,14 @@ class LlmApi:
         settings = self._settings
         path, options = located(settings, self._folder)
         guided = {"guided_decoding_backend": self._guided} if self._guided else {}
+        sampler = {"sampler_type": kind} if (kind := settings["sampler_type"]) else {}
         policy = getattr(CapacitySchedulerPolicy, settings["scheduler"])
         return tensorrt_llm.LLM(
             model=path,
             # A guide is compiled for a tokenizer.
             skip_tokenizer_init=not self._guided,
             **guided,
+            **sampler,
             trust_remote_code=options["trust_remote_code"],
             revision=options.get("revision"),
             dtype=settings["dtype"],

@@ -52,6 +52,19 @@ def test_a_streaming_ensemble_uses_the_bls_model(built: Built) -> None:
     assert exchange == "stream"
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({}, 16), ({"max_batch_size": 48}, 48), ({"layout": "llmapi", "max_batch_size": 24}, 24),
+     ({"batching": "static", "layout": "llmapi", "decoupled": True}, 32)],
+)  # fmt: skip
+def test_each_request_of_the_engines_batch_has_an_instance_of_the_bls_model(
+    built: Built, options: dict[str, Any], count: int
+) -> None:
+    configs = built("1.2.1", **options)
+    assert [group.count for group in configs["tensorrt_llm_bls"].instance_group] == [count]
+    assert configs["tensorrt_llm"].max_batch_size == count
+
+
 def test_in_nvidias_wiring_no_tensor_bypasses_a_decoupled_engine(built: Built) -> None:
     configs = built("1.2.1", stream_through="ensemble")
     wired = steps(configs)
