@@ -344,6 +344,51 @@ def test_0_5_0_accepts_no_request_id_twice_at_once(counting: CountingModel) -> N
     stand_in.finalize()
 
 
+def old_settings() -> Settings:
+    """Return the settings of an engine of 0.5.0, which returns no lengths."""
+    return settings(output=[CONFIG["output"][0]])
+
+
+def test_0_5_0_runs_no_request_with_both_penalties(counting: CountingModel) -> None:
+    stand_in = started(old_settings())
+    one, two = [[0.5]], {"presence_penalty": [[0.5]], "repetition_penalty": [[1.0]]}
+    stand_in.execute([fine := Request(1, presence_penalty=one), both := Request(1, **two)])
+    assert "presence_penalty and repetition_penalty which are mutually exclusive" in refusal(both)
+    counting.tokens.release()
+    wait_until(lambda: fine.closed)
+    stand_in.finalize()
+
+
+def test_0_5_0_pads_a_whole_answer_and_no_piece_of_a_stream(counting: CountingModel) -> None:
+    stand_in = started(old_settings())
+    ends = {"end_id": [[11]]}
+    stand_in.execute(
+        [stream := Request(4, streaming=[[True]], **ends), whole := Request(4, **ends)]
+    )
+    counting.tokens.release(100)
+    wait_until(lambda: stream.closed and whole.closed)
+    assert [i for i in stream.ids if i != 11] == [10]
+    assert len(stream.ids) < 3
+    assert whole.ids == [10, 11, 11, 11, 11, 11]
+    stand_in.finalize()
+
+
+def test_a_row_that_has_ended_makes_room_for_another(counting: CountingModel) -> None:
+    """A batch has places for rows, not for requests."""
+    stand_in = started(settings(max_batch_size=2))
+    two = {"input_ids": [[1, 2], [1, 2]], "input_lengths": [[2], [2]]}
+    pair, single = Request(4, **two, request_output_len=[[4], [1]]), Request(1)
+    stand_in.execute([pair, single])
+    counting.tokens.release(2)
+    wait_until(lambda: counting.generated == 2)
+    counting.tokens.release(2)
+    wait_until(lambda: single.closed)
+    assert not pair.closed
+    counting.tokens.release(100)
+    wait_until(lambda: pair.closed)
+    stand_in.finalize()
+
+
 def test_it_generates_the_same_tokens_as_generate() -> None:
     import torch
 

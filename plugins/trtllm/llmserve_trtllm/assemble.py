@@ -123,7 +123,9 @@ def _add_other_models(
     engine_part.exchange = "stream" if target.streams else "unary"
     if target.streams:
         context.exchange = "stream"
-    streams_through_bls = target.streams and options["stream_through"] == "bls"
+    # 0.5.0 streams as NVIDIA has it, as its clients know no other way.
+    wants_bls = options["stream_through"] == "bls" and not target.is_0_5
+    streams_through_bls = target.streams and wants_bls
     if streams_through_bls or options["bls"]:
         bls = _add(assembly, "tensorrt_llm_bls", limits)
         settings = models.configure_orchestrator(bls.config, target, engine_part.name, assembly)

@@ -16,7 +16,8 @@ from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of, pairs,
 
 PYTHON = "python3"
 """Placeholder for the running Python, in commands that are run here."""
-_FIRST_WITH_CORE_EXAMPLES = Version(0, 19)
+_FIRST_WITH_SORTED_EXAMPLES = Version(0, 19)
+"""From this version on the examples are in models/core and models/contrib."""
 
 
 def build_or_explain(context: BuildContext, target: Target) -> Path:
@@ -92,14 +93,16 @@ def build_commands(target: Target, model: Path, model_type: str, engine: Path) -
     if target.version >= FIRST_LLMAPI:
         # The LLM API builds the engine, so the examples' scripts are not needed.
         return [[PYTHON, "-c", " ".join(sections("commands.txt")["llm api"]).format_map(values)]]
-    families = pairs("commands.txt", "families")
+    families = {
+        family: folders for family, *folders in map(str.split, sections("commands.txt")["families"])
+    }
     if model_type not in families:
         raise IncompatibleError(
             f"none of the known TensorRT-LLM examples converts {model_type or 'this model'}",
             mend="build the engine yourself and give it with --set engine=DIR",
         )
-    core = "models/core/" if target.version >= _FIRST_WITH_CORE_EXAMPLES else ""
-    values |= {"family": core + families[model_type], "checkpoint": f"{engine}-checkpoint"}
+    folder = families[model_type][target.version >= _FIRST_WITH_SORTED_EXAMPLES]
+    values |= {"family": folder, "checkpoint": f"{engine}-checkpoint"}
     quantization = values["quantization"]
     method = "weight-only" if quantization in ("int8", "int4") else quantization
     features = {target.batching, model_type, method}

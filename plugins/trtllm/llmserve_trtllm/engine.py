@@ -107,9 +107,17 @@ def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
         else str(cache).rsplit(".", 1)[-1].upper() == "PAGED"
     )
     modes = pairs("options.txt", "speculative")
+    version = Version.parse(str(content["version"])) if content.get("version") else None
+    if version is not None and version < _FIRST_WITH_VERSION:
+        # Nothing tells then which of them is wrong, the version or the rest.
+        raise ConfigError(
+            f"the engine in {folder} has version {version}, and no version before "
+            f"{_FIRST_WITH_VERSION} writes one",
+            mend=_REBUILD,
+        )
     return Engine(
         folder=folder,
-        version=Version.parse(str(content["version"])) if content.get("version") else None,
+        version=version,
         tensor_parallel=tensor * context,
         pipeline_parallel=pipeline,
         vocab_size=int(model["vocab_size"]),

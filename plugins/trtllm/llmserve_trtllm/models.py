@@ -16,7 +16,7 @@ from llmserve.plugin import (
     contract,
     set_parameters,
 )
-from llmserve_trtllm.options import engine_parameters
+from llmserve_trtllm.options import engine_parameters, refused_requests
 from llmserve_trtllm.target import MODEL_TYPES, STATIC, TENSORS, Row, Target, mapped_name
 from llmserve_trtllm.versions import pairs
 
@@ -208,6 +208,9 @@ def _request_settings(target: Target) -> dict[str, Any]:
         "makes": {row.name: row.data_type for row in _preprocessing_outputs(target)},
         # The end_id of an answer that no id ends: no engine ever generates this one.
         "no_end": 2**32 - 1 if target.is_0_5 else -1,
+        "refused": refused_requests(
+            {**target.options, "decoupled": target.streams}, target.version
+        ),
         "streams": target.streams,
     }
 

@@ -115,6 +115,16 @@ def refuse(options: Mapping[str, Value], version: Version) -> None:
             raise IncompatibleError(problem.format_map({**options, "version": version}), mend=mend)
 
 
+def refused_requests(options: Mapping[str, Value], version: Version) -> dict[str, str]:
+    """Return the request options that a build refuses, with the reason; options as above."""
+    return {
+        name: problem.format(version=version)
+        for versions, conditions, name, problem in columns(_TABLE, "refused requests")
+        if all(_is_true(condition, options) for condition in conditions.split())
+        and version in Range.parse(versions)
+    }
+
+
 def _is_true(condition: str, options: Mapping[str, Value]) -> bool:
     names, _, values = condition.partition("=")
     actual = {str(options[name]).lower() for name in names.rstrip("!").split(",")}

@@ -280,6 +280,25 @@ def test_the_tutorials_client_runs_unchanged_on_its_version(triton: LiveTriton) 
     assert [output.decode() for output in answer["text_output"]] == [expected]
 
 
+def test_the_streaming_client_of_0_5_0_gets_the_answer_in_pieces(triton: LiveTriton) -> None:
+    """Send what end_to_end_streaming_client.py sends, and read its answer as it does."""
+    model = triton.build("trtllm", **VARIANTS["oldest"], decoupled=True)
+    inputs = {
+        "text_input": text(PROMPTS[0]),
+        "max_tokens": whole(12, np.uint32),
+        "bad_words": text(""),
+        "stop_words": text(""),
+        "stream": TRUE,
+    }
+    answers = infer(triton, model, inputs)
+    pieces = [answer["text_output"][0].decode() for answer in answers]
+    assert len(pieces) >= 12
+    expected = triton.client.generate(triton.build("hf"), PROMPTS[0], max_tokens=12).text
+    assert "".join(pieces) == expected
+    with pytest.raises(RequestRejectedError, match="has no stop_words in a stream"):
+        triton.client.generate(model, PROMPTS[0], stop_words=["a"])
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_the_engine_constrains_answers(
     triton: LiveTriton, decoupled: bool, tmp_path_factory: pytest.TempPathFactory
@@ -319,6 +338,8 @@ def test_the_engine_constrains_answers(
         ("inflight", {"min_p": 0.5}, "does not take min_p"),
         ("inflight", {"beam_width": 2}, "beam_width must be from 1 to 1"),
         ("oldest", {"frequency_penalty": 0.5}, "has no frequency_penalty"),
+        ("oldest", {"presence_penalty": 0.5}, "both presence_penalty and repetition_penalty"),
+        ("oldest", {"bad_words": ["a"]}, "has no bad_words"),
         ("oldest", {"prompt": "word " * 400}, "the engine accepts 384 of its context of 512"),
         ("streaming", {"top_k": 4096}, "top_k must be at most 1024"),
     ],

@@ -74,6 +74,19 @@ def test_a_request_about_its_prompt_does_not_wait_for_the_engine_to_read_it() ->
     assert answer == {"ids": [97] * 100, "text": "a" * 100, "context_length": 64}
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_an_option_that_a_version_cannot_run_is_refused_with_its_reason(value: float) -> None:
+    settings = {**SETTINGS, "refused": {"presence_penalty": "leave out presence_penalty"}}
+    inputs = {"QUERY": texts(["a"]), "PRESENCE_PENALTY": np.array([[value]], np.float32)}
+    names = {**SETTINGS["names"], "PRESENCE_PENALTY": "presence_penalty"}
+    stage = Preprocessing({**settings, "names": names}, Path())
+    response = answer_of(stage, inputs, parts(inputs=frozenset({"text_input", "presence_penalty"})))
+    if value:
+        assert response.error.message() == "leave out presence_penalty"
+    else:
+        assert response.error is None
+
+
 @pytest.mark.parametrize(
     ("inputs", "end", "words"),
     [

@@ -32,6 +32,7 @@ _SUPPORTED = frozenset({
     "return_num_output_tokens", "len_penalty", "decoder_input_ids", "guided_decoding_guide_type",
     "guided_decoding_guide", *_ALLOWED,
 })  # fmt: skip
+_EXCLUSIVE_IN_0_5 = frozenset({"presence_penalty", "repetition_penalty"})
 _NO_END = 2**32 - 1
 _FIRST_CHARACTER = 0x10000
 
@@ -91,6 +92,9 @@ class PendingRequest(Responder):
             if name in _ALLOWED and (tensor != _ALLOWED[name]).any():
                 allowed = str(_ALLOWED[name]).lower()
                 raise RequestError(f"the stand-in for TensorRT-LLM supports only {name} {allowed}")
+        if self._settings.is_0_5 and self.inputs.keys() >= _EXCLUSIVE_IN_0_5:
+            names = " and ".join(sorted(_EXCLUSIVE_IN_0_5))
+            raise RequestError(f"Found ambiguous parameters {names} which are mutually exclusive.")
         rows = range(len(self.inputs["input_ids"]))
         self.rows = [self._sequence(row, context_length, compiler) for row in rows]
 
@@ -161,8 +165,8 @@ class PendingRequest(Responder):
     def _tensors(self, pieces: Sequence[Sequence[int]]) -> list[Any]:
         rows, settings = self.rows, self._settings
         width = max(map(len, pieces))
-        if settings.is_0_5:
-            # 0.5.0 pads answers to their maximum length.
+        if settings.is_0_5 and not self.streams:
+            # 0.5.0 pads whole answers to their maximum length.
             width = max(len(row.prompt_ids) + row.max_tokens for row in rows)
         ids = np.zeros((len(rows), 1, width), np.int32)
         for index, (row, piece) in enumerate(zip(rows, pieces, strict=True)):

@@ -45,6 +45,7 @@ class RequestWriter:
     def __init__(self, settings: Mapping[str, Any], parts: Parts) -> None:
         self._names: Sequence[str] = settings["sampling"]
         self._no_end: int = settings["no_end"]
+        self._refused: Mapping[str, str] = settings["refused"]
         self._limits: EngineLimits = parts.generator
         self._tokenizer = parts.tokenizer
         self._supported = {ALIASES.get(name, name) for name in self._names}
@@ -137,6 +138,9 @@ class RequestWriter:
                 f"the prompt has {len(ids)} tokens and the engine accepts {limit} of its context "
                 f"of {self._limits.context_length}: shorten the prompt, or rebuild the engine"
             )
+        for name, problem in self._refused.items():
+            if getattr(params, name):
+                raise RequestError(problem)
         for name in ("frequency_penalty", "presence_penalty", "min_tokens"):
             if name not in self._supported and getattr(params, name):
                 raise RequestError(f"this engine's version of TensorRT-LLM has no {name}")

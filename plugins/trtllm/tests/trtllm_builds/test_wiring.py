@@ -16,12 +16,15 @@ import pytest
 import llmserve
 from llmserve.errors import LLMServeError
 from llmserve.repository.check import check_repository
+from llmserve_trtllm.options import refused_requests
+from llmserve_trtllm.versions import Version
 
-from .building import ENGINES, build, cases, steps
+from .building import DEFAULTS, ENGINES, build, cases, steps
 from .conftest import Built
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("0.5.0", {"batching": "static"}),
+    ("0.5.0", {"decoupled": True}),
     ("0.12.0", {"decoupled": False, "bls": True}),
     ("0.12.0", {}),
     ("1.2.1", {}),
@@ -38,7 +41,8 @@ def test_all_builds_pass_the_check(tmp_path: Path, version: str, options: dict[s
     build(tmp_path, version, **options)
     # As in the tutorial, the same repository also contains a model in PyTorch.
     if version == "0.5.0":
-        llmserve.build("hf", "demo", name="llama_python", output=tmp_path / version)
+        repository = tmp_path / version
+        llmserve.build("hf", "demo", name="llama_python", output=repository, layout="tutorial")
     assert check_repository(tmp_path / version) == []
 
 
@@ -75,6 +79,33 @@ def test_in_nvidias_wiring_no_tensor_bypasses_a_decoupled_engine(built: Built) -
     assert wired["preprocessing"].output_map["OUT_STREAM"] == "_OUT_STREAM"
     assert wired["tensorrt_llm"].input_map["streaming"] == "_OUT_STREAM"
     assert "finish_reason" not in {tensor.name for tensor in configs["ensemble"].output}
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "refused"),
+    [
+        ("0.5.0", {}, ["bad_words", "presence_penalty"]),
+        ("0.5.0", {"decoupled": True}, ["bad_words", "presence_penalty", "stop_words"]),
+        ("0.12.0", {}, []),
+    ],
+)
+def test_requests_that_a_version_cannot_run_are_refused(
+    built: Built, version: str, options: dict[str, Any], refused: list[str]
+) -> None:
+    assert sorted(refused_requests({**DEFAULTS, **options}, Version.parse(version))) == refused
+    # What is refused is read by a model that refuses it, and does not reach the engine directly.
+    configs = built(version, **options)
+    wired = steps(configs)
+    for name in refused if "preprocessing" in wired else ():
+        assert name in wired["preprocessing"].input_map.values()
+        assert name not in wired["tensorrt_llm"].input_map.values()
+
+
+def test_0_5_0_streams_as_in_nvidias_template(built: Built) -> None:
+    wired = steps(built("0.5.0", decoupled=True))
+    assert list(wired) == ["preprocessing", "tensorrt_llm", "postprocessing"]
+    assert wired["tensorrt_llm"].input_map["streaming"] == "_OUT_STREAM"
+    assert dict(wired["postprocessing"].input_map) == {"TOKENS_BATCH": "_TOKENS_BATCH"}
 
 
 @pytest.mark.parametrize(
