@@ -27,15 +27,16 @@ class TransformersTokenizer:
         eos = self._tokenizer.eos_token_id
         self.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
         self.vocab_size = len(self._tokenizer)
-        added = self._tokenizer.added_tokens_decoder
-        special = {i for i, token in added.items() if token.special} - self.eos_ids
-        self._visible = {i for i in special if _TOOL_CALL_TOKEN.search(added[i].content)}
-        self._hidden = (special - self._visible) | self.eos_ids
+        special = _special_tokens(self._tokenizer)
+        self._visible = {i for i, text in special.items() if _TOOL_CALL_TOKEN.search(text)}
+        self._visible -= self.eos_ids
+        self._hidden = (special.keys() - self._visible) | self.eos_ids
 
     @property
     def chat_template(self) -> str | None:
         """The model's chat template; if it has several, all of them joined."""
-        template = self._tokenizer.chat_template
+        # transformers has chat templates since 4.34.
+        template = getattr(self._tokenizer, "chat_template", None)
         return "\n".join(template.values()) if isinstance(template, dict) else template
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -85,6 +86,15 @@ class TransformersTokenizer:
                 ids, skip_special_tokens=not has_calls, clean_up_tokenization_spaces=False
             )
         )
+
+
+def _special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return the texts of the special tokens by their ids."""
+    if not hasattr(tokenizer, "added_tokens_decoder"):
+        # transformers before 4.34, as in NVIDIA's containers of the time.
+        return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    added = tokenizer.added_tokens_decoder
+    return {i: token.content for i, token in added.items() if token.special}
 
 
 def _message_variants(messages: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:

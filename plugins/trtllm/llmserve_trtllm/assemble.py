@@ -19,6 +19,7 @@ from llmserve.repository.source_files import model_vocabulary
 from llmserve_trtllm import engine, models, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
+from llmserve_trtllm.old_tokenizers import suit_tokenizer
 from llmserve_trtllm.options import refuse
 from llmserve_trtllm.target import INFLIGHT, Target, resolve_scheduler
 
@@ -41,6 +42,7 @@ def assemble(assembly: Assembly) -> None:
         _assemble_llmapi(assembly, target)
     else:
         _assemble_engine(assembly, target)
+    suit_tokenizer(assembly, version)
 
 
 def _assemble_engine(assembly: Assembly, target: Target) -> None:
