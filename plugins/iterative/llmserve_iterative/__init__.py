@@ -69,6 +69,14 @@ def llmserve_register_batchings() -> Sequence[Batching]:
         minimum=0,
         maximum=1000,
     )
+    layout = Option(
+        "layout",
+        "llmserve",
+        "tutorial is for the client of Triton's tutorial on iterative scheduling, which counts "
+        "responses as tokens: the defaults are then stream=true and burst_ms=0.",
+        choices=("llmserve", "tutorial"),
+        implies=(("tutorial", "stream", True), ("tutorial", "burst_ms", 0.0)),
+    )
     return [
         Batching(
             name="iterative",
@@ -76,7 +84,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             runtime="llmserve_iterative.driver:IterativeDriver",
             mode="step",
             prepare=_prepare_batching,
-            options=(max_batch_size, idle_seconds, burst_ms),
+            options=(max_batch_size, idle_seconds, burst_ms, layout),
         ),
     ]
 
