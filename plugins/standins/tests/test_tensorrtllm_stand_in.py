@@ -351,8 +351,9 @@ def old_settings() -> Settings:
 
 def test_0_5_0_runs_no_request_with_both_penalties(counting: CountingModel) -> None:
     stand_in = started(old_settings())
-    one, two = [[0.5]], {"presence_penalty": [[0.5]], "repetition_penalty": [[1.0]]}
-    stand_in.execute([fine := Request(1, presence_penalty=one), both := Request(1, **two)])
+    penalties: dict[str, Any] = {"presence_penalty": [[0.5]], "repetition_penalty": [[1.0]]}
+    fine, both = Request(1, presence_penalty=[[0.5]]), Request(1, **penalties)
+    stand_in.execute([fine, both])
     assert "presence_penalty and repetition_penalty which are mutually exclusive" in refusal(both)
     counting.tokens.release()
     wait_until(lambda: fine.closed)
@@ -361,7 +362,7 @@ def test_0_5_0_runs_no_request_with_both_penalties(counting: CountingModel) -> N
 
 def test_0_5_0_pads_a_whole_answer_and_no_piece_of_a_stream(counting: CountingModel) -> None:
     stand_in = started(old_settings())
-    ends = {"end_id": [[11]]}
+    ends: dict[str, Any] = {"end_id": [[11]]}
     stand_in.execute(
         [stream := Request(4, streaming=[[True]], **ends), whole := Request(4, **ends)]
     )
@@ -376,7 +377,7 @@ def test_0_5_0_pads_a_whole_answer_and_no_piece_of_a_stream(counting: CountingMo
 def test_a_row_that_has_ended_makes_room_for_another(counting: CountingModel) -> None:
     """A batch has places for rows, not for requests."""
     stand_in = started(settings(max_batch_size=2))
-    two = {"input_ids": [[1, 2], [1, 2]], "input_lengths": [[2], [2]]}
+    two: dict[str, Any] = {"input_ids": [[1, 2], [1, 2]], "input_lengths": [[2], [2]]}
     pair, single = Request(4, **two, request_output_len=[[4], [1]]), Request(1)
     stand_in.execute([pair, single])
     counting.tokens.release(2)

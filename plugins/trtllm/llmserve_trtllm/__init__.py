@@ -25,7 +25,11 @@ _LLMAPI = {"layout": "llmapi", "stand_in": "true"}
 _ENGINE = ("layout", "engine", "build_engine")
 _LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
 _BATCH_SIZE = Option(
-    "max_batch_size", 16, "Maximum number of requests that the engine runs at once.", minimum=1
+    "max_batch_size",
+    16,
+    "Maximum number of requests that the engine runs at once. With layout=llmapi, 0 builds a model "
+    "without a batch dimension, like NVIDIA's own, whose LLM API runs 16 at once.",
+    minimum=0,
 )
 
 

@@ -99,7 +99,7 @@ def _assemble_llmapi(assembly: Assembly, target: Target) -> None:
 
 
 def _add_engine(assembly: Assembly, target: Target, limits: Mapping[str, Any]) -> BuildContext:
-    part = _add(assembly, "tensorrt_llm", limits)
+    part = _add(assembly, "tensorrt_llm", target.batch_size, limits)
     assembly.prepare("batching", part)
     # The engine batches requests itself as they arrive.
     part.config.ClearField("dynamic_batching")
@@ -114,10 +114,11 @@ def _add_other_models(
     context, options = assembly.context, assembly.options
     brought = versions.sections("containers.txt")["brought"]
     context.container = Container(versions.container_of(target.version), brought)
-    first = _add(assembly, "preprocessing", limits)
+    size = target.batch_size
+    first = _add(assembly, "preprocessing", size, limits)
     settings = models.configure_preprocessing(first.config, target)
     assembly.stage(first, f"{_STAGES}:Preprocessing", roles=("tokenizer",), settings=settings)
-    last = _add(assembly, "postprocessing")
+    last = _add(assembly, "postprocessing", size)
     settings = models.configure_postprocessing(last.config, target, assembly.outputs)
     roles = ("tokenizer", "formatter")
     assembly.stage(last, f"{_STAGES}:Postprocessing", roles=roles, settings=settings)
@@ -127,25 +128,29 @@ def _add_other_models(
         context.exchange = "stream"
     # 0.5.0 streams as NVIDIA has it, as its clients know no other way.
     wants_bls = options["stream_through"] == "bls" and not target.is_0_5
-    streams_through_bls = target.streams and wants_bls
-    if streams_through_bls or options["bls"]:
-        bls = _add(assembly, "tensorrt_llm_bls", limits)
+    # Triton connects no ensemble without a batch dimension to models that have one.
+    through_bls = not target.is_batched or (target.streams and wants_bls)
+    if through_bls or options["bls"]:
+        bls = _add(assembly, "tensorrt_llm_bls", options["max_batch_size"], limits)
         settings = models.configure_orchestrator(bls.config, target, engine_part.name, assembly)
         assembly.stage(bls, _ORCHESTRATOR, roles=roles, settings=settings)
-        bls.exchange = "stream"
-    if streams_through_bls:
+        bls.exchange = "stream" if bls.config.model_transaction_policy.decoupled else "unary"
+    if through_bls:
         models.wire_to_bls(assembly, target, bls)
     else:
         models.wire(assembly, target, (first, engine_part, last))
 
 
-def _add(assembly: Assembly, name: str, limits: Mapping[str, Any] | None = None) -> BuildContext:
+def _add(
+    assembly: Assembly, name: str, size: int, limits: Mapping[str, Any] | None = None
+) -> BuildContext:
     """Add a part; it has NVIDIA's own name if the build is called ``ensemble``.
 
     A part that reads requests gets the engine's limits.
     """
     has_nvidia_names = assembly.context.name == "ensemble"
-    part = assembly.add(name=name) if has_nvidia_names else assembly.add(name)
+    names = {"name": name} if has_nvidia_names else {"suffix": name}
+    part = assembly.add(**names, max_batch_size=size)
     if limits:
         assembly.prepare("generator", part)["settings"].update(limits)
     return part

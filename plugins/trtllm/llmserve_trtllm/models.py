@@ -73,9 +73,9 @@ def configure_orchestrator(
     """Configure ``tensorrt_llm_bls``, which calls the engine; return the stage's settings."""
     inputs, outputs = _client_tensors(target, assembly)
     # NVIDIA's docs/model_config.md: as many instances as the engine's batch has places.
-    copies = target.options["bls_instance_count"] or target.options["max_batch_size"]
+    copies = target.options["bls_instance_count"] or target.batch_size
     _declare(config, inputs, outputs, copies=copies)
-    config.model_transaction_policy.decoupled = True
+    config.model_transaction_policy.decoupled = target.streams or target.is_batched
     llmapi_rows = target.rows("client llmapi")
     return {
         **_request_settings(target),
@@ -136,11 +136,12 @@ def llmapi_settings(target: Target) -> Mapping[str, Any]:
         "enable_block_reuse": options["enable_kv_cache_reuse"],
     }
     copied = (
-        "stand_in", "max_batch_size", "dtype", "tensor_parallel", "pipeline_parallel",
+        "stand_in", "dtype", "tensor_parallel", "pipeline_parallel",
         "guided_decoding_backend",
     )  # fmt: skip
     return {
         **{name: options[name] for name in copied},
+        "max_batch_size": target.batch_size,
         "streams": target.streams,
         "sampler_type": target.sampler_type,
         "model_type": MODEL_TYPES[target.batching],

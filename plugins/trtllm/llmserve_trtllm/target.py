@@ -18,6 +18,7 @@ MODEL_TYPES = {INFLIGHT: "inflight_fused_batching", STATIC: "V1"}
 NO_EVICT = "guaranteed_no_evict"
 ALIAS = "guaranteed_completion"
 _SAMPLER = "TRTLLMSampler"
+_UNBATCHED_SIZE = 16
 _ENGINE_SECTIONS = ("engine inputs", "engine outputs", "scores", "client bias")
 
 
@@ -66,6 +67,16 @@ class Target:
         """Whether an unstreamed answer begins with the prompt; a stream never does."""
         excludes = self.options["exclude_input_in_output"] is True and not self.is_0_5
         return not self.is_llmapi and not excludes
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether clients send a batch dimension."""
+        return bool(self.options["max_batch_size"])
+
+    @property
+    def batch_size(self) -> int:
+        """How many requests the engine runs at once."""
+        return int(self.options["max_batch_size"]) or _UNBATCHED_SIZE
 
     @property
     def sampler_type(self) -> str:

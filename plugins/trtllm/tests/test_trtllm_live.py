@@ -118,7 +118,7 @@ def test_as_many_streams_as_the_engines_batch_start_at_once(triton: LiveTriton) 
     def waves() -> bool:
         with ThreadPoolExecutor(streams) as pool:
             firsts, ends = zip(*pool.map(times, range(streams)), strict=True)
-        return max(firsts) > min(ends)
+        return bool(max(firsts) > min(ends))
 
     # A busy machine may delay a request by more than a whole answer.
     assert not all(waves() for _ in range(3))

@@ -333,6 +333,20 @@ def test_a_stream_is_freed_after_triton_has_released_it() -> None:
     assert not any(stream() for stream in streams)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_request_without_a_batch_dimension_is_answered_without_one(streams: bool) -> None:
+    """NVIDIA's end_to_end_test sends this to its own model for the LLM API."""
+    utils = FakeBackendUtils(models={"tensorrt_llm": lambda _: engine_response(b"hi")})
+    stage = Orchestrator({**SETTINGS, "streams": streams}, Path())
+    components = parts(pb_utils=utils, decoupled=streams, batched=False)
+    stage.start(replace(components, inputs=components.inputs | {"max_tokens"}))
+    inputs = {"text_input": np.array([b"ab"], object), "max_tokens": np.array([2], np.int32)}
+    stage.execute([request := FakeRequest(inputs)])
+    (response,) = request.responses
+    assert tensors(response)["text_output"].tolist() == [b"hi"]
+    assert response.tensors["finish_reason"].tolist() == [b"length"]
+
+
 def test_scores_are_sent_with_their_tokens() -> None:
     exchange = Exchange(
         engine_response(b"h", output_log_probs=[[[-0.5]]], cum_log_probs=[[-0.5]]),

@@ -17,7 +17,7 @@ from llmserve_trtllm.versions import Version
 
 _JSON = re.compile(r"\{.*\}|true|false")
 ENGINES = Path(__file__).with_name("engines")
-DEFAULTS = {option.name: option.default for option in OPTIONS}
+DEFAULTS = {option.name: option.default for option in OPTIONS} | {"max_batch_size": 16}
 
 
 def cases(heading: str) -> list[list[Any]]:

@@ -33,6 +33,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("1.2.1", {"prompt_embedding_table_data_type": "TYPE_FP32"}),
     ("1.2.1", {"layout": "llmapi"}),
     ("1.2.1", {"layout": "llmapi", "batching": "static", "decoupled": True}),
+    ("1.2.1", {"layout": "llmapi", "max_batch_size": 0}),
+    ("1.2.1", {"layout": "llmapi", "max_batch_size": 0, "decoupled": False}),
 ]
 
 
@@ -67,6 +69,20 @@ def test_each_request_of_the_engines_batch_has_an_instance_of_the_bls_model(
     configs = built("1.2.1", **options)
     assert [group.count for group in configs["tensorrt_llm_bls"].instance_group] == [count]
     assert configs["tensorrt_llm"].max_batch_size == count
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_llm_apis_model_can_be_unbatched_like_nvidias(built: Built, decoupled: bool) -> None:
+    configs = built("1.2.1", layout="llmapi", max_batch_size=0, decoupled=decoupled)
+    assert list(steps(configs)) == ["tensorrt_llm_bls"]
+    sizes = {name: config.max_batch_size for name, config in configs.items()}
+    inside = dict.fromkeys(("preprocessing", "tensorrt_llm", "postprocessing"), 16)
+    assert sizes == {"ensemble": 0, "tensorrt_llm_bls": 0, **inside}
+    for name in ("tensorrt_llm", "tensorrt_llm_bls"):
+        assert configs[name].model_transaction_policy.decoupled == decoupled
+    assert [group.count for group in configs["tensorrt_llm_bls"].instance_group] == [16]
+    dims = {tensor.name: list(tensor.dims) for tensor in configs["ensemble"].input}
+    assert (dims["text_input"], dims["sampling_param_max_tokens"]) == ([-1], [1])
 
 
 def test_in_nvidias_wiring_no_tensor_bypasses_a_decoupled_engine(built: Built) -> None:
