@@ -28,7 +28,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "gpt2-onnx": {},
     "gpt2-torchscript": {"batching": "sequence-oldest", **LIGHT},
     "trtllm": {"engine": str(ENGINE), "bls_instance_count": 2, **LIGHT},
-    "trtllm-llmapi": {"plugin": "trtllm", "layout": "llmapi", "stand_in": True, **LIGHT},
+    "trtllm-llmapi": {
+        "plugin": "trtllm",
+        "layout": "llmapi",
+        "stand_in": True,
+        "bls_instance_count": 2,
+        **LIGHT,
+    },
 }
 
 
