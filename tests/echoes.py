@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from threading import Event
+from typing import Any
+
+import numpy as np
 
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
+from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.protocols import Progress, Tokenizer
+from llmserve.runtime.text_formatter import TextFormatter
 
 
 class Panic(BaseException):
     """Like pyo3's PanicException, which does not derive from Exception."""
+
+
+class SlowConstraint:
+    """Allows everything, once ``compiled`` is set; one that is not ``valid`` is refused then."""
+
+    def __init__(self, compiled: Event, *, valid: bool) -> None:
+        self._compiled, self._valid = compiled, valid
+
+    @property
+    def pending(self) -> bool:
+        return not self._compiled.is_set()
+
+    def settle(self) -> None:
+        assert self._compiled.wait(10)
+        if not self._valid:
+            raise RequestError("compiling it takes too long")
+
+    def __call__(self, scores: Any) -> None:
+        self.settle()
+
+
+class SlowFormatter(TextFormatter):
+    """Constrains prompts that begin with ``slow``, and refuses those that begin with ``bomb``."""
+
+    def __init__(self) -> None:
+        super().__init__({}, Path())
+        self.compiled = Event()
+
+    def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
+        word = bytes(generation.prompt_ids[:4])
+        if word not in (b"slow", b"bomb"):
+            return None
+        return SlowConstraint(self.compiled, valid=word == b"slow")
 
 
 class EchoEngine:
@@ -71,6 +109,7 @@ class EchoEngine:
                 progress.failed.append((generation, ValueError("cannot go on")))
                 self.drop(generation)
                 continue
+            generation.constrain(np.zeros(256))
             generation.push(generation.prompt_ids[position % len(generation.prompt_ids)])
             if generation.done:
                 self.drop(generation)

@@ -20,6 +20,8 @@ from llmserve.runtime.steps import StepDriver
 
 # How often Triton is asked whether clients are still connected.
 _CANCEL_INTERVAL = 0.2
+# How often an idle model looks whether a constraint is ready.
+_PENDING_INTERVAL = 0.002
 
 
 class ContinuousDriver(StepDriver):
@@ -30,6 +32,8 @@ class ContinuousDriver(StepDriver):
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         del settings, folder
         self._arrived: SimpleQueue[tuple[Job, float] | None] = SimpleQueue()
+        self._pending: list[tuple[Job, float]] = []
+        """Requests whose constraints are not ready yet; the others do not wait for them."""
         self._active: dict[Job, float] = {}
         """The requests in flight, each with the earliest time to send its next piece."""
 
@@ -78,15 +82,25 @@ class ContinuousDriver(StepDriver):
     def _take_arrived(self) -> bool:
         """Admit new requests, waiting while none is in flight; return False when unloading."""
         while True:
+            self._admit_pending()
+            timeout = _PENDING_INTERVAL if self._pending else None
             try:
-                arrived = self._arrived.get(block=not self._active)
+                arrived = self._arrived.get(block=not self._active, timeout=timeout)
             except Empty:
-                return True
+                if self._active:
+                    return True
+                continue
             if arrived is None:
-                for active in self._active:
-                    self._give_up(active, RuntimeError("the model is being unloaded"))
+                for job in [*self._active, *(job for job, _ in self._pending)]:
+                    self._give_up(job, RuntimeError("the model is being unloaded"))
                 return False
-            job, at = arrived
+            self._pending.append(arrived)
+
+    def _admit_pending(self) -> None:
+        ready = [(job, at) for job, at in self._pending if not job.pending]
+        if ready:
+            self._pending = [(job, at) for job, at in self._pending if (job, at) not in ready]
+        for job, at in ready:
             if self._admit(job):
                 self._active[job] = 0.0
                 self._metrics.began(job, at)

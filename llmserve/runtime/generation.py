@@ -15,7 +15,9 @@ from llmserve.runtime.text import IncrementalDecoder, StopScanner
 Constraint = Callable[[npt.NDArray[Any]], None]
 """A constraint on one answer: it sets the scores of all tokens that must not come next to -inf.
 The tokens chosen so far are in ``token_ids`` of the generation that it was created for. An optional
-method ``forced()`` returns the tokens that must come next, if the constraint knows them."""
+method ``forced()`` returns the tokens that must come next, if the constraint knows them. A
+constraint that takes time to prepare has ``pending``, whether it is not ready yet, and
+``settle()``, which waits for it and raises ``RequestError`` if it cannot be enforced."""
 
 STOP = "stop"
 LENGTH = "length"
@@ -90,6 +92,16 @@ class Generation:
     def plain(self) -> bool:
         """Whether the next token is always the likeliest one, with no score changed."""
         return self.constraint is None and self.params.plain
+
+    @property
+    def pending(self) -> bool:
+        """Whether its constraint is not ready yet: a driver can serve others meanwhile."""
+        return bool(getattr(self.constraint, "pending", False))
+
+    def settle(self) -> None:
+        """Wait until its constraint is ready; raise ``RequestError`` if that is refused."""
+        if settle := getattr(self.constraint, "settle", None):
+            settle()
 
     def constrain(self, scores: npt.NDArray[Any]) -> None:
         """Set the scores of tokens that must not come next to minus infinity.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -85,6 +85,11 @@ class Job:
         return all(generation.done for generation in self.generations)
 
     @property
+    def pending(self) -> bool:
+        """Whether a constraint of it is not ready yet."""
+        return any(generation.pending for generation in self.generations)
+
+    @property
     def has_news(self) -> bool:
         return any(generation.has_news for generation in self.generations)
 
@@ -96,14 +101,25 @@ class Job:
 
 
 def begin(requests: Sequence[Any], parts: Parts, *, eager: bool = True) -> Iterator[Job]:
-    """Read requests and yield those that need a generator; an invalid request fails alone."""
-    for raw in requests:
-        job = Job(raw, parts, eager=eager)
-        try:
-            with panics_as_errors():
-                job.admit(raw)
-        except Exception as error:
-            job.responder.fail(error)
-        else:
-            if not job.done:
-                yield job
+    """Read requests and yield those that need a generator; an invalid request fails alone.
+
+    Constraints are ready if the jobs are ``eager``. A driver that passes others to a generator has
+    to settle their generations.
+    """
+    jobs = [Job(raw, parts, eager=eager) for raw in requests]
+    # All are read first, so that their constraints are compiled meanwhile.
+    accepted = [job for job, raw in zip(jobs, requests, strict=True) if _try(job, job.admit, raw)]
+    for job in accepted:
+        if not job.done and not (eager and not all(_try(job, g.settle) for g in job.generations)):
+            yield job
+
+
+def _try(job: Job, action: Callable[..., None], *arguments: Any) -> bool:
+    """Return whether an action succeeded; if not, its job gets the error."""
+    try:
+        with panics_as_errors():
+            action(*arguments)
+    except Exception as error:
+        job.responder.fail(error)
+        return False
+    return True

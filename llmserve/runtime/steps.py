@@ -35,6 +35,8 @@ class StepDriver:
         try:
             with panics_as_errors():
                 for generation in job.generations:
+                    generation.settle()
+                for generation in job.generations:
                     if not generation.done:
                         self._engine.admit(generation)
         except Exception as error:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.constrained import Compiler, form_of
+from llmserve.runtime.compiling import Compiler
+from llmserve.runtime.constrained import FormConstraint, form_of
 from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.logprobs import to_json
 from llmserve.runtime.protocols import Answer, Tokenizer, strings
@@ -33,7 +34,7 @@ class TextFormatter:
             return None
         if self._compiler is None:
             self._compiler = Compiler(tokenizer, generation.eos_ids)
-        return self._compiler.constraint(generation, form)
+        return FormConstraint(generation, self._compiler.start(form))
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         tensors = {

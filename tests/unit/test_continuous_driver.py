@@ -14,7 +14,7 @@ import pytest
 from llmserve.runtime.continuous import ContinuousDriver
 from llmserve.testing import FakeRequest, make_parts
 from llmserve.testing.fake import FakeModelException
-from tests.echoes import EchoEngine
+from tests.echoes import EchoEngine, SlowFormatter
 
 # However slow the machine is, an answer this long is still running when a test checks it.
 ENDLESS = 1_000_000
@@ -25,8 +25,9 @@ class Model:
 
     def __init__(self) -> None:
         self.engine = EchoEngine(pause=0.001)
+        self.formatter = SlowFormatter()
         self.driver = ContinuousDriver({}, Path())
-        self.driver.start(make_parts(self.engine))
+        self.driver.start(make_parts(self.engine, formatter=self.formatter))
 
     def send(self, text: str, **parameters: Any) -> FakeRequest:
         request = FakeRequest({"text_input": [text]}, **parameters)
@@ -71,6 +72,29 @@ def test_a_request_joins_a_running_one_and_ends_before_it(model: Model) -> None:
     assert 2 in model.engine.batch_sizes
     long.cancelled = True
     wait_until_closed(long)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_steps_do_not_wait_for_a_constraint_to_be_compiled(model: Model, running: bool) -> None:
+    long = model.send("ab", max_tokens=ENDLESS if running else 1)
+    slow, bomb = model.send("slow", max_tokens=5), model.send("bomb")
+    short = model.send("cd", max_tokens=3)
+    wait_until_closed(short)
+    assert not slow.closed
+    assert not bomb.closed
+    model.formatter.compiled.set()
+    wait_until_closed(slow, bomb)
+    assert slow.text == "slows"
+    assert bomb.error == "compiling it takes too long"
+    long.cancelled = True
+    wait_until_closed(long)
+
+
+def test_a_request_with_a_constraint_that_is_not_ready_is_answered_when_unloading() -> None:
+    model = Model()
+    request = model.send("slow")
+    model.driver.finalize()
+    assert request.error == "the model failed: RuntimeError: the model is being unloaded"
 
 
 def test_cancellation_is_not_polled_for_an_answered_request(

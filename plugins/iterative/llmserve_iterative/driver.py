@@ -36,6 +36,8 @@ _SILENCE = 0.3
 _IDLE_TIME_SHARE = 0.8
 # Triton numbers sequences upwards; a number this far above the latest one is a client's own.
 _CLIENT_ID_GAP = 1 << 16
+# How often Triton gets requests back while none is in flight whose constraint is ready.
+_PENDING_PAUSE = 0.002
 _END_FLAG = 2
 
 
@@ -44,7 +46,8 @@ class ActiveRequest:
     """A request from its arrival to its last response.
 
     ``queued`` is when it last entered Triton's queue, or slightly earlier. A ``suspended`` request,
-    which Triton seems to have dropped, holds nothing in the engine; neither does one with an error.
+    which Triton seems to have dropped or whose constraint is not ready, holds nothing in the
+    engine; neither does one with an error.
     """
 
     job: Job
@@ -106,6 +109,8 @@ class IterativeDriver(StepDriver):
         absent = [request for number, request in self._active.items() if number not in present]
         self._suspend([request for request in absent if request.queued < self._drained_until], now)
         self._step([self._active[number] for number in present], now)
+        if not self._engine.busy and any(self._active[number].job.pending for number in present):
+            time.sleep(_PENDING_PAUSE)
         now = self._clock()
         for number, raw in present.items():
             request = self._active[number]
@@ -134,6 +139,8 @@ class IterativeDriver(StepDriver):
         if request.error is not None:
             self._give_up(request.job, request.error)
         elif not self._cancel_if_gone(request) and request.suspended:
+            if request.job.pending:
+                return True
             self._admit(request.job)
         request.suspended = False
         return True
@@ -144,8 +151,12 @@ class IterativeDriver(StepDriver):
             Responder(raw, self._parts).refuse(message)
             return False
         for job in begin([raw], self._parts, eager=False):
-            if self._admit(job):
-                self._active[number] = ActiveRequest(job, queued=self._drained_until)
+            # The steps of the others do not wait until its constraint is compiled.
+            pending = job.pending
+            if pending or self._admit(job):
+                self._active[number] = ActiveRequest(
+                    job, queued=self._drained_until, suspended=pending
+                )
                 self._metrics.began(job, now)
                 return True
         return False

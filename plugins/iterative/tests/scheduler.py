@@ -49,11 +49,12 @@ class Scheduler:
         burst_ms: float = 0.0,
         idle_seconds: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
+        formatter: TextFormatter | None = None,
     ) -> None:
         self.engine = EchoEngine(context_length=1000)
         settings = {"burst_ms": burst_ms, "idle_seconds": idle_seconds}
         self.driver = IterativeDriver(settings, Path(), clock=clock)
-        self.driver.start(make_parts(self.engine, formatter=Picky({}, Path())))
+        self.driver.start(make_parts(self.engine, formatter=formatter or Picky({}, Path())))
         self.queue: list[FakeRequest] = []
         self._number = 0
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmserve.runtime import Progress
 from llmserve.testing import ByteTokenizer
+from tests.echoes import SlowFormatter
 
 from .scheduler import Clock, Scheduler
 
@@ -52,6 +53,26 @@ def test_a_request_that_fails_does_so_alone() -> None:
     assert failing.error == "the model failed: ValueError: cannot go on"
     assert refused.error == "no questions"
     assert "max_tokens" in (invalid.error or "")
+    assert triton.nothing_is_left()
+
+
+def test_steps_do_not_wait_for_a_constraint_to_be_compiled() -> None:
+    formatter = SlowFormatter()
+    triton = Scheduler(formatter=formatter)
+    slow, bomb = triton.send("slow", max_tokens=5), triton.send("bomb")
+    other, gone = triton.send("ab"), triton.send("bomb")
+    while not other.closed:
+        triton.run(list(triton.queue))
+    assert other.text == "abababab"
+    assert not slow.closed
+    assert not bomb.closed
+    gone.cancelled = True
+    triton.run(list(triton.queue))
+    assert gone not in triton.queue
+    formatter.compiled.set()
+    triton.run_all()
+    assert slow.text == "slows"
+    assert bomb.error == "compiling it takes too long"
     assert triton.nothing_is_left()
 
 

@@ -1,0 +1,126 @@
+"""Compiles the constraints of a model away from its steps, and keeps the most recent ones."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.runtime.errors import RequestError
+from llmserve.runtime.judge import Judge, UnenforceableError, compiled
+from llmserve.runtime.protocols import Tokenizer
+
+_MAX_COMPILED = 64
+# Most forms take a few milliseconds, so there is no such queue unless someone wants one.
+_MAX_WAITING = 32
+
+Form = tuple[str, str]
+"""The kind of a constraint, and its text."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A form as llguidance has it, to be copied for each answer, and the size of its masks."""
+
+    matcher: Any
+    vocabulary: int
+
+
+class Compiler:
+    """Compiles the forms of one model in a thread of its own.
+
+    llguidance releases Python's lock while it compiles, so that the model's steps continue.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
+        self._library = _llguidance()
+        if not eos_ids:
+            raise RequestError("this model has no end token: its answers cannot be constrained")
+        tokenizer_json = getattr(tokenizer, "tokenizer_json", lambda: None)()
+        if tokenizer_json is None:
+            raise RequestError(
+                "this model's answers cannot be constrained: its tokenizer has no tokenizer.json, "
+                "which llguidance needs"
+            )
+        self._tokenizer_json, self._eos_token = tokenizer_json, min(eos_ids)
+        self._table: Any = None
+        self._judge: Judge | None = None
+        self._thread = ThreadPoolExecutor(1, "llmserve-constraints")
+        self._compiled: OrderedDict[Form, Future[Compiled]] = OrderedDict()
+
+    def start(self, form: Form) -> Future[Compiled]:
+        """Compile a form unless it is known; the result or the refusal comes later."""
+        future = self._compiled.get(form)
+        if future is None or _was_not_checked(future):
+            waiting = sum(not future.done() for future in self._compiled.values())
+            if waiting >= _MAX_WAITING:
+                raise RequestError(
+                    "too many new constraints are waiting to be compiled: send it again later"
+                )
+            future = self._compiled[form] = self._thread.submit(self._compile, form)
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(form)
+        return future
+
+    def _compile(self, form: Form) -> Compiled:
+        try:
+            grammar = self._judged(form)
+            if self._table is None:
+                eos_token = self._eos_token
+                self._table = self._library.LLTokenizer(self._tokenizer_json, eos_token=eos_token)
+            matcher = compiled(self._library, self._table, grammar)
+        except UnenforceableError as error:
+            raise refusal(form[0], str(error)) from None
+        return Compiled(matcher, self._table.vocab_size)
+
+    def close(self) -> None:
+        """End the thread and the judge."""
+        self._thread.shutdown(cancel_futures=True)
+        if self._judge is not None:
+            self._judge.close()
+
+    def _judged(self, form: Form) -> str:
+        # The machine may have had no memory left for it: another one is started.
+        for _ in range(2):
+            try:
+                if self._judge is None:
+                    library = Path(self._library.__file__).parent.parent
+                    self._judge = Judge(self._tokenizer_json, self._eos_token, library)
+                return self._judge.grammar(*form)
+            except OSError:
+                if self._judge is not None:
+                    self._judge.close()
+                    self._judge = None
+        raise _NotCheckedError("this constraint could not be checked: send it again")
+
+
+class _NotCheckedError(RequestError):
+    """Nothing is known about the form, unlike about one that was refused."""
+
+
+def _was_not_checked(future: Future[Compiled]) -> bool:
+    return future.done() and isinstance(future.exception(), _NotCheckedError)
+
+
+def refusal(kind: str, message: str) -> RequestError:
+    """Return the error for a form that cannot be enforced, with one line of the reason."""
+    lines: Sequence[str] = [line.strip() for line in message.splitlines() if line.strip()]
+    reason = lines[0] if lines else "it cannot be compiled"
+    if reason.endswith(":"):
+        reason = f"{reason} {lines[-1]}"
+    return RequestError(f"the {kind.replace('_', ' ')} cannot be enforced: {reason[:200]}")
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError(
+            "this server cannot constrain answers: install llguidance next to it "
+            "(pip install 'llmserve[constrained]')"
+        ) from None
+    return llguidance

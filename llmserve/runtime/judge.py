@@ -1,0 +1,218 @@
+"""Decides in a process of its own which constraints may be compiled.
+
+A few bytes can keep llguidance busy for minutes, take all memory, or overflow its stack, which
+ends the process. So each constraint is first compiled in a child process with limits; only what
+stays within them is compiled in the model's process as well, with the same effort.
+
+The module is also the script of that process, which has no packages but llguidance: it reads a
+:class:`Setup` and then constraints, one line of JSON each, and answers each with a line. It forks
+for every constraint, since only a new process has its own limits, and no thread but one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+CPU_SECONDS = 0.1
+"""The processor time that a constraint may take. A large schema takes 0.01."""
+_WALL_SECONDS = 3.0
+"""Ends a child that hardly gets any processor time."""
+_MEMORY = 64 << 20
+# A thread of the model's process has at least 2 MiB, and other frames below.
+_STACK = 1 << 20
+_START_SECONDS = 60.0
+# What llguidance checks itself. At each token, it may create this much of the automaton: about
+# 4 ms of work. The states are what a constraint may grow to, up to 2 kB each.
+LIMITS = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 50_000, "max_lexer_states": 20_000}
+# A space, or a line break and its indentation. llguidance's default allows unlimited whitespace,
+# and small models tend to write it forever.
+_JSON_DEFAULTS = {"whitespace_pattern": r"(\n {0,12}| )?"}
+
+
+class UnenforceableError(Exception):
+    """The constraint cannot be compiled, or not within the limits."""
+
+
+def compiled(library: Any, table: Any, grammar: str) -> Any:
+    """Return llguidance's matcher for a grammar."""
+    limits = library.LLParserLimits(**LIMITS)
+    matcher = library.LLMatcher(table, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise UnenforceableError(matcher.get_error())
+    # The first mask reveals a form that can never begin or end. It also does most of the work.
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        error = matcher.get_error()
+        large = "too many" in error or "too big" in error
+        raise UnenforceableError("it is too large" if large else "no text matches it")
+    return matcher
+
+
+class Judge:
+    """The process that decides, for one tokenizer. It ends with the process that started it."""
+
+    def __init__(self, tokenizer_json: str, eos_token: int, library: Path) -> None:
+        setup = {"tokenizer": tokenizer_json, "eos": eos_token, "library": str(library)}
+        # The interpreter in Triton's stub may not know its own path.
+        command = [sys.executable or "python3", "-I", "-S", __file__]
+        near, far = socket.socketpair()
+        with far:
+            self._process = subprocess.Popen(command, stdin=far, stdout=far)
+        self._stream = near.makefile("rwb")
+        self._socket = near
+        try:
+            self._send(setup)
+            self._receive(_START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def grammar(self, kind: str, text: str) -> str:
+        """Return the grammar of a form that may be compiled.
+
+        Raise :class:`UnenforceableError` for any other form, and :class:`OSError` if the process
+        has ended.
+        """
+        self._send([kind, text])
+        answer = self._receive(2 * _WALL_SECONDS)
+        if "error" in answer:
+            raise UnenforceableError(answer["error"])
+        return str(answer["grammar"])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        with suppress(OSError):
+            self._stream.close()
+
+    def _send(self, value: Any) -> None:
+        self._stream.write(json.dumps(value).encode() + b"\n")
+        self._stream.flush()
+
+    def _receive(self, seconds: float) -> Mapping[str, Any]:
+        self._socket.settimeout(seconds)
+        line = self._stream.readline()
+        if not line.endswith(b"\n"):
+            raise OSError("the process that checks constraints has ended")
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
+
+
+def main() -> None:
+    """Answer forms until the model's process has ended."""
+    setup = json.loads(sys.stdin.buffer.readline())
+    # Ctrl-C reaches all processes of a terminal; the model's process decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path.append(setup["library"])
+    import llguidance
+
+    table = llguidance.LLTokenizer(setup["tokenizer"], eos_token=setup["eos"])
+    del setup
+    _answer({})
+    for line in sys.stdin.buffer:
+        _answer(_judged(llguidance, table, *json.loads(line)))
+
+
+def _answer(value: Mapping[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _judged(library: Any, table: Any, kind: str, text: str) -> Mapping[str, Any]:
+    """Compile a form in a child process and return what it says, or why it ended."""
+    far_end, near_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(far_end)
+        _judge(library, table, kind, text, near_end)
+    os.close(near_end)
+    said = _read(far_end, time.monotonic() + _WALL_SECONDS)
+    os.close(far_end)
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if said:
+        with suppress(ValueError):
+            answer: Mapping[str, Any] = json.loads(said)
+            return answer
+    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    slow = ended_by in (signal.SIGPROF, signal.SIGKILL)
+    return {"error": "compiling it takes too long" if slow else "it is too large"}
+
+
+def _read(pipe: int, deadline: float) -> bytes:
+    """Read until the child ends; nothing if that takes too long."""
+    parts = []
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return b""
+        part = os.read(pipe, 1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _judge(library: Any, table: Any, kind: str, text: str, out: int) -> None:
+    """Compile a form within the limits and write the grammar; end the process."""
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            # The library prints what it panics about.
+            os.dup2(nowhere.fileno(), 2)
+        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+        used = pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+        resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # SIGPROF ends the process unless it is handled.
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        try:
+            grammar = _grammar(library.LLMatcher, kind, text)
+            compiled(library, table, grammar)
+            answer = {"grammar": grammar}
+        except UnenforceableError as error:
+            answer = {"error": str(error)}
+        with open(out, "wb") as pipe:
+            pipe.write(json.dumps(answer).encode())
+    finally:
+        os._exit(0)
+
+
+def _grammar(grammars: Any, kind: str, text: str) -> str:
+    """Return a form as llguidance's grammar."""
+    if kind == "regex":
+        return str(grammars.grammar_from_regex(text))
+    if kind == "json_schema":
+        try:
+            return str(grammars.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS))
+        except ValueError as error:
+            raise UnenforceableError(str(error)) from None
+    if kind == "ebnf_grammar":
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            text = any_to_lark(text)
+        except Exception as error:  # its parser raises bare exceptions
+            raise UnenforceableError(str(error)) from None
+    return str(grammars.grammar_from_lark(text))
+
+
+if __name__ == "__main__":
+    main()

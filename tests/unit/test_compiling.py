@@ -1,0 +1,189 @@
+"""Constraints that are made to exhaust llguidance: they are refused, and nothing else suffers."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llmserve.demo
+from llmserve.runtime import Generation, RequestError, Sampler, TransformersTokenizer
+from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.compiling import _MAX_WAITING, Compiled, Compiler
+from llmserve.runtime.protocols import Tokenizer
+from llmserve.runtime.text_formatter import TextFormatter
+from llmserve.testing import FakeRequest, make_parts
+
+FOLDER = Path(llmserve.demo.__file__).parent / "model"
+TOKENIZER = TransformersTokenizer({"path": "."}, FOLDER)
+
+
+def chain(length: int, link: str) -> str:
+    """Return a schema whose definitions refer to one another."""
+    links: dict[str, Any] = {
+        f"n{number}": json.loads(link.replace("NEXT", f"#/$defs/n{number + 1}"))
+        for number in range(length)
+    }
+    return json.dumps({"$defs": {**links, f"n{length}": {"type": "null"}}, "$ref": "#/$defs/n0"})
+
+
+def rules(count: int, name: str) -> str:
+    lines = [f"{name}{number}: {name}{number + 1}" for number in range(count)]
+    return "\n".join([f"start: {name}0", *lines, f'{name}{count}: "a"'])
+
+
+BOMBS = {
+    "repeated repetitions": ("regex", "(a{1000}){1000}"),
+    "three levels of them": ("regex", "((a{100}){100}){100}"),
+    "many repetitions": ("regex", "a{100000000}"),
+    "many levels": ("regex", "(" * 100 + "a" + "{9})" * 100),
+    "a pattern": ("json_schema", json.dumps({"type": "string", "pattern": "^(a{1000}){1000}$"})),
+    "alternatives": ("regex", "|".join(f"w{number:05d}" for number in range(9000))),
+    "patterns in common": (
+        "json_schema",
+        json.dumps({"allOf": [{"pattern": f"^.*a.{{{n}}}b.*$"} for n in range(1, 30)]}),
+    ),
+    "terminals in common": (
+        "grammar",
+        "start: T\nT: " + " & ".join(f"/.*a.{{{n}}}b.*/" for n in range(1, 30)),
+    ),
+    "a large divisor": ("json_schema", json.dumps({"type": "integer", "multipleOf": 1000003})),
+    "divisors": (
+        "json_schema",
+        json.dumps({"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949)]}),
+    ),
+    "an enum of objects": ("json_schema", json.dumps({"enum": [{"a": n} for n in range(4000)]})),
+    "many properties": (
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{n}": {} for n in range(5000)}}),
+    ),
+    "a long constant": ("json_schema", json.dumps({"const": "x" * 60_000})),
+    "many items": (
+        "json_schema",
+        json.dumps({"type": "array", "minItems": 10**6, "items": {"type": "string"}}),
+    ),
+    "a long text": ("json_schema", json.dumps({"type": "string", "minLength": 10**6})),
+    # These overflow the stack of the process that compiles them.
+    "references": ("json_schema", chain(900, '{"properties": {"a": {"$ref": "NEXT"}}}')),
+    "rules": ("grammar", rules(4000, "r")),
+    "terminals": ("grammar", rules(4000, "T")),
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler(TOKENIZER, TOKENIZER.eos_ids)
+    yield compiler
+    compiler.close()
+
+
+class Even:
+    """A generator to which all tokens are alike."""
+
+    context_length: int | None = 100
+    eos_ids = TOKENIZER.eos_ids
+
+    def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
+        for generation in generations:
+            sampler = Sampler(generation, tokenizer)
+            while not generation.done:
+                generation.push(sampler.choose(np.zeros(1024)))
+
+
+def megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def refusal(future: Future[Compiled]) -> str | None:
+    try:
+        future.result(timeout=60)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def test_a_bomb_costs_this_process_little_time_and_memory(compiler: Compiler) -> None:
+    assert refusal(compiler.start(("regex", "yes|no"))) is None
+    before = megabytes()
+    costs, refusals = {}, {}
+    for name, form in BOMBS.items():
+        began = time.process_time()
+        refusals[name] = refusal(compiler.start(form))
+        costs[name] = time.process_time() - began
+        assert refusal(compiler.start(("regex", f"still|{len(costs)}"))) is None
+    # The limit on the process that tries them first is 0.1 s.
+    assert max(costs.values()) < 0.4, costs
+    assert megabytes() - before < 200
+    assert "takes too long" in str(refusals["terminals in common"])
+    for name in ("references", "rules", "terminals"):
+        assert str(refusals[name]).endswith("cannot be enforced: it is too large")
+
+
+@pytest.mark.parametrize(
+    "form", [BOMBS["a pattern"], ("grammar", 'start: "x" T\nT: /(a{1000}){9}/')]
+)
+def test_a_bomb_that_goes_off_late_costs_a_step_little(
+    compiler: Compiler, form: tuple[str, str]
+) -> None:
+    matcher = compiler.start(form).result().matcher.deep_copy()
+    first = '"' if form[0] == "json_schema" else "x"
+    began = time.process_time()
+    matcher.compute_bitmask()
+    matcher.consume_tokens(TOKENIZER.encode(first, special=False))
+    matcher.compute_bitmask()
+    assert time.process_time() - began < 0.1
+
+
+def test_a_refusal_is_remembered(compiler: Compiler) -> None:
+    first = compiler.start(BOMBS["divisors"])
+    assert refusal(first)
+    assert compiler.start(BOMBS["divisors"]) is first
+
+
+def test_too_many_new_constraints_are_refused_and_known_ones_are_not() -> None:
+    compiler = Compiler(TOKENIZER, TOKENIZER.eos_ids)
+    known = compiler.start(("regex", "known"))
+    for number in range(_MAX_WAITING - 1):
+        compiler.start(("regex", f"(a{{1000}}){{1000}}{number}"))
+    more = (compiler.start(("regex", f"(b{{1000}}){{1000}}{n}")) for n in range(_MAX_WAITING))
+    with pytest.raises(RequestError, match="send it again later"):
+        list(more)
+    assert compiler.start(("regex", "known")) is known
+    compiler.close()
+
+
+def test_a_killed_judge_is_replaced(compiler: Compiler) -> None:
+    assert refusal(compiler.start(("regex", "before"))) is None
+    assert compiler._judge is not None
+    os.kill(compiler._judge.pid, signal.SIGKILL)
+    assert refusal(compiler.start(("regex", "after"))) is None
+
+
+def test_a_bomb_in_a_batch_fails_alone() -> None:
+    driver = BatchDriver({}, Path())
+    formatter = TextFormatter({}, FOLDER)
+    options = ["regex", "grammar", "temperature"]
+    parts = make_parts(Even(), tokenizer=TOKENIZER, formatter=formatter, inputs=options)
+    driver.start(parts)
+    bomb = {"grammar": BOMBS["terminals"][1]}
+    requests = [
+        FakeRequest({"text_input": ["Hello"]}, max_tokens=4, **constraint)
+        for constraint in ({"regex": "yes"}, bomb, {})
+    ]
+    driver.execute(requests)
+    assert [request.error for request in requests] == [
+        None,
+        "the grammar cannot be enforced: it is too large",
+        None,
+    ]
+    assert requests[0].text == "yes"
