@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from llmserve.options import Value
 from llmserve.repository.source import PICKLED, WEIGHTS, ModelSource, SourceKind, resolve
-from llmserve.repository.source_files import check_code, check_intact, check_links
+from llmserve.repository.source_files import (
+    check_code,
+    check_intact,
+    check_links,
+    config_files,
+)
 
 if TYPE_CHECKING:
     # Plugins import this module for annotations, which must not load protobuf.
@@ -57,14 +62,19 @@ class BuildContext:
 
     @cached_property
     def source(self) -> ModelSource:
-        """The model that ``--model`` names, located on first use."""
-        return resolve(
+        """The model that ``--model`` names, located on first use.
+
+        One that would fetch code is refused here, whatever the plugin then does with it.
+        """
+        source = resolve(
             self.model,
             revision=str(self.options["revision"]),
             weights=(*self.weights, PICKLED) if self.options["pickle"] else self.weights,
             kind=self.source_kind,
             report=self.report,
         )
+        check_code(config_files(source.path), trusted=bool(self.options["trust_remote_code"]))
+        return source
 
     def sibling(self, name: str, config: ModelConfig) -> BuildContext:
         """Return the context of another model of the same build."""
@@ -105,8 +115,8 @@ class BuildContext:
         check_links(files, self.source.path)
         check_intact(files)
         settings: dict[str, Value] = {}
+        check_code(files, trusted=bool(self.options["trust_remote_code"]))
         if self.options["trust_remote_code"]:
-            check_code(files)
             settings["trust_remote_code"] = True
         if self.copies_weights if copy is None else copy:
             target = self.folder / folder

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from llmserve.errors import ConfigError, reason
+from llmserve.errors import ConfigError, ModelSourceError, reason
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
@@ -20,6 +20,7 @@ from llmserve.repository.manifest import Manifest, model_folders, parts_of
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.runtimes import check_models, problem_with
 from llmserve.repository.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
+from llmserve.repository.source_files import check_code, config_files
 from llmserve.roles import ROLES
 from llmserve.runtime.contract import MANIFEST
 
@@ -81,6 +82,7 @@ def check_repository(
             manifests[folder.name] = manifest
             problems += check_files(folder, manifest, quick=quick)
             problems += check_components(folder, manifest)
+            problems += check_code_of(folder, manifest)
             if served_here:
                 problems += check_needs(folder.name, manifest)
     if served_here and not quick:
@@ -349,6 +351,17 @@ def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
                 f"its {role} is stored at {path}, where there is no folder",
                 "put it back, or build with --set weights=copy",
             )
+
+
+def check_code_of(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    """Check that no part would fetch code, as a build does: files can be edited afterwards."""
+    paths = {component["settings"].get("path") for component in manifest.components.values()}
+    for version in modelconfig.versions(folder):
+        for path in sorted(filter(None, paths)):
+            try:
+                check_code(config_files(version / path), trusted=False)
+            except ModelSourceError as error:
+                yield Problem(folder.name, error.problem, error.mend or "build it again")
 
 
 def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:

@@ -128,20 +128,56 @@ def _check_safetensors(path: Path) -> None:
         raise damaged(path, str(error)) from None
 
 
-_FILES_NAMING_CODE = frozenset({"config.json", "tokenizer_config.json"})
+def config_files(folder: Path) -> list[Path]:
+    """Return the files of a model's folder that can name code."""
+    return sorted(folder.glob("*config.json"))
 
 
-def check_code(files: Iterable[Path]) -> None:
-    """Refuse a model whose code would be downloaded from elsewhere, in its latest version."""
+def check_code(files: Iterable[Path], *, trusted: bool) -> None:
+    """Refuse a model whose code would be downloaded from elsewhere, in its latest version.
+
+    Code that only ``trust_remote_code`` runs is looked for if that is given: many models name it
+    and do not need it.
+    """
     for file in files:
-        if file.name in _FILES_NAMING_CODE and (elsewhere := code_elsewhere(read_object(file))):
+        if not file.name.endswith("config.json"):
+            continue
+        config = read_object(file)
+        if kernels := kernels_elsewhere(config):
+            raise ModelSourceError(
+                f"{file.name} takes its Python code from {kernels}, without a pinned version",
+                mend="remove that entry from the file",
+            )
+        if trusted and (elsewhere := _code_elsewhere(config)):
             raise ModelSourceError(
                 f"{file.name} takes its Python code from {elsewhere}, without a pinned version",
                 mend="save the model and that code into one folder, and name the folder",
             )
 
 
-def code_elsewhere(config: Mapping[str, Any]) -> str | None:
+_NAMING_KERNELS = ("attn_implementation", "experts_implementation", "kernel")
+
+
+def kernels_elsewhere(config: Any) -> str | None:
+    """Return the name on the hub under which a configuration asks for a kernel, or None.
+
+    A kernel is code. transformers 5 fetches some kinds, and before 5.3 any, without being allowed
+    to: it only wants the name. So no form of it is accepted, at any depth.
+    """
+    waiting: list[tuple[Any, bool]] = [(config, False)]
+    while waiting:
+        value, named = waiting.pop()
+        if isinstance(value, dict):
+            for name, child in value.items():
+                waiting.append((child, named or any(part in name for part in _NAMING_KERNELS)))
+        elif isinstance(value, list):
+            waiting += [(child, named) for child in value]
+        elif named and isinstance(value, str) and "/" in value:
+            return value
+    return None
+
+
+def _code_elsewhere(config: Mapping[str, Any]) -> str | None:
     """Return another repository from which a configuration loads code, or None."""
     code = config.get("auto_map")
     for names in code.values() if isinstance(code, dict) else ():
@@ -149,13 +185,8 @@ def code_elsewhere(config: Mapping[str, Any]) -> str | None:
             repository, separator, _ = str(name).partition("--")
             if separator:
                 return repository
-    for name, value in config.items():
-        # transformers before 5.3 runs the code named here even without trust_remote_code.
-        if "attn_implementation" in name and "/" in str(value):
-            return str(value)
-        if isinstance(value, dict) and (nested := code_elsewhere(value)):
-            return nested
-    return None
+    nested = (_code_elsewhere(value) for value in config.values() if isinstance(value, dict))
+    return next(filter(None, nested), None)
 
 
 def check_vocabulary(source: ModelSource, report: Callable[[str], None] = lambda _: None) -> None:

@@ -25,6 +25,7 @@ from llmserve.errors import (
 )
 from llmserve.registry import Entry, Registry
 from llmserve.repository import config as modelconfig
+from llmserve.repository.check import check_repository
 from llmserve.repository.dockerfile import FILE as DOCKERFILE
 from llmserve.repository.manifest import hashes, references
 from llmserve.roles import Batching
@@ -110,16 +111,56 @@ def test_remote_code_is_refused_unless_allowed_and_then_recorded(repo: Path, fol
     [
         ("config.json", {"auto_map": {"AutoModelForCausalLM": "someone/else--own.Model"}}),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "someone/else--own.T"]}}),
-        ("config.json", {"_attn_implementation_internal": "someone/else"}),
-        ("config.json", {"text_config": {"attn_implementation": "someone/else"}}),
     ],
 )
-def test_code_that_would_be_fetched_from_elsewhere_is_refused(
+def test_allowed_code_that_would_be_fetched_from_elsewhere_is_refused(
     repo: Path, folder: Path, file: str, code: dict[str, Any]
 ) -> None:
     edit_json(folder / file, **code)
     with pytest.raises(ModelSourceError, match=f"{file} takes its Python code from someone/else"):
         llmserve.build("hf", str(folder), output=repo, trust_remote_code=True)
+
+
+KERNELS: list[tuple[str, dict[str, Any]]] = [
+    ("config.json", {"attn_implementation": "someone/else"}),
+    ("config.json", {"attn_implementation": "paged|someone/else@main:forward"}),
+    ("config.json", {"attn_implementation": {"text_config": "someone/else"}}),
+    ("config.json", {"_attn_implementation": "someone/else"}),
+    ("config.json", {"_attn_implementation_internal": "someone/else"}),
+    ("config.json", {"experts_implementation": "someone/else"}),
+    ("config.json", {"text_config": {"attn_implementation": "someone/else"}}),
+    ("config.json", {"layers": [{"sub": {"attn_implementation": ["sdpa", "someone/else"]}}]}),
+    ("config.json", {"kernel_config": {"RMSNorm": "someone/else:RMSNorm"}}),
+    ("config.json", {"quantization_config": {"quant_method": "x", "kernel": "someone/else"}}),
+    ("generation_config.json", {"attn_implementation": "someone/else"}),
+    ("tokenizer_config.json", {"attn_implementation": "someone/else"}),
+]
+
+
+@pytest.mark.parametrize(("file", "code"), KERNELS)
+def test_kernels_from_elsewhere_are_refused_with_and_without_trust(
+    repo: Path, folder: Path, file: str, code: dict[str, Any]
+) -> None:
+    built = llmserve.build("hf", str(folder), output=repo).folder
+    if not (folder / file).exists():
+        (folder / file).write_text("{}")
+    edit_json(folder / file, **code)
+    for plugin, trusted in (("hf", False), ("hf", True), ("iterative", False), ("openvino", False)):
+        refused = f"{file} takes its Python code from .*someone/else"
+        with pytest.raises(ModelSourceError, match=refused):
+            llmserve.build(plugin, str(folder), output=repo, force=True, trust_remote_code=trusted)
+    # A model that an earlier version built, or that was edited.
+    part = "tokenizer" if file.startswith("tokenizer") else "model"
+    shutil.copyfile(folder / file, built / "1" / part / file)
+    for quick in (True, False):
+        problems = [problem for problem in check_repository(repo, quick=quick) if problem.fatal]
+        assert len(problems) == 1
+        assert "someone/else" in problems[0].what
+
+
+def test_attention_of_transformers_itself_is_accepted(repo: Path, folder: Path) -> None:
+    edit_json(folder / "config.json", attn_implementation="sdpa", conv_kernel=4)
+    assert llmserve.build("hf", str(folder), output=repo).folder.is_dir()
 
 
 def test_pickled_weights_are_refused_unless_allowed(repo: Path, folder: Path) -> None:
