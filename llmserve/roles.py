@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,15 +73,16 @@ class Generator(Component):
     ``modes`` are the values of ``Batching.mode`` that it supports. A generator that runs in
     another backend than Python's has ``assemble``, which adds the models of an ensemble.
     ``source`` defines what ``--model`` must name: ``"huggingface"`` a model as ``save_pretrained``
-    writes it, in a folder or on the hub; ``"folder"`` any local folder; None anything, which the
-    engine interprets. A model has a file that matches one of the patterns in ``weights``.
+    writes it, in a folder or on the hub; ``"folder"`` any local folder; ``"file"`` a local file;
+    None anything, which the engine interprets. A folder has a file that matches one of the patterns
+    in ``weights``; a file matches one itself.
     ``outputs`` are tensors that only this generator can fill. A generator that ``constrains``
     calls ``Generation.constrain`` before it chooses a token, so that formatters can constrain
     answers.
     """
 
     modes: frozenset[str] = frozenset({"batch"})
-    source: Literal["huggingface", "folder"] | None = "huggingface"
+    source: Literal["huggingface", "folder", "file"] | None = "huggingface"
     weights: tuple[str, ...] = ("*.safetensors",)
     assemble: Assemble | None = None
     outputs: tuple[Tensor, ...] = ()
@@ -213,12 +215,28 @@ class Frontend(Role):
 
     ``command`` returns the arguments of the Python interpreter that runs it, or refuses the place.
     The process listens on the place's port, and on SIGTERM finishes requests in flight within its
-    grace period. ``path`` is appended to the address that is shown to users.
+    grace period. ``scheme`` and ``path`` are those of the address that is shown to users. A
+    ``default`` frontend is started by every ``serve``, any other only if ``--frontend`` names it.
     """
 
     command: Callable[[Place], Sequence[str]]
     port: int = 8080
     path: str = ""
+    scheme: str = "http"
+    default: bool = False
+
+    def arguments(self, place: Place) -> list[str]:
+        """Return the interpreter's arguments, checked."""
+        arguments = self.command(place)
+        valid = isinstance(arguments, (list, tuple)) and all(
+            isinstance(argument, (str, PathLike)) for argument in arguments
+        )
+        if not valid:
+            raise PluginError(
+                f"command of frontend {self.name!r} returned {arguments!r}",
+                mend='return a list of arguments, as in ["-m", "acme_frontend", str(place.port)]',
+            )
+        return [str(argument) for argument in arguments]
 
 
 @dataclass(frozen=True, kw_only=True)

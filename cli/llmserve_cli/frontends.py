@@ -21,7 +21,7 @@ _NONE = "none"
 
 @dataclass
 class RequestedFrontends:
-    """The frontends that the user named, or all that are installed."""
+    """The frontends that the user named, or those that their packages start by default."""
 
     names: tuple[str, ...]
     port: int | None
@@ -52,7 +52,7 @@ class RequestedFrontends:
             place = replace(self.place, port=free_port(self.place.host, port, FRONTEND))
             # The frontend refuses invalid settings here, before anything is started.
             try:
-                frontend.command(place)
+                frontend.arguments(place)
             except LLMServeError:
                 raise
             except Exception as error:
@@ -102,7 +102,9 @@ class RequestedFrontends:
         if self.names == (_NONE,):
             return []
         registry = Registry.load()
-        chosen = [registry.get(Frontend, name) for name in self.names] or registry.all(Frontend)
+        chosen = [registry.get(Frontend, name) for name in self.names]
+        if not chosen:
+            chosen = [frontend for frontend in registry.all(Frontend) if frontend.default]
         if len(chosen) > 1 and self.port:
             raise UsageError(
                 f"{' and '.join(frontend.name for frontend in chosen)} cannot share a port",

@@ -7,7 +7,7 @@ from shlex import quote
 
 import click
 
-from llmserve.scaffold import KINDS, new_package
+from llmserve.scaffold import KINDS, MODES, new_package
 from llmserve_cli.usage import Group
 
 
@@ -31,30 +31,39 @@ def plugin() -> None:
     help="Role of the new component; a recipe that uses it is also created.",
 )
 @click.option(
+    "--mode",
+    default=MODES[0],
+    show_default=True,
+    type=click.Choice(MODES),
+    help="How a generator is driven: by whole batches, or step by step, so that requests can join.",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
     help="Parent folder of the package (default: the current one).",
 )
-def new(name: str, role: str, output: Path) -> None:
+def new(name: str, role: str, mode: str, output: Path) -> None:
     """Create a working package with code, tests and documentation.
 
     It prints the folder of the package, llmserve-NAME. Existing files are not overwritten.
 
     \b
     llmserve plugin new acme-words --role tokenizer
+    llmserve plugin new acme-engine --role generator --mode step
     llmserve plugin new acme-queue --role batching --output ~/src
     """
-    folder = new_package(name, role, output)
+    folder = new_package(name, role, output, mode=mode)
     click.echo(folder)
     path = quote(str(folder))
     with_tests = quote(f"{folder}[test]")
     lines = [
         f"install it:        pip install -e {with_tests}",
         f"run its tests:     (cd {path} && pytest)",
-        f"run it:            llmserve {name} --help"
-        if role == "command"
-        else f"build with it:     llmserve build --plugin {name} --model demo",
+        {
+            "command": f"run it:            llmserve {name} --help",
+            "frontend": f"run it:            llmserve serve --frontend {name}",
+        }.get(role, f"build with it:     llmserve build --plugin {name} --model demo"),
         f"what to change:    {quote(str(folder / 'README.md'))}",
     ]
     click.echo("\n".join(lines), err=True)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     "--frontend",
     "frontend_names",
     multiple=True,
-    help="Frontend to start, or none (repeatable; default: all that are installed).",
+    help="Frontend to start, or none (repeatable; default: the OpenAI API, if it is installed).",
 )
 @click.option("--frontend-host", help="Address of the frontend (default: that of --host).")
 @click.option(
@@ -93,7 +93,7 @@ def serve(
 ) -> None:
     """Serve a model repository with Triton.
 
-    It also starts the installed frontends, such as the OpenAI API.
+    It also starts the OpenAI API, if that is installed, and the frontends that --frontend names.
 
     Models that die are reloaded; `llmserve status` shows the state of all. Ctrl-C stops the server
     after finishing requests in flight. A second Ctrl-C stops it at once.

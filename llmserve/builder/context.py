@@ -73,7 +73,7 @@ class BuildContext:
             kind=self.source_kind,
             report=self.report,
         )
-        check_code(config_files(source.path), trusted=bool(self.options["trust_remote_code"]))
+        check_code(config_files(source.folder), trusted=bool(self.options["trust_remote_code"]))
         return source
 
     def sibling(self, name: str, config: ModelConfig) -> BuildContext:
@@ -112,7 +112,7 @@ class BuildContext:
         the repository, or the hub's id and commit, or a path outside.
         """
         files = list(files)
-        check_links(files, self.source.path)
+        check_links(files, self.source.folder)
         check_intact(files)
         settings: dict[str, Value] = {}
         check_code(files, trusted=bool(self.options["trust_remote_code"]))
@@ -130,4 +130,4 @@ class BuildContext:
             return {**settings, "path": folder}
         if self.source.repo_id and self.source.revision:
             return {**settings, "id": self.source.repo_id, "revision": self.source.revision}
-        return {**settings, "path": str(self.source.path)}
+        return {**settings, "path": str(self.source.folder)}

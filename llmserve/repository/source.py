@@ -21,7 +21,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 WEIGHTS = "*.safetensors"
 PICKLED = "*.bin"
 
-SourceKind = Literal["huggingface", "folder"] | None
+SourceKind = Literal["huggingface", "folder", "file"] | None
 """The kind of model that a generator accepts: see ``Generator.source``."""
 
 
@@ -29,13 +29,18 @@ SourceKind = Literal["huggingface", "folder"] | None
 class ModelSource:
     """A model's files on this machine, and where they came from.
 
-    ``path`` is a folder, unless the generator accepts any name as a model.
+    ``path`` is a folder, unless the generator accepts a file, or any name as a model.
     """
 
     asked: str
     path: Path
     repo_id: str | None = None
     revision: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder that its files are in."""
+        return self.path.parent if self.path.is_file() else self.path
 
     def config(self) -> dict[str, Any]:
         path = self.path / "config.json"
@@ -60,6 +65,8 @@ class ModelSource:
             return {"kind": "hub", "id": self.repo_id, "revision": self.revision}
         if self.asked == DEMO:
             return {"kind": "demo"}
+        if self.path.is_file():
+            return {"kind": "local", "file": self.path.name}
         if not self.path.is_dir():
             return {"kind": "name", "name": self.asked}
         return {"kind": "local", "folder": self.path.name}
@@ -81,6 +88,10 @@ def resolve(
     if model == DEMO:
         from llmserve.demo import demo_model_path
 
+        if kind == "file":
+            raise ModelSourceError("the demo is a folder", mend="name a file (--model)")
+        if kind is not None:
+            _check_weights(demo_model_path(), model, weights)
         return ModelSource(model, demo_model_path())
     if not model:
         raise ModelSourceError("--model is empty", mend="name a folder, or an id on the hub")
@@ -88,6 +99,8 @@ def resolve(
     with suppress(RuntimeError):
         # This fails for an unknown user; there is no such folder then.
         path = path.expanduser()
+    if kind == "file":
+        return ModelSource(model, _file(path, model, weights))
     if path.is_dir():
         if kind == "huggingface":
             _check_config(path, model)
@@ -130,6 +143,17 @@ def is_checkpoint(path: Path) -> bool:
 def refuse_gguf(path: Path, model: str) -> None:
     if is_gguf(path):
         raise ModelSourceError(f"{model} is in {NO_GGUF}", mend=INSTEAD_OF_GGUF)
+
+
+def _file(path: Path, model: str, weights: Sequence[str]) -> Path:
+    names = " or ".join(weights)
+    if path.is_dir():
+        raise ModelSourceError(f"{model} is a folder", mend=f"name a file in it: {names}")
+    if not path.is_file():
+        raise ModelSourceError(f"no file at {model}", mend="--model takes a local file")
+    if not any(path.match(pattern) for pattern in weights):
+        raise ModelSourceError(f"{model} is not a file of this kind", mend=f"name one: {names}")
+    return path.absolute()
 
 
 def _check_config(folder: Path, model: str) -> None:

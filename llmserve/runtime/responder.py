@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from threading import Lock
 from typing import Any
 
@@ -46,15 +47,31 @@ def tensors_of(raw: Any) -> dict[str, npt.NDArray[Any]]:
 def failure(error: Exception, parts: Parts) -> Any:
     """Return Triton's error for an exception.
 
-    A :class:`RequestError` is the client's fault. For any other error, the client gets its type
-    and the first meaningful line of its message, and the log gets a traceback.
+    A :class:`RequestError` is the client's fault. For any other error, the client gets its type,
+    the first meaningful line of its message and the line of the plugin, and the log gets a
+    traceback.
     """
     if isinstance(error, RequestError):
         return _error(str(error), parts, internal=False)
     parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-    return _error(
-        f"the model failed: {type(error).__name__}: {_first_line(error)}", parts, internal=True
-    )
+    place = _place(error, parts)
+    message = f"the model failed: {type(error).__name__}: {_first_line(error)}{place}"
+    return _error(message, parts, internal=True)
+
+
+def _place(error: Exception, parts: Parts) -> str:
+    """Return where in the code of a plugin an error was raised, as a user could report it."""
+    runtimes = (parts.tokenizer, parts.generator, parts.formatter)
+    packages = {type(runtime).__module__.partition(".")[0] for runtime in runtimes} - {"llmserve"}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        frame, code = trace.tb_frame, trace.tb_frame.f_code
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in packages:
+            owner = type(frame.f_locals["self"]).__name__ if "self" in frame.f_locals else ""
+            where = f"{owner}.{code.co_name}" if owner else code.co_name
+            found = f"{where} in {PurePath(code.co_filename).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return f" ({found}; the server's log has the traceback)" if found else ""
 
 
 def _first_line(error: Exception) -> str:

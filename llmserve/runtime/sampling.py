@@ -55,6 +55,11 @@ class Sampler:
         return tokens
 
     def choose(self, logits: Row) -> int:
+        """Return the next token, given a score for each token of the vocabulary."""
+        if type(logits) is not np.ndarray or logits.ndim != 1 or logits.dtype.kind not in "fiu":
+            raise TypeError(
+                f"Sampler.choose takes a numpy array of scores, not {_described(logits)}"
+            )
         if forced := self._generation.forced():
             self._random.random()
             return forced[0]
@@ -96,6 +101,12 @@ class Sampler:
             prefix = len(ids) - 1
             if not prefix or generation.token_ids[-prefix:] == ids[:-1]:
                 scores[ids[-1]] = -np.inf
+
+
+def _described(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"one of shape {list(value.shape)} and type {value.dtype}"
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def _draw(scores: Row, params: Params, number: float) -> int:

@@ -6,6 +6,6 @@ they share. A new package is a copy in which that word is replaced.
 
 from __future__ import annotations
 
-from llmserve.scaffold.generate import KINDS, ROLES, new_package
+from llmserve.scaffold.generate import KINDS, MODES, ROLES, new_package
 
-__all__ = ["KINDS", "ROLES", "new_package"]
+__all__ = ["KINDS", "MODES", "ROLES", "new_package"]

@@ -22,11 +22,15 @@ REQUIRES = {
     "formatter": ("llmserve-hf", "numpy>=1.24"),
     "recipe": ("llmserve-hf",),
     "command": ("click>=8.1",),
+    "frontend": (),
 }
 """The dependencies of each kind of package besides llmserve."""
 KINDS = tuple(REQUIRES)
-ROLES = KINDS[:-1]
+ROLES = tuple(kind for kind in KINDS if kind not in ("command", "frontend"))
 """The kinds that include a recipe, which can be built and served."""
+STEP = "step"
+MODES = ("batch", STEP)
+"""How the generator of a new package can be driven."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_LENGTH = 32
 
@@ -58,6 +62,7 @@ class Names:
         prefix = camel_case.removesuffix(role.capitalize()) or camel_case
         for old, new in (
             (f"llmserve.scaffold.{role}", self.package),
+            ("llmserve.scaffold.stepper", self.package),
             ("llmserve_scaffold", self.package),
             ("Scaffold", prefix),
             ("scaffold", self.name),
@@ -66,11 +71,14 @@ class Names:
         return text
 
 
-def new_package(name: str, role: str, output: Path = Path()) -> Path:
+def new_package(name: str, role: str, output: Path = Path(), *, mode: str = "batch") -> Path:
     """Write a new plugin's package into ``output`` and return its folder.
 
-    Nothing is overwritten, and a failure leaves nothing behind.
+    ``mode`` is how its generator is driven, if it has one. Nothing is overwritten, and a
+    failure leaves nothing behind.
     """
+    if mode != "batch" and role != "generator":
+        raise UsageError(f"a {role} has no mode", mend="leave out --mode, or use --role generator")
     names = Names(name)
     folder = output / names.distribution
     if folder.exists() or folder.is_symlink():
@@ -80,7 +88,7 @@ def new_package(name: str, role: str, output: Path = Path()) -> Path:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{names.distribution}-", dir=output) as scratch:
             package = Path(scratch) / names.distribution
-            for path, text in _files(names, role):
+            for path, text in _files(names, role, mode):
                 (package / path).parent.mkdir(parents=True, exist_ok=True)
                 (package / path).write_text(text, encoding="utf-8")
             package.rename(folder)
@@ -107,9 +115,9 @@ def _taken(names: Names, reason: str) -> UsageError:
     return UsageError(f"the name {names.name!r} is taken: {reason}", mend="choose another")
 
 
-def _files(names: Names, role: str) -> Iterator[tuple[str, str]]:
+def _files(names: Names, role: str, mode: str) -> Iterator[tuple[str, str]]:
     """Yield the path and text of every file of a new package."""
-    template, common = SOURCES / role, SOURCES / "package"
+    template, common = SOURCES / (role if mode == "batch" else "stepper"), SOURCES / "package"
     yield "README.md", names.replaced(_read(template / "README.md") + _develop(role), role)
     yield "pyproject.toml", _project(names, role)
     yield ".gitignore", _read(common / "gitignore")
@@ -126,7 +134,8 @@ def _develop(role: str) -> str:
     text = _read(SOURCES / "package" / "README.md")
     if role in ROLES:
         return text
-    text = text.replace("the unit tests, then the conformance suite on a real Triton", "")
+    suite = "the unit tests, then the conformance suite" if role == "frontend" else ""
+    text = text.replace("the unit tests, then the conformance suite on a real Triton", suite)
     text = re.sub(r"(?m)^    llmserve (build|serve|query).*\n", "", text)
     return re.sub(r"(?m) +#? *$", "", text)
 

@@ -34,7 +34,7 @@ class RunningFrontend:
 
     @property
     def url(self) -> str:
-        return f"http://{self.place.host}:{self.place.port}{self.frontend.path}"
+        return f"{self.frontend.scheme}://{self.place.host}:{self.place.port}{self.frontend.path}"
 
     def stop(self, grace: float) -> None:
         """Stop it; requests in flight have ``grace`` seconds."""
@@ -58,7 +58,7 @@ def log_beside(log_file: Path, frontend: Frontend, *, chosen: bool) -> Path:
 
 def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningFrontend:
     """Start a frontend and wait until it listens."""
-    arguments = [str(argument) for argument in frontend.command(place)]
+    arguments = frontend.arguments(place)
     name, scratch = make_scratch()
     launch = Launch((sys.executable, *arguments), inherited_environment(), frontend.name)
     process = None

@@ -42,6 +42,7 @@ from llmserve.testing.fake import (
     FakeTensor,
     make_parts,
 )
+from llmserve.testing.frontends import FrontendConformance
 from llmserve.testing.live import LiveTriton
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "FakeRequest",
     "FakeResponse",
     "FakeTensor",
+    "FrontendConformance",
     "LiveTriton",
     "RecipeConformance",
     "check_repository",

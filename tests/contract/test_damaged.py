@@ -116,6 +116,31 @@ def test_one_kind_of_the_generators_weights_is_enough(tmp_path: Path) -> None:
         resolve(str(tmp_path), report=print)
 
 
+def test_the_demo_model_has_the_weights_that_a_generator_wants_or_is_refused() -> None:
+    with pytest.raises(ModelSourceError, match=r"demo has no weights: no \*\.gguf in"):
+        resolve("demo", weights=("*.gguf",), kind="folder", report=print)
+    assert resolve("demo", weights=("*.gguf",), kind=None, report=print).path.is_dir()
+
+
+def test_a_model_can_be_a_file(tmp_path: Path, repo: Path) -> None:
+    file = tmp_path / "words.txt"
+    kinds: dict[str, Any] = {"weights": ("*.txt",), "kind": "file", "report": print}
+    for asked, why in (
+        ("demo", "the demo is a folder"),
+        (str(tmp_path), "is a folder: name a file in it: "),
+        (str(file), "no file at"),
+    ):
+        with pytest.raises(ModelSourceError, match=why):
+            resolve(asked, **kinds)
+    file.write_text("a b")
+    (tmp_path / "words.bin").touch()
+    with pytest.raises(ModelSourceError, match=r"is not a file of this kind: name one: \*\.txt"):
+        resolve(str(tmp_path / "words.bin"), **kinds)
+    source = resolve(str(file), **kinds)
+    assert (source.path, source.folder) == (file, tmp_path)
+    assert source.described() == {"kind": "local", "file": "words.txt"}
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "size"),
     [

@@ -145,6 +145,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (site / "llmserve_broken.py").write_text(BROKEN)
     (folder / "test_broken.py").write_text(BROKEN_TESTS)
     packages = {role: new_package(f"new-{role}", role, folder) for role in ROLES}
+    packages["steps"] = new_package("new-steps", "generator", folder, mode="step")
     path = [site, install_examples(folder / "documented"), *packages.values()]
     result = Installed(folder, with_path(*path))
     # One package is installed as a user would do it; to pip, the others look the same.
@@ -165,6 +166,8 @@ def results(installed: Installed) -> Mapping[str, str]:
     """
     batch_test = "test_answers_in_a_batch_equal_answers_alone"
     tests = []
+    steps = "llmserve-new-steps/tests/test_new_steps"
+    tests += [f"{steps}.py", f"{steps}_conformance.py::TestNew::{batch_test}"]
     for role in ROLES:
         path = f"llmserve-new-{role}/tests/test_new_{role}"
         suite = f"{path}_conformance.py"
@@ -196,6 +199,11 @@ def test_its_tests_pass_with_a_real_triton(results: Mapping[str, str], role: str
     conformance = passed(results, f"test_new_{role}_conformance.TestNew.")
     assert len(conformance) > (15 if role in FULL_SUITE else 0) or role == "recipe"
     assert len(passed(results, f"test_new_{role}.")) > 1
+
+
+def test_a_stepping_generator_serves(results: Mapping[str, str]) -> None:
+    assert len(passed(results, "test_new_steps_conformance.")) == 1
+    assert len(passed(results, "test_new_steps.")) == 3
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -126,7 +126,9 @@ def test_a_request_that_cannot_be_answered_gets_an_error_and_is_dropped(
     good = model.send("cd", max_tokens=9)
     model.engine.may_step.set()
     wait_until_closed(culprit, good)
-    assert culprit.error == "the model failed: FakeModelException: no shared memory is left"
+    assert (culprit.error or "").startswith(
+        "the model failed: FakeModelException: no shared memory is left"
+    )
     assert good.text == "cdcdcdcdc"
     wait_until_closed(model.send("e", max_tokens=5))
     assert not model.engine.running
@@ -193,7 +195,7 @@ def test_a_refused_or_failing_request_affects_no_other(model: Model) -> None:
     assert good.text == "ab" * 15
     assert "max_tokens" in (wrong.error or "")
     assert refused.error == "no questions"
-    assert culprit.error == "the model failed: ValueError: cannot go on"
+    assert (culprit.error or "").startswith("the model failed: ValueError: cannot go on")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,8 @@ def test_a_step_that_fails_is_an_error_of_all_requests_and_the_next_is_served(
 ) -> None:
     good, culprit = model.send("ab", max_tokens=ENDLESS), model.send(prompt)
     wait_until_closed(good, culprit)
-    assert good.error == culprit.error == f"the model failed: {error}"
+    assert good.error == culprit.error
+    assert (good.error or "").startswith(f"the model failed: {error}")
     after = model.send("cd", max_tokens=4)
     wait_until_closed(after)
     assert after.text == "cdcd"

@@ -203,3 +203,16 @@ def test_a_bias_makes_a_token_certain_or_impossible() -> None:
     assert sampler(logit_bias={EOS: -100.0}).choose(LOGITS) == 1
     assert sampler(logit_bias={10_000: 100.0}).choose(LOGITS) == EOS
     assert not Params(logit_bias={1: 1.0}).plain
+
+
+@pytest.mark.parametrize(
+    ("scores", "what"),
+    [
+        ([0.0, 1.0], "not list"),
+        (np.zeros((1, 4)), r"not one of shape \[1, 4\] and type float64"),
+        (np.zeros(4, dtype=bool), "type bool"),
+    ],
+)
+def test_scores_of_another_type_are_the_generators_fault(scores: Any, what: str) -> None:
+    with pytest.raises(TypeError, match=what):
+        sampler().choose(scores)

@@ -18,20 +18,21 @@ from llmserve.roles import ROLES as ALL_ROLES
 from llmserve.scaffold import KINDS, ROLES, new_package
 from llmserve.scaffold.generate import Names
 from llmserve_cli.group import cli
-from tests.support import files_of, with_path
+from tests.support import files_of, install, with_path
 
 
 @pytest.mark.parametrize("name", ["x", "acme-words", "a-name-of-thirty-two-letters-abc"])
 def test_packages_are_complete_and_pass_their_own_linters(tmp_path: Path, name: str) -> None:
     slug = name.replace("-", "_")
     package = f"llmserve_{slug}"
-    for role in KINDS:
-        folder = new_package(name, role, tmp_path / role)
+    for role, mode in (*((kind, "batch") for kind in KINDS), ("generator", "step")):
+        output = tmp_path / f"{role}-{mode}"
+        folder = new_package(name, role, output, mode=mode)
         files = files_of(folder)
         expected = {".gitignore", "README.md", f"{package}/__init__.py", f"{package}/py.typed"}
         assert expected <= files.keys()
         conformance = f"tests/test_{slug}_conformance.py"
-        assert (conformance in files) == (role in ROLES)
+        assert (conformance in files) == (role != "command")
         assert not [path for path, text in files.items() if "scaffold" in (path + text).lower()]
         project = files["pyproject.toml"]
         assert f'[project.entry-points."llmserve.api{API}"]\n{name} = "{package}"' in project
@@ -40,7 +41,7 @@ def test_packages_are_complete_and_pass_their_own_linters(tmp_path: Path, name: 
         (llmserve,) = [needed.specifier for needed in required if needed.name == "llmserve"]
         assert __version__ in llmserve
         assert "99.0" not in llmserve
-        assert list((tmp_path / role).iterdir()) == [folder]
+        assert list(output.iterdir()) == [folder]
     for command in (["check"], ["format", "--check"]):
         result = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--no-cache", "."],
@@ -112,16 +113,25 @@ def test_the_command_prints_the_folder_and_the_next_step(tmp_path: Path, role: s
     assert result.exit_code == 0, result.output
     folder = tmp_path / "new" / "llmserve-acme-count"
     assert result.stdout == f"{folder}\n"
-    if role != "command":
+    if role in ROLES:
         assert "llmserve build --plugin acme-count --model demo" in result.stderr
         return
-    # The package of a command has no recipe, and its tests pass unchanged.
+    # These packages have no recipe, and their tests pass unchanged.
     readme = (folder / "README.md").read_text(encoding="utf-8")
-    assert "llmserve acme-count --help" in result.stderr
-    assert "llmserve acme-count --help" in readme
+    run = {"command": "llmserve acme-count --help", "frontend": "serve --frontend acme-count"}
+    assert run[role] in result.stderr
+    assert run[role] in readme
     assert "build --plugin" not in readme
+    entry = f"[llmserve.api{API}]\nacme-count = llmserve_acme_count\n"
+    install(folder, "llmserve-acme-count", entry)
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
         cwd=folder, env=with_path(folder), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert "3 passed" in tests.stdout, tests.stdout
+    assert tests.returncode == 0, tests.stdout
+    assert f"{3 if role == 'command' else 7} passed" in tests.stdout
+
+
+def test_only_a_generator_has_a_mode(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a recipe has no mode"):
+        new_package("acme", "recipe", tmp_path, mode="step")

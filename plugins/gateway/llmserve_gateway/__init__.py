@@ -42,7 +42,11 @@ def _command(place: Place) -> Sequence[str]:
 def llmserve_register_frontends() -> Sequence[Frontend]:
     """Have ``llmserve serve`` start the gateway."""
     summary = "The OpenAI API, with keys, limits, metrics and a page"
-    return [Frontend(name="openai", summary=summary, command=_command, port=8080, path="/v1")]
+    return [
+        Frontend(
+            name="openai", summary=summary, command=_command, port=8080, path="/v1", default=True
+        )
+    ]
 
 
 @hookimpl

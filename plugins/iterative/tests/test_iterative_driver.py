@@ -50,7 +50,7 @@ def test_a_request_that_fails_does_so_alone() -> None:
     invalid = triton.send("ab", max_tokens=0)
     triton.run_all()
     assert good.text == "abababab"
-    assert failing.error == "the model failed: ValueError: cannot go on"
+    assert (failing.error or "").startswith("the model failed: ValueError: cannot go on")
     assert refused.error == "no questions"
     assert "max_tokens" in (invalid.error or "")
     assert triton.nothing_is_left()
@@ -83,7 +83,7 @@ def test_a_request_that_fails_while_triton_has_it_gets_the_error_when_it_comes_b
         # The engine computes the last step for both, though only one of them is here.
         triton.run(present)
     triton.run_all()
-    assert failing.error == "the model failed: ValueError: cannot go on"
+    assert (failing.error or "").startswith("the model failed: ValueError: cannot go on")
     assert other.text == "ababababa"
     assert triton.nothing_is_left()
 
@@ -112,7 +112,7 @@ def test_an_answer_that_cannot_be_formatted_fails_alone(stream: bool) -> None:
     failing = triton.send("picky", max_tokens=20, stream=stream)
     triton.run_all()
     assert good.text == "abababab"
-    assert failing.error == "the model failed: KeyError: 'picky'"
+    assert (failing.error or "").startswith("the model failed: KeyError: 'picky'")
     assert triton.nothing_is_left()
 
 
