@@ -167,7 +167,7 @@ def results(installed: Installed) -> Mapping[str, str]:
     batch_test = "test_answers_in_a_batch_equal_answers_alone"
     tests = []
     steps = "llmserve-new-steps/tests/test_new_steps"
-    tests += [f"{steps}.py", f"{steps}_conformance.py::TestNew::{batch_test}"]
+    tests += [f"{steps}.py", f"{steps}_conformance.py::TestNewSteps::{batch_test}"]
     for role in ROLES:
         path = f"llmserve-new-{role}/tests/test_new_{role}"
         suite = f"{path}_conformance.py"

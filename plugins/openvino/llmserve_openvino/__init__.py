@@ -36,9 +36,10 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 Option("device", "auto", "Where the model runs: the CPU.", choices=("auto", "cpu")),
                 Option(
                     "weight_format",
-                    "fp32",
-                    "How weights are stored when a model is converted.",
-                    choices=("fp32", "fp16", "bf16", "int8", "int4"),
+                    "auto",
+                    "How weights are stored when a model is converted. auto changes none: those "
+                    "that are exact in 16 bits are stored in 16 bits.",
+                    choices=("auto", "fp32", "fp16", "bf16", "int8", "int4"),
                 ),
                 Option(
                     "int4_group",

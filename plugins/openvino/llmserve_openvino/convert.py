@@ -160,19 +160,29 @@ def compress(model: Any, settings: dict[str, Any]) -> Any:
     )
 
 
-def store_bfloat16(model: Any) -> None:
-    """Store weights in bfloat16 if that is exact; the model's have been rounded to it."""
+def store_in_16_bits(model: Any) -> None:
+    """Store those weights in bfloat16 or float16 that either holds exactly."""
     ops = ov.opset13
     for node in model.get_ops():
         if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
             continue
         values = node.get_data()
-        if values.ndim > 1 and not (values.view(np.uint32) & 0xFFFF).any():
+        kind = _exact_type(values) if values.ndim > 1 else None
+        if kind is not None:
             consumers = node.output(0).get_target_inputs()
-            stored = ops.convert(ops.constant(values, dtype=ov.Type.bf16), "f32")
+            stored = ops.convert(ops.constant(values, dtype=kind), "f32")
             for consumer in consumers:
                 consumer.replace_source_output(stored.output(0))
     model.validate_nodes_and_infer_types()
+
+
+def _exact_type(values: Any) -> Any:
+    """Return a type of 16 bits that holds all values, None if there is none."""
+    if not (values.view(np.uint32) & 0xFFFF).any():
+        return ov.Type.bf16
+    # A weight beyond the range of float16 becomes infinite, which is not equal.
+    with np.errstate(over="ignore"):
+        return ov.Type.f16 if np.array_equal(values.astype(np.float16), values) else None
 
 
 def check(model: Any, folder: Path) -> float:
@@ -255,8 +265,9 @@ def main(source: str, target: Path, settings: dict[str, Any]) -> None:
     del model
     if settings["weight_format"] in ("int8", "int4"):
         converted = compress(converted, settings)
-    elif settings["weight_format"] == "bf16":
-        store_bfloat16(converted)
+    elif settings["weight_format"] in ("auto", "bf16"):
+        # With bf16, they have been rounded to it.
+        store_in_16_bits(converted)
     fp16 = settings["weight_format"] == "fp16"
     ov.save_model(converted, str(target / MODEL), compress_to_fp16=fp16)
     (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")

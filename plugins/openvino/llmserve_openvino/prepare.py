@@ -28,6 +28,7 @@ _MODEL = "openvino_model.xml"
 _FILES = (_MODEL, "openvino_model.bin")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 _PRECISIONS = {"auto": "auto", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_ROUNDED = ("fp16", "bf16", "int8", "int4")
 _LOAD_OPTIONS = (
     "kv_cache", "cache_gb", "max_sequences", "prefix_cache", "dynamic_quantization",
     "prompt_lookup", "draft_tokens", "threads",
@@ -65,7 +66,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         "eos_ids": _eos_ids(source.path, config),
         "vocab_size": vocab_size if isinstance(vocab_size, int) else 0,
         "precision": _PRECISIONS[str(options["dtype"])],
-        "half_weights": dtype in ("bfloat16", "float16") or options["weight_format"] != "fp32",
+        "half_weights": dtype in ("bfloat16", "float16") or options["weight_format"] in _ROUNDED,
     }
 
 
@@ -107,7 +108,7 @@ def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
     files = [source.path / name for name in _FILES if (source.path / name).is_file()]
     if len(files) < len(_FILES):
         raise ModelSourceError(f"{source.asked} has {_MODEL} without openvino_model.bin")
-    if context.options["weight_format"] != "fp32":
+    if context.options["weight_format"] != "auto":
         raise OptionError(
             f"{source.asked} is already converted, and its weights stay as they are",
             mend="leave out weight_format, or name the model that it was converted from",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Event
@@ -48,19 +50,34 @@ class Sender:
         raise AssertionError("no request ran for long enough")
 
     def send(
-        self, name: str, on_piece: Callable[[], object] = bool, *, tokens: int = 8, **extra: Any
+        self, name: str, on_piece: Callable[[], object] = bool, *, tokens: int = 64, **extra: Any
     ) -> Future[None]:
+        """Send a request and wait until it is in Triton's queue, runs or has ended."""
         params = {"max_tokens": tokens, "ignore_eos": True, **extra}
+        runs, waiting = Event(), self._waiting()
 
         def stream() -> None:
             for _ in self._triton.client.stream(self.model, PROMPT, **params):
+                runs.set()
                 on_piece()
+            # Requests run one by one and take a while, so this is the order in which they ran.
             self.order.append(name)
 
         future = self._pool.submit(stream)
-        # These tests depend on the order of arrival.
-        time.sleep(0.03)
+        deadline = time.monotonic() + 20
+        while not (runs.is_set() or future.done() or self._waiting() > waiting):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
         return future
+
+    def _waiting(self) -> int:
+        """Return how many requests wait in the model's queues, by Triton's own count."""
+        with urllib.request.urlopen(self._triton.server.metrics_url, timeout=10) as page:
+            text = page.read().decode()
+        counts = re.findall(
+            rf'^nv_inference_pending_request_count{{model="{self.model}".*}} (\d+)', text, re.M
+        )
+        return int(counts[0]) if counts else 0
 
 
 @pytest.fixture

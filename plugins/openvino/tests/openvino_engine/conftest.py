@@ -15,7 +15,7 @@ from llmserve.demo import demo_model_path
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo model in OpenVINO's form, as a build converts it."""
     root = tmp_path_factory.mktemp("openvino")
-    built = llmserve.build("openvino", "demo", output=root / "repository")
+    built = llmserve.build("openvino", "demo", output=root / "repository", weight_format="fp32")
     folder = Path(shutil.copytree(built.folder / "1" / "openvino", root / "demo-openvino"))
     for path in demo_model_path().glob("*.json"):
         shutil.copy(path, folder)

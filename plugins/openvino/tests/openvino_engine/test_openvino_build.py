@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import llmserve
@@ -101,6 +102,37 @@ def small_model(folder: Path, family: str, **settings: Any) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_model_path() / name, folder / name)
     return folder
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_weights_keep_their_size_and_their_values(tmp_path: Path, dtype: str) -> None:
+    import openvino
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    source = small_model(tmp_path / "model", "Llama")
+    model = AutoModelForCausalLM.from_pretrained(source).to(getattr(torch, dtype))
+    model.save_pretrained(source)
+    sizes, logits = [], []
+    for options in ({}, {"weight_format": "fp32"}):
+        built = llmserve.build(
+            "openvino", str(source), output=tmp_path / "repository", force=True, **options
+        )
+        sizes.append((model_folder(built) / "openvino_model.bin").stat().st_size)
+        compiled = openvino.Core().compile_model(
+            model_folder(built) / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+        )
+        ids = np.arange(20)[None]
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "position_ids": ids,
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        logits.append(compiled.create_infer_request().infer(inputs)["logits"])
+    share = sizes[0] / sizes[1]
+    assert share == pytest.approx(1.0 if dtype == "float32" else 0.5, abs=0.05)
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
 
 
 def test_a_model_with_a_sliding_window_is_served_within_it(tmp_path: Path) -> None:
