@@ -23,6 +23,9 @@ _MAX_BYTES = 65_536
 _MAX_DEPTH = 64
 # Options that can forbid a required token, or end an answer before it is complete.
 _CONFLICTING = ("ignore_eos", "min_tokens", "bad_words", "end_id")
+# The longest texts of these formats with nanoseconds and an offset.
+_TIMES = {"date-time": 35, "time": 24}
+_VALUES = ("const", "enum", "default", "examples", "example")
 _OPTIONS = ("json_schema", "json_object", "choice", "regex", "grammar", "guided_decoding_guide")
 
 # The upper bounds of eight scores for each value of a byte; a lookup is faster than a selection.
@@ -147,7 +150,26 @@ def _checked_schema(text: str) -> str:
         raise RequestError("json_schema takes a JSON object as defined by json-schema.org")
     if _depth(schema) > _MAX_DEPTH:
         raise RequestError(f"json_schema is nested deeper than {_MAX_DEPTH}: make it flatter")
-    return text
+    return json.dumps(schema) if _bound_times(schema) else text
+
+
+def _bound_times(schema: Any) -> bool:
+    """Limit times, which may have any number of decimals, to nanoseconds; return if there are any.
+
+    Small models tend to write digits until the answer has to end.
+    """
+    if isinstance(schema, list):
+        return any([_bound_times(item) for item in schema])
+    if not isinstance(schema, dict):
+        return False
+    length = _TIMES.get(kind) if isinstance(kind := schema.get("format"), str) else None
+    if length is not None:
+        longest = schema.setdefault("maxLength", length)
+        if isinstance(longest, int):
+            schema["maxLength"] = min(longest, length)
+    # The values of these are no schemas.
+    inner = [_bound_times(value) for name, value in schema.items() if name not in _VALUES]
+    return any(inner) or length is not None
 
 
 def _depth(value: Any) -> int:

@@ -146,6 +146,27 @@ def test_any_object_is_json_or_was_cut(values: dict[str, Any]) -> None:
             assert len(answer.token_ids) == 60
 
 
+@pytest.mark.parametrize("kind", ["date-time", "time"])
+def test_a_time_ends_after_its_nanoseconds(kind: str) -> None:
+    when = {"type": "string", "format": kind}
+    schema = {"type": "object", "properties": {"when": when}, "required": ["when"],
+              "additionalProperties": False}  # fmt: skip
+    for seed in range(4):
+        generation, sampler = start({"json_schema": json.dumps(schema)}, seed, 200)
+        digits = np.array([TOKENIZER.decode([token]).isdigit() for token in range(VOCABULARY)])
+        while not generation.done:
+            # A model that would rather write digits than anything else.
+            generation.push(sampler.choose(30.0 * digits))
+        assert generation.finish_reason == "stop"
+        assert len(json.loads(generation.text)["when"]) <= 35
+
+
+def test_a_value_that_looks_like_a_time_is_no_schema() -> None:
+    value = {"format": "date-time"}
+    answer = generate({"json_schema": json.dumps({"const": value})})
+    assert json.loads(answer.text) == value
+
+
 def test_a_schema_that_refers_to_itself_is_kept() -> None:
     answers = [generate({"json_schema": json.dumps(TREE)}, seed=seed) for seed in range(4)]
     for answer in answers:
