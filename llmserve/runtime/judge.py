@@ -69,7 +69,7 @@ class Judge:
         command = [sys.executable or "python3", "-I", "-S", __file__]
         near, far = socket.socketpair()
         with far:
-            self._process = subprocess.Popen(command, stdin=far, stdout=far)
+            self._process = subprocess.Popen(command, stdin=far.fileno(), stdout=far.fileno())
         self._stream = near.makefile("rwb")
         self._socket = near
         try:
@@ -159,7 +159,7 @@ def _judged(library: Any, table: Any, kind: str, text: str) -> Mapping[str, Any]
 
 def _read(pipe: int, deadline: float) -> bytes:
     """Read until the child ends; nothing if that takes too long."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:

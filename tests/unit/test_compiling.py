@@ -175,10 +175,14 @@ def test_a_bomb_in_a_batch_fails_alone() -> None:
     options = ["regex", "grammar", "temperature"]
     parts = make_parts(Even(), tokenizer=TOKENIZER, formatter=formatter, inputs=options)
     driver.start(parts)
-    bomb = {"grammar": BOMBS["terminals"][1]}
+    constraints: list[dict[str, Any]] = [
+        {"regex": "yes"},
+        {"grammar": BOMBS["terminals"][1]},
+        {},
+    ]
     requests = [
         FakeRequest({"text_input": ["Hello"]}, max_tokens=4, **constraint)
-        for constraint in ({"regex": "yes"}, bomb, {})
+        for constraint in constraints
     ]
     driver.execute(requests)
     assert [request.error for request in requests] == [

@@ -17,7 +17,7 @@ from typing import Any
 from llmserve.demo import demo_model_path
 from llmserve.runtime import RequestError
 from llmserve.runtime.causal import context_length, load
-from llmserve.runtime.constrained import Compiler
+from llmserve.runtime.compiling import Compiler
 from llmserve_standins.notice import notice
 from llmserve_standins.tensorrtllm.request import PendingRequest, TokenSequence
 from llmserve_standins.tensorrtllm.settings import Settings

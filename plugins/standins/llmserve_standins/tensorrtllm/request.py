@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from llmserve.runtime import Generation, Params, RequestError, Responder, Sampler, tensors_of
-from llmserve.runtime.constrained import Compiler
+from llmserve.runtime.compiling import Compiler
+from llmserve.runtime.constrained import FormConstraint
 from llmserve_standins.tensorrtllm.settings import Settings
 
 _SCORES = {"cum_log_probs", "output_log_probs", "context_logits", "generation_logits"}
@@ -148,7 +149,8 @@ class PendingRequest(Responder):
             kind, guide = "json_schema", '{"type":"object"}'
         # Like the real backend, it ignores an unknown type.
         if compiler and kind in ("json_schema", "regex", "ebnf_grammar"):
-            sequence.constraint = compiler.constraint(sequence, (kind, guide))
+            sequence.constraint = FormConstraint(sequence, compiler.start((kind, guide)))
+            sequence.settle()
         return sequence
 
     def send_new(self) -> None:
