@@ -62,7 +62,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 ),
                 Option(
                     "dynamic_quantization",
-                    128,
+                    32,
                     "With int8 or int4 weights, how many activations share a scale; 0 leaves them "
                     "unchanged.",
                     minimum=0,
