@@ -36,7 +36,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
     registry = Registry([Plugin("acme", "acme", "1.0", module=hook)])
     monkeypatch.setattr(Registry, "load", lambda: registry)
     frontends = RequestedFrontends(names, None, PLACE)
-    frontends.choose_places()
+    frontends.choose_places({})
     return [chosen.name for chosen, _ in frontends._places]
 
 
