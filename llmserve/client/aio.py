@@ -75,7 +75,15 @@ class AsyncChannel:
 
     async def read(self, stream: Any, seconds: float | None = None) -> Any:
         """Wait for the next message of a stream; None at its end."""
-        message = await asyncio.wait_for(stream.read(), seconds)
+        # A read of gRPC that is cancelled leaks what it has allocated; with its call, it just ends.
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            message = await asyncio.wait_for(asyncio.shield(reading), seconds)
+        except (asyncio.CancelledError, asyncio.TimeoutError):
+            if not reading.done():
+                stream.cancel()
+                self._keep(asyncio.ensure_future(_wait_for(reading)))
+            raise
         return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
 
     async def settle(self, calls: list[Any], seconds: float) -> None:
@@ -83,8 +91,7 @@ class AsyncChannel:
         # Separate tasks, so that cancelling this one does not cancel the calls.
         tasks = [asyncio.ensure_future(_wait_for(call)) for call in calls]
         for task in tasks:
-            self._settling.add(task)
-            task.add_done_callback(self._settling.discard)
+            self._keep(task)
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
@@ -94,6 +101,10 @@ class AsyncChannel:
     async def close(self) -> None:
         if self._grpc is not None:
             await self._grpc.close()
+
+    def _keep(self, task: asyncio.Future[None]) -> None:
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
 
     def _method(self, name: str) -> Any:
         if self._stub is None:
@@ -282,7 +293,10 @@ class AsyncClient:
         if refresh or name not in self._infos:
             request = service_pb2.ModelConfigRequest(name=name)
             response = await self._request("ModelConfig", request, deadline)
-            self._infos[name] = read_config(response.config)
+            info = read_config(response.config)
+            if info.name != name:  # Triton reads a name up to its first NUL.
+                raise unknown_model(name, await self._states())
+            self._infos[name] = info
             self._forget_template(name)
         return self._infos[name]
 

@@ -39,7 +39,8 @@ class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self.stopped = threading.Event()
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        if request.name != "m":
+        # A C string ends at its first NUL, so Triton reads no further.
+        if request.name.partition("\0")[0] != "m":
             unknown = f"Request for unknown model: '{request.name}' is not found"
             context.abort(grpc.StatusCode.NOT_FOUND, unknown)
         config = text_format.Parse(CONFIG, model_config_pb2.ModelConfig())

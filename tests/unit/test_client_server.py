@@ -11,12 +11,13 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from llmserve import errors
 from llmserve.client import Timeouts, connect, connect_async, script
+from llmserve.client.aio import AsyncChannel
 from tests.unit.scripted import Scripted
 
 
@@ -52,6 +53,50 @@ def test_models_are_named_where_the_index_is_restricted(url: str) -> None:
     with connect(url) as client, pytest.raises(errors.ModelNotReadyError) as caught:
         client.generate("otter", "p")
     assert str(caught.value) == "the server does not have 'otter': choose one of other, m"
+
+
+def test_a_name_that_triton_reads_only_in_part_is_no_model(scripted: Scripted, url: str) -> None:
+    with connect(url) as client:
+        for name in ("m\0", "m\0other"):
+            with pytest.raises(errors.ModelNotReadyError, match=r"does not have 'm.x00"):
+                client.generate(name, "p")
+        assert scripted.prompts == []
+        assert client.generate("m", "p").text == "cut off"
+
+
+def test_a_read_that_is_cancelled_ends_its_call_and_not_the_read() -> None:
+    """gRPC does not free what it has allocated for a read whose task is cancelled."""
+
+    class Call:
+        cancelled = 0
+
+        def __init__(self) -> None:
+            self.over = asyncio.Event()
+
+        async def read(self) -> str:
+            try:
+                await self.over.wait()
+            except asyncio.CancelledError:
+                pytest.fail("the read was cancelled")
+            raise asyncio.CancelledError
+
+        def cancel(self) -> None:
+            self.cancelled += 1
+            self.over.set()
+
+    async def go() -> None:
+        channel = AsyncChannel(cast("Any", None))  # It connects to nothing.
+        for seconds in (0.01, None):
+            call = Call()
+            reading = asyncio.ensure_future(channel.read(call, seconds))
+            await asyncio.sleep(0)
+            if seconds is None:
+                reading.cancel()
+            with pytest.raises((asyncio.CancelledError, asyncio.TimeoutError)):
+                await reading
+            assert call.cancelled == 1
+
+    asyncio.run(go())
 
 
 def test_escapes_in_an_answer_reach_no_terminal(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from llmserve.errors import PortInUseError, ServerError, UsageError
 from llmserve_gateway.addresses import refuse_open
 from llmserve_gateway.app import make_app
+from llmserve_gateway.connections import Clocks, Connections, watched
 from llmserve_gateway.gateway import Gateway, Settings
 
 _POLL = 0.05
-_MAX_HEADER_BYTES = 1 << 20
-# Java's client offers HTTP/2 with every request, and the parser does not read on after the offer.
-_UPGRADE_HEADER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -41,10 +37,18 @@ class Listening:
     tls_key: Path | None = None
     idle_seconds: float = 75.0
     header_seconds: float = 10.0
+    body_seconds: float = 45.0
+    """How long a body may take, whether its request has been answered or not."""
     unread_seconds: float = 60.0
     """How long a client may leave a response unread."""
     spare_connections: int = 256
     """How many more connections than running and waiting requests there may be."""
+
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(
+            self.header_seconds, self.body_seconds, self.idle_seconds, self.unread_seconds
+        )
 
 
 def run(settings: Settings, listening: Listening, report: Callable[[str], None]) -> None:
@@ -93,95 +97,19 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol(limit: int, header_seconds: float, unread_seconds: float) -> type[HttpToolsProtocol]:
-    """Return uvicorn's protocol with limits on connections, header time and unread time."""
-
-    class BoundedProtocol(HttpToolsProtocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._header_timer: Any = None
-            self._unread_timer: Any = None
-            self._cycles: deque[Any] = deque()
-            self._begin_headers()
-            if len(self.connections) > limit:
-                transport.close()
-            else:
-                self._start_header_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_header_timer()
-            self._stop_unread_timer()
-            super().connection_lost(exc)
-            for cycle in self._cycles:
-                # Of several pipelined requests, uvicorn only notifies the last.
-                cycle.disconnected = True
-                cycle.message_event.set()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stop_unread_timer()
-            # A client that reads nothing would occupy its slot for ever.
-            self._unread_timer = self.loop.call_later(unread_seconds, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._stop_unread_timer()
-
-        def _stop_unread_timer(self) -> None:
-            if self._unread_timer is not None:
-                self._unread_timer.cancel()
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._start_header_timer()
-
-        def on_headers_complete(self) -> None:
-            self._stop_header_timer()
-            self._in_headers = False
-            super().on_headers_complete()
-            while self._cycles and self._cycles[0].response_complete:
-                self._cycles.popleft()
-            self._cycles.append(self.cycle)
-
-        def on_message_complete(self) -> None:
-            self._begin_headers()
-            super().on_message_complete()
-
-        def data_received(self, data: bytes) -> None:
-            if self._in_headers:
-                head, end, rest = data.partition(b"\r\n\r\n")
-                data = _UPGRADE_HEADER.sub(b"", head) + end + rest
-            super().data_received(data)
-            if self._in_headers:
-                self._header_bytes += len(data)
-                if self._header_bytes > _MAX_HEADER_BYTES:
-                    self.send_400_response("The headers are too long.")
-
-        def _begin_headers(self) -> None:
-            self._in_headers, self._header_bytes = True, 0
-
-        def _start_header_timer(self) -> None:
-            self._stop_header_timer()
-            self._header_timer = self.loop.call_later(header_seconds, self.transport.close)
-
-        def _stop_header_timer(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-
-    return BoundedProtocol
-
-
 async def _serve(
     settings: Settings, listening: Listening, listener: socket.socket, report: Callable[[str], None]
 ) -> None:
     app = make_app(settings)
     gateway: Gateway = app.state.gateway
     limits = settings.limits
-    connections = limits.max_requests + limits.max_queue + listening.spare_connections
+    limit = limits.max_requests + limits.max_queue + listening.spare_connections
+    connections = Connections(limit, listening.clocks, HttpToolsProtocol)
     server = _Server(
         uvicorn.Config(
-            app,
-            http=_protocol(connections, listening.header_seconds, listening.unread_seconds),
+            watched(app),
+            # Typed as a class, but only called.
+            http=cast("type[asyncio.Protocol]", connections.new),
             ws="none",
             access_log=False,
             log_level="warning",
@@ -192,6 +120,7 @@ async def _serve(
             ssl_keyfile=listening.tls_key,
         )
     )
+    watching = asyncio.ensure_future(connections.watch())
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(_POLL)
@@ -204,6 +133,7 @@ async def _serve(
     await _run_until_signal(gateway, serving, listening.grace)
     server.should_exit = True
     await serving
+    watching.cancel()
 
 
 async def _run_until_signal(gateway: Gateway, serving: asyncio.Future[None], grace: float) -> None:

@@ -9,8 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -38,8 +37,8 @@ from llmserve_gateway.keys import new_key
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.tracing import Tracer
 from llmserve_gateway.triton_metrics import cache_usage
+from tests.gateways import NO_TRITON, gateway_command
 
-NO_TRITON = "127.0.0.1:9"
 TEXT = {"model": "m", "prompt": "Hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PATHS = [
@@ -171,7 +170,7 @@ def test_a_client_that_writes_before_it_reads_sees_the_refusal() -> None:
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     length, piece = f"content-length: {20 << 20}\r\n", b" " * (1 << 20)
     chunk = b"100000\r\n" + piece + b"\r\n"
-    with listening() as port:
+    with gateway_command() as port:
         for header, body in (
             (length, [piece] * 20),
             ("transfer-encoding: chunked\r\n", [*[chunk] * 20, b"0\r\n\r\n"]),
@@ -381,30 +380,6 @@ def test_traces_need_an_address_without_secrets_and_an_exporter(
             use()
 
 
-LISTEN = """
-import sys
-from llmserve_gateway.admission import Limits
-from llmserve_gateway.gateway import Settings
-from llmserve_gateway.serving import Listening, run
-run(Settings("127.0.0.1:9", Limits(1, 1)), Listening(port=0, {}),
-    lambda address: print(address, file=sys.stderr, flush=True))
-"""
-
-
-@contextmanager
-def listening(*args: str, fields: str = "") -> Iterator[int]:
-    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", NO_TRITON, *args]
-    command = ["-c", LISTEN.format(fields)] if fields else command
-    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        address = process.stderr.readline()
-        yield int(address.rpartition(":")[2].removesuffix("/v1\n"))
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_the_printed_address_works_for_clients_over_ipv6() -> None:
     command = ["-m", "llmserve_cli", "gateway", "--host", "::1", "--port", "0", "--url", NO_TRITON]
     with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True) as process:
@@ -424,7 +399,7 @@ def test_tls(tmp_path: Path) -> None:
          "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
         check=True, capture_output=True,
     )  # fmt: skip
-    with listening("--tls-cert", str(cert), "--tls-key", str(key)) as port:
+    with gateway_command("--tls-cert", str(cert), "--tls-key", str(key)) as port:
         context = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/livez", verify=context).status_code == 200
     for args in (("--tls-key", str(key)), ("--tls-cert", str(cert)), ("--tls-cert", __file__)):
@@ -438,81 +413,6 @@ def test_tls(tmp_path: Path) -> None:
 def test_invalid_options_are_refused_before_it_listens(args: list[str]) -> None:
     with pytest.raises((UsageError, click.UsageError), match=r"port|HTTP address|range"):
         gateway.main(["--port", "0", *args], standalone_mode=False)
-
-
-@pytest.mark.parametrize(
-    ("fields", "sent"),
-    [("header_seconds=1", b"GET /livez HTTP/1.1\r\nhos"), ("idle_seconds=1", b"")],
-    ids=["headers", "idle"],
-)
-def test_silent_connections_are_closed(fields: str, sent: bytes) -> None:
-    with listening(fields=fields) as port, socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + sent)
-        client.settimeout(60)
-        started, answer = time.monotonic(), b""
-        while piece := client.recv(65536):
-            answer += piece
-        assert answer.startswith(b"HTTP/1.1 200")
-        # The defaults are 10 s and 75 s.
-        assert 0.8 < time.monotonic() - started < 9
-
-
-def test_the_number_of_connections_is_limited() -> None:
-    with listening(fields="spare_connections=1") as port, ExitStack() as stack:
-
-        def connect() -> socket.socket:
-            address = ("127.0.0.1", port)
-            return stack.enter_context(socket.create_connection(address, timeout=60))
-
-        def answer(connection: socket.socket) -> bytes:
-            # A connection that is closed at once may fail while sending.
-            with suppress(ConnectionError):
-                connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-                return connection.recv(12)
-            return b""
-
-        connections = [connect() for _ in range(3)]
-        assert [answer(connection) for connection in connections] == [b"HTTP/1.1 200"] * 3
-        assert answer(connect()) == b""
-        connections[0].close()
-        deadline = time.monotonic() + 30
-        while not answer(connect()):
-            assert time.monotonic() < deadline, "a closed connection does not count"
-
-
-@pytest.mark.parametrize(
-    ("headers", "accepted"),
-    [(b"connection: Upgrade\r\nupgrade: h2c", True), (b"x: " + b"x" * (2 << 20), False)],
-    ids=["upgrade offer of Java's client", "too large"],
-)
-def test_unusual_headers(headers: bytes, accepted: bool) -> None:
-    with listening() as port, socket.create_connection(("127.0.0.1", port), 60) as connection:
-        answer = b""
-        with suppress(ConnectionError):
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + headers)
-            connection.sendall(b"\r\ncontent-length: 2\r\n\r\n[]")
-            while b"}}" not in answer and (piece := connection.recv(65536)):
-                answer += piece
-        assert (b"not a JSON object" in answer) is accepted
-
-
-def test_a_client_that_reads_no_responses_is_disconnected() -> None:
-    fields = "spare_connections=-1, unread_seconds=1"
-    with listening(fields=fields) as port, ExitStack() as stack:
-        address = ("127.0.0.1", port)
-        idle = stack.enter_context(socket.socket())
-        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        idle.connect(address)
-        # Responses of 8 MB, which is more than the kernel buffers.
-        idle.sendall(b"GET /main.js HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
-        deadline = time.monotonic() + 60
-        answer = b""
-        while not answer:
-            assert time.monotonic() < deadline, "the limit is one connection"
-            with suppress(ConnectionError), socket.create_connection(address, timeout=60) as other:
-                other.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-                answer = other.recv(12)
-        assert answer == b"HTTP/1.1 200"
 
 
 def test_a_key_is_limited_to_its_tokens_per_minute(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Connections over raw sockets: clocks, the room for new ones, and unusual requests."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from contextlib import ExitStack, suppress
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from llmserve_gateway.keys import new_key
+from tests.gateways import gateway_command, gateway_process
+
+LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+SLOW = b"GET /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
+
+
+def connect(port: int, timeout: float = 60) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=timeout)
+
+
+def ask(port: int, request: bytes = LIVE, enough: bytes = b"\r\n\r\n") -> bytes:
+    """Return the beginning of the answer, or nothing if there is none."""
+    answer = b""
+    with suppress(ConnectionError), connect(port) as connection:
+        connection.sendall(request)
+        while enough not in answer and (piece := connection.recv(65536)):
+            answer += piece
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent", "dribble"),
+    [
+        ("header_seconds=1", b"", b""),
+        ("header_seconds=1", LIVE + b"GET /livez HTTP/1.1\r\nhos", b""),
+        ("header_seconds=1", LIVE + b"GET /livez HTTP/1.1\r\nhos", b"t"),
+        ("body_seconds=1", SLOW, b""),
+        ("body_seconds=1", SLOW, b"x"),
+        ("body_seconds=1", SLOW.replace(b"GET /livez", b"POST /v1/completions"), b"x"),
+        ("idle_seconds=1", LIVE, b""),
+        ("idle_seconds=1", LIVE, b"\r\n"),
+    ],
+    ids=["no byte", "headers", "headers byte by byte", "body after its response",
+         "the same byte by byte", "body byte by byte", "idle", "idle with empty lines"],
+)  # fmt: skip
+def test_a_client_that_takes_too_long_is_disconnected(
+    fields: str, sent: bytes, dribble: bytes
+) -> None:
+    with gateway_process(fields) as (_, port), connect(port, 0.2) as client:
+        client.sendall(sent)
+        started, answer = time.monotonic(), b""
+        with suppress(ConnectionError):
+            while time.monotonic() < started + 20:
+                with suppress(TimeoutError):
+                    if not (piece := client.recv(65536)):
+                        break
+                    answer += piece
+                client.sendall(dribble)
+        assert answer.startswith(b"HTTP/1.1 200" if b"livez" in sent else b"")
+        # The defaults are 10, 45 and 75 s.
+        assert 0.8 < time.monotonic() - started < 9
+
+
+def test_slow_clients_do_not_close_the_gateway_to_others() -> None:
+    with gateway_command() as port, ExitStack() as stack:
+        slow: list[socket.socket] = []
+        for _ in range(800):  # The limit is 768.
+            slow.append(stack.enter_context(connect(port)))
+            slow[-1].sendall(SLOW)
+        kept = stack.enter_context(connect(port))
+        for connection in cycle(slow):
+            with suppress(ConnectionError):
+                connection.sendall(b"x")
+            if connection is slow[-1]:
+                break
+        for _ in range(20):
+            kept.sendall(LIVE)
+            assert kept.recv(65536).startswith(b"HTTP/1.1 200")
+            started = time.monotonic()
+            assert ask(port).startswith(b"HTTP/1.1 200")
+            assert time.monotonic() - started < 5
+            slow.append(stack.enter_context(connect(port)))
+            slow[-1].sendall(SLOW)
+
+
+def test_requests_that_are_answered_do_not_make_room() -> None:
+    """The limit is two; one waits for its answer in the queue of a Triton that says nothing."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    url = f"127.0.0.1:{silent.getsockname()[1]}"
+    body = b'{"model": "m", "prompt": "Hi"}'
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
+    with silent, gateway_process("spare_connections=0", url=url) as (_, port), ExitStack() as stack:
+        asking = [stack.enter_context(connect(port, 1)) for _ in range(2)]
+        for connection in asking:
+            connection.sendall(request % (len(body), body))
+        time.sleep(0.5)
+        assert ask(port) == b"", "there is no room"
+        with pytest.raises(TimeoutError):
+            asking[0].recv(1)
+        asking.pop().close()
+        deadline = time.monotonic() + 30
+        while not ask(port):
+            assert time.monotonic() < deadline, "a closed connection does not count"
+
+
+def test_a_client_with_a_key_stays_while_others_make_room(tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "me")
+    allowed = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n\r\n"
+    limits = ("--max-requests", "1", "--max-queue", "1")
+    with gateway_command("--keys", str(tmp_path / "keys"), *limits) as port, ExitStack() as stack:
+        mine = stack.enter_context(connect(port))
+        mine.sendall(allowed % key.encode())
+        assert mine.recv(65536).startswith(b"HTTP/1.1 200")
+        mine.settimeout(0.3)
+        with suppress(TimeoutError):
+            while mine.recv(65536):
+                pass
+        mine.settimeout(60)
+        for _ in range(300):  # The limit is 258.
+            stack.enter_context(connect(port)).sendall(SLOW)
+        mine.sendall(LIVE)
+        assert mine.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+UPGRADE = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: h2c"
+    b"\r\ncontent-length: 2\r\n\r\n[]"
+)
+
+
+def test_the_offer_of_another_protocol_is_ignored_wherever_it_is_split() -> None:
+    """Java's client offers HTTP/2 with every request."""
+    with gateway_command() as port:
+        for at in range(0, len(UPGRADE), 3):
+            answer = b""
+            with connect(port) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # An empty line in front of a request is allowed.
+                for piece in (b"\r\n" + UPGRADE[:at], UPGRADE[at:]):
+                    connection.sendall(piece)
+                    time.sleep(0.002)
+                while b"}}" not in answer and (piece := connection.recv(65536)):
+                    answer += piece
+            assert b"not a JSON object" in answer, UPGRADE[:at]
+
+
+def test_pipelined_requests_are_answered_in_their_order_wherever_they_are_split() -> None:
+    requests = LIVE + UPGRADE.replace(b"connection: Upgrade\r\nupgrade: h2c\r\n", b"") + LIVE
+    with gateway_command() as port:
+        for at in range(0, len(requests), 7):
+            with connect(port) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for piece in (requests[:at], requests[at:]):
+                    connection.sendall(piece)
+                    time.sleep(0.002)
+                answer, statuses = b"", list[bytes]()
+                while len(statuses) < 3 and (piece := connection.recv(65536)):
+                    answer += piece
+                    statuses = re.findall(rb"HTTP/1.1 (\d+)", answer)
+            assert statuses == [b"200", b"400", b"200"], at
+
+
+def test_headers_that_are_too_long_are_refused() -> None:
+    with gateway_command() as port:
+        for line in (b"x: " + b"x" * (2 << 20), b"x: y\r\n" * 20_000):
+            request = b"GET /livez HTTP/1.1\r\nhost: x\r\n" + line + b"\r\n\r\n"
+            assert not ask(port, request).startswith(b"HTTP/1.1 200")
+        assert ask(port, LIVE[:-2] + b"x: %s\r\n\r\n" % (b"x" * 30_000)).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_reads_no_responses_is_disconnected() -> None:
+    with gateway_process("unread_seconds=1") as (_, port), socket.socket() as idle:
+        idle.settimeout(60)
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        idle.connect(("127.0.0.1", port))
+        # Responses of 8 MB, which is more than the kernel buffers.
+        idle.sendall(b"GET /main.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000)
+        time.sleep(4)
+        size = 0
+        with suppress(ConnectionError):
+            while piece := idle.recv(1 << 20):
+                size += len(piece)
+        assert size < 7_000_000

@@ -1,0 +1,99 @@
+"""What the gateway keeps of requests whose clients have left."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from llmserve.client.messages import pack_texts
+from tests.gateways import gateway_process
+from tests.unit.scripted import Scripted
+
+BODY = b'{"model": "m", "prompt": "Hi", "stream": true}'
+STREAM = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+    + BODY
+)
+# The log would fill the pipe of standard error. What C libraries hold is seen by malloc alone.
+REPORT = """
+import ctypes, gc, os, threading
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks",
+                "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+def report():
+    for _ in sys.stdin:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        gc.collect()
+        if mallinfo:
+            mallinfo.restype = Info
+        print(sys.getallocatedblocks(), mallinfo().uordblks if mallinfo else 0, flush=True)
+threading.Thread(target=report, daemon=True).start()
+"""
+
+
+class Endless(Scripted):
+    """Streams until the client leaves."""
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
+        (request,) = requests
+        left = threading.Event()
+        context.add_callback(left.set)
+        while not left.wait(0.002):
+            message = service_pb2.ModelStreamInferResponse()
+            message.infer_response.id = request.id
+            message.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+            message.infer_response.raw_output_contents.append(pack_texts(["x"]))
+            yield message
+
+
+async def cut(port: int, streams: int) -> None:
+    async def client(number: int) -> None:
+        for count in range(streams // 8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(STREAM)
+            await reader.readuntil(b"data:")
+            if (number + count) % 2:
+                writer.transport.abort()
+            writer.close()
+
+    await asyncio.gather(*map(client, range(8)))
+
+
+def held(process: subprocess.Popen[str]) -> tuple[int, int]:
+    """Return the blocks of Python and the bytes of malloc that are in use, once both are still."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    last = None
+    deadline = time.monotonic() + 30
+    while True:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        blocks, size = map(int, process.stdout.readline().split())
+        if last is not None and abs(blocks - last) < 50:
+            return blocks, size
+        assert time.monotonic() < deadline
+        last = blocks
+        time.sleep(0.3)
+
+
+def test_streams_that_are_cut_off_leave_nothing() -> None:
+    streams = 1500
+    with (
+        Endless().serving() as url,
+        gateway_process(limits="64, 64", url=url, before=REPORT) as (process, port),
+    ):
+        held(process)  # From here on, nobody reads the log.
+        asyncio.run(cut(port, 400))
+        blocks, size = held(process)
+        asyncio.run(cut(port, streams))
+        blocks_after, size_after = held(process)
+    # A cancelled read of gRPC left 340 bytes per stream.
+    assert size_after - size < streams * 120
+    assert blocks_after - blocks < streams / 4
