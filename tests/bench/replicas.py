@@ -103,7 +103,9 @@ class Users:
         answer = Answer(time.monotonic())
         self.answers.append(answer)
         body = json.dumps({"model": "talks", "prompt": prompt, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        )
         try:
             host, _, port = self.address.partition(":")
             reader, writer = await asyncio.open_connection(host, int(port))

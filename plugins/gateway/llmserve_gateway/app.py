@@ -24,6 +24,7 @@ from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
 from llmserve_gateway.fields import Fields, read_messages, read_tools
 from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
+from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
 from llmserve_gateway.openai_answers import ChatWriter, CompletionWriter, dump
 from llmserve_gateway.openai_requests import read_chat, read_completion, read_prompts
@@ -38,6 +39,15 @@ COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completi
 RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
 MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
 
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
 Handler = Callable[[Request, "Key | None"], Awaitable[Response]]
 
 
@@ -50,6 +60,15 @@ class Endpoint:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await self._gateway.answer(scope, receive, send, self._dialect)
+
+
+class Page(StaticFiles):
+    """The files of the page, which no other page may frame and which load nothing of others."""
+
+    async def get_response(self, path: str, scope: Any) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(_PAGE_HEADERS)
+        return response
 
 
 class Routes:
@@ -278,9 +297,10 @@ def make_app(settings: Settings) -> Starlette:
     origins = settings.cors_origins
     cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"],
                       allow_headers=["*"])  # fmt: skip
+    checks = Middleware(HeaderChecks, hosts=settings.hosts, origins=settings.origins)
     app = Starlette(
-        routes=[*api_routes, Mount("/", StaticFiles(directory=PAGE, html=True))],
-        middleware=[cors] if origins else [],
+        routes=[*api_routes, Mount("/", Page(directory=PAGE, html=True))],
+        middleware=[checks, cors] if origins else [checks],
         exception_handlers={404: missing, 405: missing},
         lifespan=lifespan,
     )

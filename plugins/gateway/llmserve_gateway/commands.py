@@ -94,7 +94,21 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     default="",
     help="Collector to send traces to (OTLP over HTTP).",
 )
-@click.option("--cors-origin", "cors_origins", multiple=True, help="Allow pages of this origin.")
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    envvar="LLMSERVE_ALLOWED_HOST",
+    metavar="NAME",
+    help="Answer for this host as well, besides localhost; repeatable, * for any.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    envvar="LLMSERVE_CORS_ORIGIN",
+    help="Allow pages of this origin; repeatable.",
+)
 @click.option("--tls-cert", type=READABLE, help="Certificate (PEM), for https.")
 @click.option("--tls-key", type=READABLE, help="Private key of the certificate (PEM).")
 def gateway(

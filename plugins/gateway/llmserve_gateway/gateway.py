@@ -60,6 +60,10 @@ class Settings:
     """The socket on which ``serve`` reports the state of its models."""
     canary_interval: float = 10.0
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of the gateway that a request's ``Host`` may have, besides those of loopback."""
+    local: bool = False
+    """Whether the gateway listens on loopback only."""
     tool_parsers: tuple[str, ...] = ()
     """Tool call parsers: a parser's name for all models, ``MODEL=NAME`` for one."""
     tool_prompt: str = ""
@@ -73,6 +77,17 @@ class Settings:
     def all_metrics(self) -> tuple[str, ...]:
         """The metrics URLs of all Tritons, as far as they are known."""
         return (self.triton_metrics, *self.replica_metrics) if self.triton_metrics else ()
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The hosts to answer for, None for any: another name may lead to this address as well."""
+        is_open = not self.keys and self.local
+        return self.allowed_hosts if is_open or self.allowed_hosts else None
+
+    @property
+    def origins(self) -> tuple[str, ...] | None:
+        """The origins of pages to answer, None for any: a page of another origin has no key."""
+        return None if self.keys else self.cors_origins
 
 
 class ResponseWriter(Protocol):

@@ -1,4 +1,4 @@
-"""API keys, whose hashes are stored in a file that is reloaded when it changes."""
+"""API keys, whose hashes are stored in a file that is read for every request."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from llmserve_gateway.errors import ApiError
 log = logging.getLogger("llmserve.gateway")
 
 _MINUTE = 60.0
+_MAX_BYTES = 1 << 20
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass
@@ -49,6 +52,10 @@ class _Budget:
             self.remaining -= amount
             return 0.0
         return (min(amount, per_minute) - self.remaining) * _MINUTE / per_minute
+
+    def spend(self, amount: float) -> None:
+        """Take an amount that has been used already, and so cannot be refused."""
+        self.remaining -= amount
 
 
 def hash_key(key: str) -> str:
@@ -82,17 +89,50 @@ def new_key(path: Path, name: str, **limits: Any) -> str:
 def read_keys(path: Path) -> list[Key]:
     """Read the key file, or raise an error of one line that explains what is wrong with it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return [_validated(Key(**entry)) for entry in content["keys"]]
+        return _parsed(path, _content(path))
+    except FileNotFoundError as error:
+        raise _unreadable(path, error, f"llmserve key new NAME --file {path}") from None
+
+
+def _unreadable(path: Path, error: OSError, mend: str) -> ConfigError:
+    return ConfigError(f"cannot read the keys in {path}: {error.strerror}", mend=mend)
+
+
+def _content(path: Path) -> bytes:
+    """Read a file that nobody else can write to."""
+    try:
+        # Opening a pipe would wait for its other end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            _check_owner(path, os.fstat(file.fileno()))
+            content = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise
     except OSError as error:
+        raise _unreadable(path, error, "let this user read it") from None
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path} is over {_MAX_BYTES >> 20} MB", mend="remove unused keys")
+    return content
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path} is not a file", mend="create one with llmserve key new")
+    if status.st_mode & _OTHERS_WRITE:
+        raise ConfigError(f"other users can write to {path}", mend=f"chmod go-w {path}")
+    if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
-            f"cannot read the keys in {path}: {error.strerror}",
-            mend=f"llmserve key new NAME --file {path}",
-        ) from None
+            f"{path} belongs to another user", mend=f"chown {os.geteuid()} {path}, or copy it"
+        )
+
+
+def _parsed(path: Path, content: bytes) -> list[Key]:
+    try:
+        return [_validated(Key(**entry)) for entry in json.loads(content)["keys"]]
+    except RecursionError:
+        why = "it is nested too deeply"
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is not a key file ({error})", mend="create one with llmserve key new"
-        ) from None
+        why = str(error)[:200]
+    raise ConfigError(f"{path} is not a key file ({why})", mend="create one with llmserve key new")
 
 
 def _validated(key: Key) -> Key:
@@ -106,6 +146,8 @@ def _validated(key: Key) -> Key:
         and all(rate is None or (type(rate) is int and rate > 0) for rate in rates)
     ):
         raise ValueError(f"the entry {str(key.name)[:80]!r} is malformed")
+    if key.sha256 == hash_key(""):
+        raise ValueError(f"the entry {key.name[:80]!r} has the hash of an empty key")
     return key
 
 
@@ -113,7 +155,8 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys = read_keys(path)
-        self._version = self._file_version()
+        self._content: bytes | None = None
+        self._problem = ""
         self._budgets: dict[tuple[str, str], _Budget] = {}
 
     def authenticate(self, authorization: str) -> Key:
@@ -135,8 +178,7 @@ class KeyRing:
         ):
             if rate is None:
                 continue
-            new_budget = _Budget(float(rate), time.monotonic())
-            budget = self._budgets.setdefault((key.name, unit), new_budget)
+            budget = self._budget(key, unit, rate)
             if seconds := budget.take(amount, rate):
                 raise ApiError(
                     429,
@@ -148,18 +190,27 @@ class KeyRing:
                     },
                 )
 
-    def _file_version(self) -> tuple[int, int]:
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return (0, 0)
-        return stat.st_mtime_ns, stat.st_ino
+    def charge_answer(self, key: Key, tokens: int) -> None:
+        """Count the tokens of an answer; later requests are refused if they are over the limit."""
+        if key.tokens_per_minute is not None:
+            self._budget(key, "tokens", key.tokens_per_minute).spend(tokens)
+
+    def _budget(self, key: Key, unit: str, rate: int) -> _Budget:
+        return self._budgets.setdefault((key.name, unit), _Budget(float(rate), time.monotonic()))
 
     def _reload_if_changed(self) -> None:
-        if (version := self._file_version()) != self._version:
-            self._version = version
-            # An invalid or missing file never admits a key that was not in it before.
-            try:
-                self._keys = read_keys(self._path) if version != (0, 0) else []
-            except ConfigError as error:
-                log.error("%s; the previous keys stay valid until the file is fixed", error)
+        """Read the keys again if the file's content is another; its times could be the same."""
+        problem = ""
+        try:
+            content = _content(self._path)
+            if content != self._content:
+                self._content, self._problem = content, ""
+                self._keys = _parsed(self._path, content)
+        except FileNotFoundError:
+            self._keys, self._content = [], None
+        except ConfigError as error:
+            # An invalid file never admits a key that was not in it before.
+            problem = str(error)
+        if problem and problem != self._problem:
+            log.error("%s; the previous keys stay valid until the file is fixed", problem)
+            self._problem = problem

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmserve.errors import PortInUseError, ServerError, UsageError
-from llmserve_gateway.addresses import refuse_open
+from llmserve_gateway.addresses import is_loopback, refuse_open
 from llmserve_gateway.app import make_app
 from llmserve_gateway.connections import Clocks, Connections, watched
 from llmserve_gateway.gateway import Gateway, Settings
@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
 async def _serve(
     settings: Settings, listening: Listening, listener: socket.socket, report: Callable[[str], None]
 ) -> None:
-    app = make_app(settings)
+    app = make_app(replace(settings, local=is_loopback(listening.host)))
     gateway: Gateway = app.state.gateway
     limits = settings.limits
     limit = limits.max_requests + limits.max_queue + listening.spare_connections

@@ -151,7 +151,7 @@ def test_malicious_bodies(triton: LiveTriton, gateway: Gateway, body: bytes, sta
 
 def test_a_flood_of_tiny_chunks_is_cut_off(triton: LiveTriton, gateway: Gateway) -> None:
     host, _, port = gateway.root.removeprefix("http://").partition(":")
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(head.encode())
         try:
@@ -175,7 +175,7 @@ def test_disconnecting_frees_the_slot(
     request["ignore_eos"] = True
     host, _, port = gateway.root.removeprefix("http://").partition(":")
     body = json.dumps(request)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: {name}\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode() * times)
         if stream:

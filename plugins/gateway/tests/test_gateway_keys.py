@@ -1,0 +1,107 @@
+"""The key file: who may write to it, and what is noticed of its changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.errors import ConfigError
+from llmserve_gateway.errors import ApiError
+from llmserve_gateway.keys import Key, KeyRing, hash_key, new_key, read_keys
+
+
+def test_a_file_that_is_nested_too_deeply_is_no_key_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    key = new_key(file, "me")
+    ring = KeyRing(file)
+    file.write_text('{"keys": ' + "[" * 100_000, encoding="utf-8")
+    for _ in range(3):
+        assert ring.authenticate(f"Bearer {key}").name == "me"
+    assert caplog.text.count("nested too deeply") == 1, "once for each change"
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        KeyRing(file)
+
+
+def test_a_key_is_revoked_whatever_the_times_of_its_file_say(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    key, other = new_key(file, "me"), new_key(file, "you")
+    ring = KeyRing(file)
+    assert ring.authenticate(f"Bearer {key}").name == "me"
+    before = file.stat()
+    content = file.read_text(encoding="utf-8").replace(hash_key(key), hash_key("another"))
+    with file.open("r+", encoding="utf-8") as same:
+        same.write(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_mtime_ns, after.st_ino, after.st_size) == (
+        before.st_mtime_ns, before.st_ino, before.st_size,
+    )  # fmt: skip
+    with pytest.raises(ApiError, match="a valid API key"):
+        ring.authenticate(f"Bearer {key}")
+    assert ring.authenticate(f"Bearer {other}").name == "you"
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_can_write_to_is_refused(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    key = new_key(file, "me")
+    ring = KeyRing(file)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        read_keys(file)
+    new = {"name": "evil", "sha256": hash_key("sk-evil")}
+    file.write_text(json.dumps({"keys": [new]}), encoding="utf-8")
+    assert ring.authenticate(f"Bearer {key}").name == "me", "the previous keys stay valid"
+    with pytest.raises(ApiError, match="a valid API key"):
+        ring.authenticate("Bearer sk-evil")
+    assert "other users can write" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    new_key(file, "me")
+    os.chown(file, 12345, -1)
+    with pytest.raises(ConfigError, match=r"belongs to another user: chown 0 .*keys"):
+        read_keys(file)
+
+
+def test_a_pipe_or_a_huge_file_is_no_key_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "huge").write_bytes(b" " * (2 << 20))
+    (tmp_path / "huge").chmod(0o600)
+    for name, why in (("pipe", "is not a file"), ("huge", "is over 1 MB"), ("", "cannot read")):
+        with pytest.raises(ConfigError, match=why):
+            read_keys(tmp_path / name if name else tmp_path / "none")
+
+
+def test_an_empty_key_lets_nobody_in(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    entry: dict[str, Any] = {"name": "empty", "sha256": hash_key("")}
+    file.write_text(json.dumps({"keys": [entry]}), encoding="utf-8")
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match="hash of an empty key"):
+        read_keys(file)
+
+
+def test_the_tokens_of_answers_count(tmp_path: Path) -> None:
+    new_key(tmp_path / "keys", "me", tokens_per_minute=60)
+    ring = KeyRing(tmp_path / "keys")
+    (key,) = read_keys(tmp_path / "keys")
+    ring.charge(key, 10)
+    ring.charge_answer(key, 170)
+    with pytest.raises(ApiError, match="60 tokens per minute") as refused:
+        ring.charge(key, 1)
+    # It may have 60 in advance, and has used 180; one more makes 121 s.
+    assert 119 <= int(refused.value.headers["retry-after"]) <= 122
+    unlimited = Key("you", hash_key("x"))
+    ring.charge_answer(unlimited, 10**9)
+    ring.charge(unlimited, 10**9)
