@@ -1,11 +1,21 @@
-"""A gateway in a process of its own."""
+"""Gateways: in this process in front of a Triton that answers at once, and in their own."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import httpx2 as httpx
+
+from llmserve.client import Completion, Piece
+from llmserve.client.aio import CALL_HEADERS
+from llmserve.client.model import ModelInfo
+from llmserve_gateway.app import make_app
+from llmserve_gateway.gateway import Settings
 
 NO_TRITON = "127.0.0.1:9"
 _RUN = """
@@ -17,6 +27,65 @@ from llmserve_gateway.serving import Listening, run
 run(Settings({url!r}, Limits({limits})), Listening(port=0, {fields}),
     lambda address: print(address, file=sys.stderr, flush=True))
 """
+
+
+TEXT = {"model": "m", "prompt": "Hi"}
+
+
+def ask(settings: Settings, method: str, path: str, drain: bool = False, **request: Any) -> Any:
+    async def go() -> Any:
+        app = make_app(settings)
+        app.state.gateway.admission.draining = drain
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(go())
+
+
+class Triton:
+    """Answers at once, and records the options and headers of requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.headers: dict[str, str] = {}
+
+    async def models(self) -> list[str]:
+        return ["m"]
+
+    async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
+        tensors: Any = {"text_input": None, "text_output": None}
+        return ModelInfo(name, "unary", False, None, tensors, tensors, "0.1")
+
+    async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+        self.requests.append(options)
+        self.headers = dict(CALL_HEADERS.get())
+        return Completion("x", "stop", 2, 1)
+
+    async def stream(self, name: str, prompt: str, **options: Any) -> AsyncIterator[Piece]:
+        await self.generate(name, prompt)
+        yield Piece("x", input_tokens=2, output_tokens=1)
+        yield Piece("", finish_reason="length")
+
+
+def request_via(
+    triton: Triton,
+    path: str,
+    tracer: Any = None,
+    settings: Settings | None = None,
+    times: int = 1,
+    **request: Any,
+) -> Any:
+    async def go() -> Any:
+        app = make_app(settings or Settings(NO_TRITON))
+        app.state.gateway._client = triton
+        app.state.gateway.tracer = tracer
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            responses = [await client.post(path, **request) for _ in range(times)]
+            return responses if times > 1 else responses[0]
+
+    return asyncio.run(go())
 
 
 @contextmanager

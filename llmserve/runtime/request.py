@@ -72,11 +72,13 @@ def read_prompts(
 
 def about_prompt(prompt: Prompt, parts: Parts) -> str:
     """Return the answer to a request with ``prompt_only``."""
-    text = parts.tokenizer.decode(prompt.ids)
+    context = parts.generator.context_length
     about: dict[str, Any] = {
         "ids": prompt.ids,
-        "text": text,
-        "context_length": parts.generator.context_length,
+        "text": parts.tokenizer.decode(prompt.ids),
+        "context_length": context,
+        # In characters; a longer prompt is refused without looking at it.
+        "longest_prompt": context and _NEVER_MORE * context,
     }
     if not prompt.ids:
         about["chat_template"] = getattr(parts.tokenizer, "chat_template", None)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from llmserve_gateway.errors import ApiError
+from llmserve_gateway.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from llmserve_gateway.catalog import Catalog
+    from llmserve_gateway.fields import ParsedRequest
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of one gateway.
 
-    ``max_requests`` run concurrently, ``max_queue`` wait for a slot, and the prompts of all of
-    them together have at most ``max_queued_tokens`` tokens, estimated from their bytes.
+    ``max_requests`` run concurrently, ``max_queue`` wait for a slot, and the prompts to each model
+    together have at most ``max_queued_tokens`` tokens, estimated from their bytes.
     A request for N answers counts as N requests.
     """
 
@@ -31,7 +36,8 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running = 0
-        self.tokens = 0
+        self.tokens: Counter[str] = Counter()
+        """The tokens of each model's prompts, which run or wait."""
         self.draining = False
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
@@ -41,7 +47,7 @@ class Admission:
 
     @asynccontextmanager
     async def admit(
-        self, tokens: int, answers: int = 1, seconds: float | None = None
+        self, model: str, tokens: int, answers: int = 1, seconds: float | None = None
     ) -> AsyncIterator[None]:
         """Hold a slot for each answer to a request whose prompt has about ``tokens`` tokens.
 
@@ -50,8 +56,8 @@ class Admission:
         # A request for more slots than there are waits until it can run alone.
         slots = min(answers, self.limits.max_requests)
         # No await may come between this check and taking the slots.
-        self._check_limits(tokens, slots)
-        self.tokens += tokens
+        self._check_limits(model, tokens, slots)
+        self.tokens[model] += tokens
         try:
             if self._fits(slots) and not self._waiting:
                 self.running += slots
@@ -62,12 +68,14 @@ class Admission:
             finally:
                 self._release(slots)
         finally:
-            self.tokens -= tokens
+            self.tokens[model] -= tokens
+            if not self.tokens[model]:
+                del self.tokens[model]
 
     def _fits(self, slots: int) -> bool:
         return self.running + slots <= self.limits.max_requests
 
-    def _check_limits(self, tokens: int, slots: int) -> None:
+    def _check_limits(self, model: str, tokens: int, slots: int) -> None:
         if self.draining:
             raise ApiError(
                 503, "the server is shutting down", code="draining", headers={"retry-after": "5"}
@@ -75,9 +83,9 @@ class Admission:
         runs_now = self._fits(slots) and not self._waiting
         if not runs_now and self.waiting + slots > self.limits.max_queue:
             raise _queue_full(f"{self.running} requests are running and {self.waiting} wait")
-        in_flight = self.running + self.waiting
-        if in_flight and self.tokens + tokens > self.limits.max_queued_tokens:
-            raise _queue_full(f"prompts of about {self.tokens} tokens are in flight")
+        in_flight = self.tokens[model]
+        if in_flight and in_flight + tokens > self.limits.max_queued_tokens:
+            raise _queue_full(f"prompts of about {in_flight} tokens are in flight")
 
     async def _wait_for_slots(self, slots: int, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -120,3 +128,23 @@ def _queue_full(why: str) -> ApiError:
         code="queue_full",
         headers={"retry-after": "1", "retry-after-ms": "1000"},
     )
+
+
+async def check_fits(request: ParsedRequest, catalog: Catalog) -> None:
+    """Refuse a prompt that cannot fit into its model, before it counts or the model reads it."""
+    context = await catalog.context_length(request.model)
+    longest = await catalog.longest_prompt(request.model)
+    messages = request.options.get("messages") or ()
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            size = len(prompt) + sum(len(message.get("content") or "") for message in messages)
+            limit, unit = longest, "characters"
+        else:
+            size, limit, unit = len(prompt), context, "tokens"
+        if limit is not None and size > limit:
+            raise bad_request(
+                f"this model's maximum context length is {context} tokens, which the prompt's "
+                f"{size} {unit} exceed: shorten it",
+                "messages" if messages else "prompt",
+                "context_length_exceeded",
+            )

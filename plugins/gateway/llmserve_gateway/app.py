@@ -22,7 +22,7 @@ from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
 from llmserve_gateway.errors import ApiError, bad_request, from_llmserve
-from llmserve_gateway.fields import Fields, read_messages, read_tools
+from llmserve_gateway.fields import Fields, ParsedRequest, read_messages, read_tools
 from llmserve_gateway.gateway import Dialect, Gateway, Settings, log
 from llmserve_gateway.headers import HeaderChecks
 from llmserve_gateway.keys import Key
@@ -110,7 +110,7 @@ class Routes:
             options = await self._gateway.readers.place_tools(info, options, tools)
         elif not isinstance(prompt, str):
             raise bad_request("prompt must be a string, or send messages", "prompt")
-        report = await self._catalog.inspect_prompt(name, prompt or "", **options)
+        report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
         ids = report["ids"]
         return _json(
             {"count": len(ids), "max_model_len": report["context_length"], "tokens": ids,
@@ -126,7 +126,7 @@ class Routes:
         prompts = read_prompts(ids) if isinstance(ids, list) else [""]
         if len(prompts) != 1 or isinstance(prompts[0], str):
             raise bad_request("tokens must be a list of token ids", "tokens")
-        report = await self._catalog.inspect_prompt(name, input_ids=prompts[0])
+        report = await self._inspect(request, key, ParsedRequest(name, {}, prompts))
         return _json({"prompt": report["text"]})
 
     async def count_tokens(self, request: Request, key: Key | None) -> Response:
@@ -136,7 +136,7 @@ class Routes:
         options = {name: parsed.options[name] for name in names if name in parsed.options}
         info = await self._catalog.info(parsed.model)
         options = await self._gateway.readers.place_tools(info, options, parsed.tools)
-        report = await self._catalog.inspect_prompt(parsed.model, **options)
+        report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
         return _json({"input_tokens": len(report["ids"])})
 
     async def live(self, request: Request) -> Response:
@@ -157,7 +157,18 @@ class Routes:
             state = {**model, "ready": state["ready"] and model["ready"]}
             # Without any models, the gateway cannot know that this one does not exist.
             status = 200 if state["ready"] else 404 if models and name not in models else 503
-        return _json(state, status)
+        return _json(self._visible_state(state, request), status)
+
+    def _visible_state(self, state: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        """Return what a client may know: without a key, only whether the gateway is ready."""
+        try:
+            key = self._gateway.authenticate(request.headers, request.scope)
+        except ApiError:
+            return {"ready": state["ready"]}
+        if key and key.models and "models" in state:
+            models = {name: state["models"].get(name) for name in key.models}
+            return {**state, "models": {name: model for name, model in models.items() if model}}
+        return state
 
     async def document(self, request: Request, key: Key | None) -> Response:
         del request
@@ -168,16 +179,18 @@ class Routes:
         return _json(make_document(models))
 
     async def metrics(self, request: Request, key: Key | None) -> Response:
-        del request, key
+        del request
         metrics = self._gateway.metrics
         metrics.waiting.set(self._gateway.admission.waiting)
         running = {replica.url: replica.running for replica in self._gateway.client.all}
         metrics.update(self._catalog.observed, await self._catalog.supervised(), running)
         metrics.update_caches(await self._catalog.by_model(await self._cache_usage.read()))
-        return Response(metrics.text(), media_type=_METRICS_TYPE)
+        return Response(metrics.text(key.models if key else ()), media_type=_METRICS_TYPE)
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
-        del request, key
+        del request
+        if key and key.models:
+            raise ApiError(403, "Triton's metrics are of all models, and this key is for some")
         settings = self._gateway.settings
         if not settings.all_metrics:
             raise ApiError(404, "Triton's metrics have no address: start with --triton-metrics")
@@ -196,7 +209,7 @@ class Routes:
 
         async def endpoint(request: Request) -> Response:
             try:
-                key = self._gateway.authenticate(request.headers) if keyed else None
+                key = self._gateway.authenticate(request.headers, request.scope) if keyed else None
                 response = await handler(request, key)
             except ApiError as error:
                 response = _failure(error, error_body)
@@ -211,6 +224,14 @@ class Routes:
             return response
 
         return endpoint
+
+    async def _inspect(
+        self, request: Request, key: Key | None, prompt: ParsedRequest
+    ) -> dict[str, Any]:
+        """Ask a model about a prompt; this costs it as much as reading a prompt to answer it."""
+        ((text, options),) = prompt.model_calls()
+        async with self._gateway.admit(key, prompt, self._gateway.timeout(request.headers)):
+            return await self._catalog.inspect_prompt(prompt.model, text, **options)
 
     async def _offered(self, key: Key | None) -> list[str]:
         names = [info.name for info in await self._catalog.offered()]

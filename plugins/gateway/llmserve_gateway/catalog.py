@@ -29,6 +29,8 @@ _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
 _MAX_MISSES = 2
 _SERVING = ("ready", "suspect")
+_OPTIONAL = ("chat_template", "longest_prompt")
+"""What models of older versions do not report about prompts."""
 
 
 @dataclass
@@ -68,6 +70,10 @@ class Catalog:
         """The models whose health has been observed."""
         return list(self._health)
 
+    def is_observed(self, name: str) -> bool:
+        """Return whether a model of this name has been seen, so that it is not just a word."""
+        return name in self._health
+
     async def offered(self, *, refresh: bool = False) -> list[ModelInfo]:
         """Return the loaded models with text input and output that are not part of another."""
         client = self._client()
@@ -105,7 +111,16 @@ class Catalog:
             return await self._client().model(name)
         except ModelNotReadyError as error:
             # Triton's own list includes the parts of ensembles.
-            if not (names := [info.name for info in await self.offered()]):
+            names = [info.name for info in await self.offered()]
+            if self.is_observed(name) and (not names or name in await self._down()):
+                # It is being loaded again, or Triton is about to end.
+                raise ApiError(
+                    503,
+                    f"{name!r} is not loaded at the moment",
+                    code="backend_unavailable",
+                    headers={"retry-after": "2"},
+                ) from None
+            if not names:
                 raise
             mend = f"choose one of {', '.join(names)}"
             raise ModelNotReadyError(error.problem, mend=mend) from None
@@ -122,7 +137,7 @@ class Catalog:
         try:
             report = json.loads(answer.text)
             required = {key: report[key] for key in ("ids", "text", "context_length")}
-            return {**required, "chat_template": report.get("chat_template")}
+            return {**required, **{key: report.get(key) for key in _OPTIONAL}}
         except (ValueError, KeyError, TypeError):
             # A model from an older llmserve has answered the prompt instead.
             raise unsupported from None
@@ -130,6 +145,11 @@ class Catalog:
     async def context_length(self, name: str) -> int | None:
         """Return the limit of prompt and answer tokens together, if the model reports it."""
         length: int | None = (await self._description(name)).get("context_length")
+        return length
+
+    async def longest_prompt(self, name: str) -> int | None:
+        """Return how many characters a prompt may have at most, if the model reports it."""
+        length: int | None = (await self._description(name)).get("longest_prompt")
         return length
 
     async def chat_template(self, name: str) -> str | None:
@@ -215,17 +235,21 @@ class Catalog:
         models: list[dict[str, Any]] = reply.get("models", [])
         return models
 
+    async def _down(self) -> dict[str, str]:
+        """Return the models that `serve` knows not to serve at the moment, and why."""
+        return {
+            model["name"]: f"{model['state']}: {model['why']}"
+            for model in await self.supervised()
+            if model["state"] not in _SERVING
+        }
+
     async def state(self) -> dict[str, Any]:
         """Return whether any model is ready, and the state of each."""
         try:
             offered = await asyncio.wait_for(self.offered(), 2)
         except (LLMServeError, asyncio.TimeoutError) as error:
             return {"ready": False, "why": str(error) or "no answer in 2 s", "models": {}}
-        down = {
-            model["name"]: f"{model['state']}: {model['why']}"
-            for model in await self.supervised()
-            if model["state"] not in _SERVING
-        }
+        down = await self._down()
         models: dict[str, dict[str, Any]] = {}
         for info in offered:
             health = self.health(info.name)

@@ -17,9 +17,10 @@ from llmserve.client.tools import read_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
 from llmserve.runtime.contract import FILL_CONTEXT
 from llmserve_gateway.addresses import check_collector
-from llmserve_gateway.admission import Admission, Limits
+from llmserve_gateway.admission import Admission, Limits, check_fits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog
+from llmserve_gateway.connections import note_key
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.fields import INCLUDE_STOP, ParsedRequest
 from llmserve_gateway.keys import Key, KeyRing
@@ -37,6 +38,9 @@ log = logging.getLogger("llmserve.gateway")
 
 _MAX_WARNED_FIELDS = 1000
 _MAX_WARNED_LENGTH = 60
+_MAX_NAMED_FIELDS = 20
+_MANY_TOKENS = 16_384
+"""Of larger prompts the gateway knows whether they can fit before it admits them."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +165,14 @@ class Gateway:
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
-    def authenticate(self, headers: Mapping[str, str]) -> Key | None:
+    def authenticate(self, headers: Mapping[str, str], scope: Mapping[str, Any]) -> Key | None:
         """Return the key of a request, or None if the gateway needs no keys."""
         if self.keys is None:
             return None
         x_api_key = f"Bearer {headers.get('x-api-key', '')}"
-        return self.keys.authenticate(headers.get("authorization") or x_api_key)
+        key = self.keys.authenticate(headers.get("authorization") or x_api_key)
+        note_key(scope)
+        return key
 
     def check_model(self, key: Key | None, model: str) -> None:
         if key and key.models and model not in key.models:
@@ -176,9 +182,27 @@ class Gateway:
         """Log a warning about unknown fields, once for each field."""
         new = {name for name in unknown if len(name) <= _MAX_WARNED_LENGTH} - self._warned_fields
         if new and len(self._warned_fields) < _MAX_WARNED_FIELDS:
-            self._warned_fields |= new
-            names = ", ".join(repr(name) for name in sorted(new))
-            log.warning("ignored unknown request fields: %s", names)
+            named = sorted(new)[:_MAX_NAMED_FIELDS]
+            self._warned_fields.update(named)
+            names = ", ".join(repr(name) for name in named)
+            others = f" and {len(new) - len(named)} more" if len(new) > len(named) else ""
+            log.warning("ignored unknown request fields: %s%s", names, others)
+
+    @asynccontextmanager
+    async def admit(
+        self, key: Key | None, request: ParsedRequest, timeout: float | None
+    ) -> AsyncIterator[None]:
+        """Hold the slots of a request, within the limits of its key and of the gateway."""
+        tokens = request.estimated_tokens
+        if key and self.keys:
+            self.keys.charge(key, tokens)
+        is_known = self.catalog.is_observed(request.model)
+        if is_known and tokens > _MANY_TOKENS:
+            await check_fits(request, self.catalog)
+        # All names that are no models share the limit of one.
+        model = request.model if is_known else ""
+        async with self.admission.admit(model, tokens, request.answer_count, timeout):
+            yield
 
     async def answer(self, scope: Any, receive: Receive, send: Send, dialect: Dialect) -> None:
         """Respond to one request, and record its outcome."""
@@ -189,7 +213,7 @@ class Gateway:
         trace = self.tracer.start(headers, dialect.operation) if self.tracer else None
         reply = Reply(send, record, dialect.error_body)
         try:
-            await self._answer(headers, receive, reply, dialect, trace)
+            await self._answer(scope, headers, receive, reply, dialect, trace)
         except (ClientDisconnected, asyncio.CancelledError, RequestCancelledError):
             record.outcome, record.status = "cancelled", 499
         except ApiError as error:
@@ -210,13 +234,14 @@ class Gateway:
 
     async def _answer(
         self,
+        scope: Mapping[str, Any],
         headers: Mapping[str, str],
         receive: Receive,
         reply: Reply,
         dialect: Dialect,
         trace: Trace | None,
     ) -> None:
-        key, record = self.authenticate(headers), reply.record
+        key, record = self.authenticate(headers, scope), reply.record
         record.key = key.name if key else ""
         request = dialect.read(await read_json(receive, headers))
         reply.sent = request.sent
@@ -224,12 +249,9 @@ class Gateway:
             trace.set_request(request)
         self.warn_unknown(request.unknown)
         self.check_model(key, request.model)
-        timeout = self._timeout(headers)
-        if key and self.keys:
-            self.keys.charge(key, request.estimated_tokens)
+        timeout = self.timeout(headers)
         # A client that disconnects frees its slots, even while its answer is being generated.
-        slots = self.admission.admit(request.estimated_tokens, request.answer_count, timeout)
-        async with _cancel_on_disconnect(receive), slots:
+        async with _cancel_on_disconnect(receive), self.admit(key, request, timeout):
             record.admitted = time.perf_counter()
             if timeout is not None:
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
@@ -253,6 +275,8 @@ class Gateway:
                 finally:
                     record.input_tokens = writer.usage.input_tokens
                     record.output_tokens = writer.usage.output_tokens
+                    if key and self.keys:
+                        self.keys.charge_answer(key, record.output_tokens)
         self.catalog.record_answer(record.model)
 
     async def _whole(self, exchange: _Exchange) -> None:
@@ -305,7 +329,7 @@ class Gateway:
         pieces = answers[0] if len(answers) == 1 else _merged(answers)
         return _with_calls(pieces, exchange.new_reader, request) if exchange.new_reader else pieces
 
-    def _timeout(self, headers: Mapping[str, str]) -> float | None:
+    def timeout(self, headers: Mapping[str, str]) -> float | None:
         header = headers.get("x-request-timeout")
         maximum = self.settings.request_timeout
         if header is None:

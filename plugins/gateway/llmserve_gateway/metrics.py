@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.usage import Usage
@@ -15,6 +16,8 @@ from llmserve_gateway.usage import Usage
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _MODEL = ("model_name",)
+_NO_MODEL = "-"
+"""The name under which requests are counted that reach no model."""
 
 
 @dataclass(eq=False)
@@ -87,7 +90,7 @@ class Metrics:
         request.counted_input, request.counted_output = input_tokens, output_tokens
 
     def count_request(self, record: RequestRecord) -> None:
-        self._requests.labels(record.model or "-", record.outcome).inc()
+        self._requests.labels(record.model or _NO_MODEL, record.outcome).inc()
         if record.outcome == "refused":
             self._refused.labels(record.status).inc()
         if not record.model or record.admitted is None:
@@ -123,9 +126,29 @@ class Metrics:
         for name, fraction in usage.items():
             self._caches.labels(name).set(fraction)
 
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+    def text(self, models: Collection[str] = ()) -> bytes:
+        """Return the metrics in Prometheus' text format; of these models only, if any is named."""
         # The tokens of long streams are counted here while they run, at no cost to their pieces.
         for request in self._running_requests:
             self._count_tokens(request)
-        return generate_latest(self.registry)
+        return generate_latest(cast(Any, _Selection(self.registry, models)))
+
+
+class _Selection:
+    """The metrics of a registry, without the samples of other models."""
+
+    def __init__(self, registry: CollectorRegistry, models: Collection[str]) -> None:
+        self._registry = registry
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            if self._models:
+                selected = copy(metric)
+                selected.samples = [sample for sample in metric.samples if self._is_visible(sample)]
+                yield selected
+            else:
+                yield metric
+
+    def _is_visible(self, sample: Any) -> bool:
+        return sample.labels.get(_MODEL[0], _NO_MODEL) in (*self._models, _NO_MODEL)

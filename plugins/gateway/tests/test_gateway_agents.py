@@ -17,8 +17,7 @@ from llmserve.client.model import ModelInfo
 from llmserve.errors import UsageError
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.tool_readers import read_prompt
-
-from .test_gateway_app import NO_TRITON, Triton, request_via
+from tests.gateways import NO_TRITON, Triton, request_via
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Tokyo"}}</tool_call>'
 PARAMETERS = {

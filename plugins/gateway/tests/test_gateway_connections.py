@@ -122,6 +122,7 @@ def test_a_client_with_a_key_stays_while_others_make_room(tmp_path: Path) -> Non
         mine.settimeout(60)
         for _ in range(300):  # The limit is 258.
             stack.enter_context(connect(port)).sendall(SLOW)
+        assert ask(port), "all of them have been accepted"
         mine.sendall(LIVE)
         assert mine.recv(65536).startswith(b"HTTP/1.1 200")
 

@@ -381,7 +381,7 @@ def test_slots_are_taken_in_the_step_that_checks() -> None:
 
         async def ask(tokens: int) -> None:
             try:
-                async with admission.admit(tokens):
+                async with admission.admit("m", tokens):
                     await release.wait()
             except ApiError as error:
                 refused.append(error)
@@ -394,7 +394,7 @@ def test_slots_are_taken_in_the_step_that_checks() -> None:
         await asyncio.sleep(0)
         release.set()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return refused, admission.running + admission.waiting + admission.tokens
+        return refused, admission.running + admission.waiting + len(admission.tokens)
 
     refused, left = asyncio.run(fill())
     assert [error.status for error in refused] == [429, 429, 429]
@@ -405,11 +405,11 @@ def test_slots_are_taken_in_the_step_that_checks() -> None:
 def test_the_wait_for_a_slot_is_limited_by_the_requests_timeout() -> None:
     async def wait() -> tuple[ApiError, int]:
         admission = Admission(Limits(max_requests=1))
-        async with admission.admit(1):
+        async with admission.admit("m", 1):
             with pytest.raises(ApiError) as caught:
-                async with admission.admit(1, seconds=0.01):
+                async with admission.admit("m", 1, seconds=0.01):
                     pass
-        async with admission.admit(1, seconds=60):
+        async with admission.admit("m", 1, seconds=60):
             return caught.value, admission.running + admission.waiting
 
     error, slots = asyncio.run(wait())
@@ -423,7 +423,7 @@ def test_several_answers_take_several_slots() -> None:
         ends = {name: asyncio.Event() for name in ("three", "two", "one", "many")}
 
         async def ask(name: str, answers: int) -> None:
-            async with admission.admit(1, answers):
+            async with admission.admit("m", 1, answers):
                 started.append(name)
                 await ends[name].wait()
 
