@@ -9,7 +9,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.location import located
 
 # Special tokens that answers must show as text: without them, no client finds a tool call.
@@ -40,7 +40,12 @@ class TransformersTokenizer:
         return "\n".join(template.values()) if isinstance(template, dict) else template
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        ids = [int(i) for i in self._tokenizer.encode(text, add_special_tokens=special)]
+        try:
+            with panics_as_errors():
+                encoded = self._tokenizer.encode(text, add_special_tokens=special)
+        except RuntimeError as error:  # Such as a regular expression that gave up on this text.
+            raise RequestError(f"the tokenizer refuses this text: {error}") from None
+        ids = [int(i) for i in encoded]
         bos = self._tokenizer.bos_token_id
         # A client that renders the chat template itself sends text that already begins with BOS.
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,26 @@ def make(tmp_path: Path) -> Any:
         return TransformersTokenizer({"path": "."}, tmp_path)
 
     return make_tokenizer
+
+
+def test_a_text_on_which_the_tokenizer_gives_up_is_refused(make: Any, tmp_path: Path) -> None:
+    make("{{ messages[0].content }}")
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated",
+             "invert": False}  # fmt: skip
+    both = [split, content["pre_tokenizer"]]
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = TransformersTokenizer({"path": "."}, tmp_path)
+    bomb = "a" * 50 + "!"
+    for use in (
+        lambda: tokenizer.encode(bomb),
+        lambda: tokenizer.encode_chat([{"role": "user", "content": bomb}]),
+    ):
+        with pytest.raises(RequestError, match="the tokenizer refuses this text"):
+            use()
+    assert tokenizer.decode(tokenizer.encode("a fine text")) == "a fine text"
 
 
 @pytest.mark.parametrize("turn", RENDERED)

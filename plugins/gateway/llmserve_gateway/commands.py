@@ -46,7 +46,7 @@ GRPC = {"GRPC_EXPERIMENTS": "-event_engine_client"}
     type=COUNT,
     default=1_000_000,
     show_default=True,
-    help="Tokens in the prompts of all requests.",
+    help="Tokens in the prompts of all requests to one model.",
 )
 @click.option(
     "--request-timeout",

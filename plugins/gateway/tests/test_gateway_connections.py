@@ -94,14 +94,14 @@ def test_requests_that_are_answered_do_not_make_room() -> None:
     body = b'{"model": "m", "prompt": "Hi"}'
     request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
     with silent, gateway_process("spare_connections=0", url=url) as (_, port), ExitStack() as stack:
-        asking = [stack.enter_context(connect(port, 1)) for _ in range(2)]
-        for connection in asking:
+        senders = [stack.enter_context(connect(port, 1)) for _ in range(2)]
+        for connection in senders:
             connection.sendall(request % (len(body), body))
         time.sleep(0.5)
         assert ask(port) == b"", "there is no room"
         with pytest.raises(TimeoutError):
-            asking[0].recv(1)
-        asking.pop().close()
+            senders[0].recv(1)
+        senders.pop().close()
         deadline = time.monotonic() + 30
         while not ask(port):
             assert time.monotonic() < deadline, "a closed connection does not count"
