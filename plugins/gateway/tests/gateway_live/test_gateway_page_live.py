@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from .process import Gateway
 
@@ -32,6 +32,7 @@ def page(browser: Any, gateway: Gateway, model: str) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
     page.on("request", lambda request: _refuse_others(request.url, gateway, errors))
     page.goto(gateway.root)
     page.wait_for_selector(f"#model option[value={model}]", state="attached")
@@ -79,8 +80,9 @@ def test_a_refusal_is_shown_next_to_its_request(page: Page) -> None:
 
 def test_several_requests_run_concurrently(page: Page) -> None:
     page.locator("#many").click()
-    page.wait_for_function("document.querySelectorAll('#answers li').length == 6")
-    page.wait_for_function("document.querySelectorAll('#answers li.running').length == 0")
+    # wait_for_function() evaluates text, which the page's content security policy forbids.
+    expect(page.locator("#answers li")).to_have_count(6, timeout=30_000)
+    expect(page.locator("#answers li.running")).to_have_count(0, timeout=30_000)
     assert (
         page.locator("#answers .text").all_inner_texts() == ["The capital of Japan is Tokyo."] * 6
     )
