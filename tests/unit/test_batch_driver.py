@@ -436,7 +436,9 @@ def test_a_request_about_the_prompt_alone_needs_no_generation() -> None:
     short, long = ask("ab", prompt_only=True), ask("a" * 300, prompt_only=True)
     generator = Repeater()
     drive(generator, short, long, ask("cd", max_tokens=1))
-    assert json.loads(short.text) == {"ids": [97, 98], "text": "ab", "context_length": 100}
+    assert json.loads(short.text) == {
+        "ids": [97, 98], "text": "ab", "context_length": 100, "longest_prompt": 51_200,
+    }  # fmt: skip
     assert len(json.loads(long.text)["ids"]) == 300
     assert generator.batches == [1]
 

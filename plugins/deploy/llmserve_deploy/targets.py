@@ -64,7 +64,8 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
         if d.scrapes_by_key and target != "ray":
             # This key may read metrics, but may not query any model.
             steps += [
-                f"{new_key.format('prometheus')} --model none | tr -d '\\n' |"
+                f"{new_key.format('prometheus')} --model none --all-metrics |"
+                f" tr -d '\\n' |"
                 f" {create} {d.metrics_secret} --from-file=key=/dev/stdin"
             ]
         steps += [f"{create} {d.keys_secret} --from-file={folder}/{KEYS_FILE}"]

@@ -38,7 +38,8 @@ def deployment(triton: LiveTriton, model: str) -> Deployment:
 def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return a file of keys, and the key that the next steps create for Prometheus."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
-    result = run("key", "new", "prometheus", "--file", str(path), "--model", "none")
+    command = ("key", "new", "prometheus", "--file", str(path), "--model", "none", "--all-metrics")
+    result = run(*command)
     return path, result.stdout.strip()
 
 

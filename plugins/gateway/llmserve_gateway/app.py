@@ -185,11 +185,11 @@ class Routes:
         running = {replica.url: replica.running for replica in self._gateway.client.all}
         metrics.update(self._catalog.observed, await self._catalog.supervised(), running)
         metrics.update_caches(await self._catalog.by_model(await self._cache_usage.read()))
-        return Response(metrics.text(key.models if key else ()), media_type=_METRICS_TYPE)
+        return Response(metrics.text(key.measured_models if key else ()), media_type=_METRICS_TYPE)
 
     async def triton_metrics(self, request: Request, key: Key | None) -> Response:
         del request
-        if key and key.models:
+        if key and key.measured_models:
             raise ApiError(403, "Triton's metrics are of all models, and this key is for some")
         settings = self._gateway.settings
         if not settings.all_metrics:

@@ -166,7 +166,8 @@ def key() -> None:
 @click.option("--model", "models", multiple=True, help="Allow only this model; repeatable.")
 @click.option("--requests-per-minute", type=click.IntRange(min=1), help="Rate limit.")
 @click.option("--tokens-per-minute", type=click.IntRange(min=1), help="Rate limit.")
-def new(name: str, file: Path, models: tuple[str, ...], **limits: int | None) -> None:
+@click.option("--all-metrics", is_flag=True, help="Show it the metrics of all models.")
+def new(name: str, file: Path, models: tuple[str, ...], **limits: Any) -> None:
     """Create a key and print it; its hash is added to the file.
 
     \b

@@ -33,6 +33,13 @@ class Key:
     """The models that it may use; all of them if the list is empty."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    all_metrics: bool = False
+    """Whether it sees the metrics of all models, and not only of those that it may use."""
+
+    @property
+    def measured_models(self) -> list[str]:
+        """The models whose metrics it sees; all of them if the list is empty."""
+        return [] if self.all_metrics else self.models
 
 
 @dataclass
@@ -143,6 +150,7 @@ def _validated(key: Key) -> Key:
         and re.fullmatch("[0-9a-f]{64}", key.sha256)
         and isinstance(key.models, list)
         and all(isinstance(model, str) for model in key.models)
+        and isinstance(key.all_metrics, bool)
         and all(rate is None or (type(rate) is int and rate > 0) for rate in rates)
     ):
         raise ValueError(f"the entry {str(key.name)[:80]!r} is malformed")

@@ -214,6 +214,7 @@ def test_tokens_per_minute_are_those_of_answers_too(tmp_path: Path, stream: bool
 def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
     some = new_key(tmp_path / "keys", "some", models=["a"])
     every = new_key(tmp_path / "keys", "every")
+    prometheus = new_key(tmp_path / "keys", "prometheus", models=["none"], all_metrics=True)
 
     async def go() -> dict[tuple[str, str], Any]:
         settings = Settings(NO_TRITON, keys=tmp_path / "keys", triton_metrics="http://127.0.0.1:9")
@@ -223,7 +224,12 @@ def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
                 body = {**TEXT, "model": name}
                 headers = {"x-api-key": every}
                 await client.post("/v1/completions", json=body, headers=headers)
-            for who, key in (("some", some), ("every", every), ("nobody", "")):
+            for who, key in (
+                ("some", some),
+                ("every", every),
+                ("prometheus", prometheus),
+                ("nobody", ""),
+            ):
                 for path in ("/metrics", "/metrics/triton", "/readyz", "/readyz/b"):
                     answers[who, path] = await client.get(path, headers={"x-api-key": key})
         return answers
@@ -237,6 +243,8 @@ def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert (f'model_name="{model}"' in answers[who, "/metrics"].text) is visible
         assert (model in answers[who, "/readyz"].json()["models"]) is visible
+    assert answers["prometheus", "/metrics"].text.count('model_name="b"') > 0
+    assert answers["prometheus", "/metrics/triton"].status_code == 503, "Triton is not there"
     assert answers["nobody", "/metrics"].status_code == 401
     for path in ("/readyz", "/readyz/b"):
         assert answers["nobody", path].status_code == 200
