@@ -71,7 +71,8 @@ def test_a_request_about_its_prompt_does_not_wait_for_the_engine_to_read_it() ->
     outputs = tensors(answer_of(Preprocessing(settings, Path()), inputs, components))
     assert outputs["INPUT_ID"].tolist() == [[97]]
     answer = json.loads(json.loads(outputs["REQUEST"][0, 0])["answer"])
-    assert answer == {"ids": [97] * 100, "text": "a" * 100, "context_length": 64}
+    about = {"text": "a" * 100, "context_length": 64, "longest_prompt": 64 * 512}
+    assert answer == {"ids": [97] * 100, **about}
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5])
