@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import httptools
 
 _MAX_HEAD_BYTES = 64 << 10
+_HEAD_END = b"\r\n\r\n"
 _HEAD_TOO_LONG = b"\r\n".join(
     [b"HTTP/1.1 431 Request Header Fields Too Large", b"content-length: 0", b"connection: close"]
     + [b""] * 2
@@ -115,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._transport: Any = None
         self._lost = asyncio.Event()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         # As in uvicorn: both have to find the same requests.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._part: Literal["", "head", "body"] = "head"
@@ -208,7 +209,7 @@ class Connection(asyncio.Protocol):
             if self._by_line:
                 data = self._whole_lines(data)
             else:
-                self._head_bytes += len(data)
+                self._head_bytes += len(data.partition(_HEAD_END)[0])
         if self._head_bytes + len(self._line) > _MAX_HEAD_BYTES:
             self._transport.write(b"" if self._running else _HEAD_TOO_LONG)
             self._transport.close()
@@ -235,6 +236,8 @@ class Connection(asyncio.Protocol):
         if self.inner is not None:
             self.inner.connection_lost(exc)
         self._lost.set()
+        # They refer to each other, and would wait for the garbage collector.
+        self.inner = self._parser = None
 
     # Callbacks of the parser
 
@@ -259,7 +262,7 @@ class Connection(asyncio.Protocol):
         data, self._line = self._line + data, b""
         if not self._head_bytes:
             data = data.lstrip(b"\r\n")  # Empty lines in front of a request are allowed.
-        head, end, rest = data.partition(b"\r\n\r\n")
+        head, end, rest = data.partition(_HEAD_END)
         if not end:
             last = max(0, data.rfind(b"\r\n"))
             head, self._line = data[:last], data[last:]

@@ -165,6 +165,20 @@ def test_pipelined_requests_are_answered_in_their_order_wherever_they_are_split(
             assert statuses == [b"200", b"400", b"200"], at
 
 
+def test_a_pipelined_body_is_no_header() -> None:
+    first = LIVE + SLOW
+    with gateway_command() as port:
+        for at in range(len(LIVE) - 2, len(first), 9):
+            with connect(port) as connection:
+                connection.sendall(first[:at])
+                time.sleep(0.002)
+                connection.sendall(first[at:] + b"x" * 100_000)
+                answer = b""
+                while answer.count(b"HTTP/1.1") < 2 and (piece := connection.recv(65536)):
+                    answer += piece
+            assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200"], at
+
+
 def test_headers_that_are_too_long_are_refused() -> None:
     with gateway_command() as port:
         for line in (b"x: " + b"x" * (2 << 20), b"x: y\r\n" * 20_000):
