@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import cycle
 from pathlib import Path
@@ -32,37 +33,43 @@ def ask(port: int, request: bytes = LIVE, enough: bytes = b"\r\n\r\n") -> bytes:
     return answer
 
 
-@pytest.mark.parametrize(
-    ("fields", "sent", "dribble"),
-    [
-        ("header_seconds=1", b"", b""),
-        ("header_seconds=1", LIVE + b"GET /livez HTTP/1.1\r\nhos", b""),
-        ("header_seconds=1", LIVE + b"GET /livez HTTP/1.1\r\nhos", b"t"),
-        ("body_seconds=1", SLOW, b""),
-        ("body_seconds=1", SLOW, b"x"),
-        ("body_seconds=1", SLOW.replace(b"GET /livez", b"POST /v1/completions"), b"x"),
-        ("idle_seconds=1", LIVE, b""),
-        ("idle_seconds=1", LIVE, b"\r\n"),
-    ],
-    ids=["no byte", "headers", "headers byte by byte", "body after its response",
-         "the same byte by byte", "body byte by byte", "idle", "idle with empty lines"],
-)  # fmt: skip
-def test_a_client_that_takes_too_long_is_disconnected(
-    fields: str, sent: bytes, dribble: bytes
-) -> None:
-    with gateway_process(fields) as (_, port), connect(port, 0.2) as client:
-        client.sendall(sent)
-        started, answer = time.monotonic(), b""
-        with suppress(ConnectionError):
-            while time.monotonic() < started + 20:
-                with suppress(TimeoutError):
-                    if not (piece := client.recv(65536)):
-                        break
-                    answer += piece
-                client.sendall(dribble)
-        assert answer.startswith(b"HTTP/1.1 200" if b"livez" in sent else b"")
-        # The defaults are 10, 45 and 75 s.
-        assert 0.8 < time.monotonic() - started < 9
+HALF_A_HEAD = LIVE + b"GET /livez HTTP/1.1\r\nhos"
+SLOW_QUESTION = SLOW.replace(b"GET /livez", b"POST /v1/completions")
+LATE = {
+    "no byte": (b"", b""),
+    "headers": (HALF_A_HEAD, b""),
+    "headers byte by byte": (HALF_A_HEAD, b"t"),
+    "body after its response": (SLOW, b""),
+    "body after its response, byte by byte": (SLOW, b"x"),
+    "body byte by byte": (SLOW_QUESTION, b"x"),
+    "idle": (LIVE, b""),
+    "idle with empty lines": (LIVE, b"\r\n"),
+}
+
+
+def test_clients_that_take_too_long_are_disconnected() -> None:
+    # The defaults are 10, 45 and 75 s.
+    fields = "header_seconds=1, body_seconds=1, idle_seconds=1"
+
+    def last(port: int, sent: bytes, dribble: bytes) -> float:
+        """Return how long a connection lasts."""
+        with connect(port, 0.2) as client:
+            client.sendall(sent)
+            started, answer = time.monotonic(), b""
+            with suppress(ConnectionError):
+                while time.monotonic() < started + 20:
+                    with suppress(TimeoutError):
+                        if not (piece := client.recv(65536)):
+                            break
+                        answer += piece
+                    client.sendall(dribble)
+            assert answer.startswith(b"HTTP/1.1 200" if b"livez" in sent else b"")
+            return time.monotonic() - started
+
+    with gateway_process(fields) as (_, port), ThreadPoolExecutor(len(LATE)) as pool:
+        lasting = {name: pool.submit(last, port, *case) for name, case in LATE.items()}
+        seconds = {name: duration.result() for name, duration in lasting.items()}
+    assert all(0.8 < duration < 9 for duration in seconds.values()), seconds
 
 
 def test_slow_clients_do_not_close_the_gateway_to_others() -> None:
