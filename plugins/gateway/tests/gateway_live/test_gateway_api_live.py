@@ -330,3 +330,24 @@ def test_the_log_has_figures_and_no_text(gateway: Gateway, model: str) -> None:
     line = gateway.logged(id="from-me")
     assert (line["model"], line["outcome"], line["output_tokens"]) == (model, "length", 3)
     assert PROMPT not in json.dumps(gateway.log)
+
+
+def test_a_name_that_triton_reads_only_in_part_is_no_model(gateway: Gateway, model: str) -> None:
+    for name in (f"{model}\0", f"{model}\0other"):
+        answer = gateway.post("/v1/completions", {"model": name, "prompt": "Hi"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_the_model_reads_it(
+    gateway: Gateway, model: str
+) -> None:
+    giant = "giant " * 600_000
+    gateway.post("/v1/completions", {"model": model, "prompt": "Hi", "max_tokens": 1})
+    for path, fields in (
+        ("/v1/completions", {"prompt": giant}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": giant}]}),
+        ("/tokenize", {"prompt": giant}),
+    ):
+        error = gateway.post(path, {"model": model, **fields}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith("this model's maximum context length is 512 tokens")
