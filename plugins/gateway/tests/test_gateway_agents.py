@@ -137,7 +137,9 @@ def test_an_agent_calls_a_function_and_gets_its_result(
         assert system["content"].startswith("You help.\n\nYou can call these functions:\n")
         assert "- get_weather(city: string): Look up the weather.\n" in system["content"]
         assert user == {"role": "user", "content": "How is Tokyo?"}
-        assert options.keys() <= {"messages", "max_tokens", "timeout", "x-request-id"}
+        assert options.keys() <= {
+            "messages", "max_tokens", "fill_context", "timeout", "x-request-id",
+        }  # fmt: skip
     assert rest == [
         {"role": "assistant", "content": f"Let me see.\n{CALL}"},
         {"role": "user", "content": "<tool_response>\nSunny.\n</tool_response>"},
