@@ -6,7 +6,7 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	2>/dev/null && command -v "$$name" && break; done)
 BIN := .venv/bin
 SOURCES := llmserve cli/llmserve_cli plugins tests
-PACKAGES := constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml plugins/examples/*/pyproject.toml)
+PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugins/*/pyproject.toml plugins/examples/*/pyproject.toml)
 
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS

@@ -155,7 +155,9 @@ def _project(names: Names, role: str) -> str:
 def _range(version: str) -> str:
     """Return the range of llmserve versions that a new package supports."""
     major, minor = (int(part) for part in version.split(".")[:2])
-    return f">={major}.{minor},<{major + 1 if major else f'0.{minor + 1}'}"
+    # An unreleased version comes before the release: it must be named itself to be included.
+    least = f"{major}.{minor}" if version.replace(".", "").isdigit() else version
+    return f">={least},<{major + 1 if major else f'0.{minor + 1}'}"
 
 
 def _read(path: Path) -> str:

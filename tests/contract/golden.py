@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 _NOT_COMPARED = re.compile(r'\n    "(client\.py|\S+\.(pt|onnx))": .*')
 """Hashes of the client, a copy of a module that has its own tests, and of exported graphs, which
 contain the source lines that exported them."""
-_VERSION = re.compile(r"(?<===)[0-9.]+|(?<=: \")[0-9]+\.[0-9.]+(?=\")")
+_VERSION = re.compile(r"(?<===)[0-9][0-9a-z.]*|(?<=: \")[0-9]+\.[0-9a-z.]+(?=\")")
 COMPARED = {"config.pbtxt", "llmserve.json", "graph.json", "Dockerfile"}
 
 
