@@ -141,7 +141,7 @@ class Registry:
         names = {component.name for component in self.all(kind)}
         role = next(role for role, role_type in ROLES.items() if role_type is kind)
         label = "plugin" if kind is Recipe else role.replace("_", " ")
-        mend = f"pip install the package that provides it (llmserve-{name})"
+        mend = f"install the package that provides it, such as llmserve-{name}"
         mend = near(name, names) if names else mend
         raise PluginError(f"no {label} is called {name!r}", mend=mend)
 

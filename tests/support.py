@@ -41,11 +41,18 @@ def run(
     )  # fmt: skip
 
 
-def install(site: Path, name: str, entries: str, version: str = "1.2", **modules: str) -> None:
-    """Write a distribution into a folder, as an installer does."""
+def install(
+    site: Path, name: str, entries: str = "", version: str = "1.2", *,
+    requires: Sequence[str] = (), origin: Mapping[str, Any] | None = None, **modules: str,
+) -> None:  # fmt: skip
+    """Write a distribution into a folder, as an installer does; ``origin`` is where it is from."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+    if origin:
+        (info / "direct_url.json").write_text(json.dumps(origin))
     (info / "entry_points.txt").write_text(entries)
     for module, source in modules.items():
         (site / f"{module}.py").write_text(source)

@@ -7,6 +7,7 @@ from shlex import quote
 
 import click
 
+from llmserve.packages import install
 from llmserve.scaffold import KINDS, MODES, new_package
 from llmserve_cli.usage import Group
 
@@ -56,9 +57,8 @@ def new(name: str, role: str, mode: str, output: Path) -> None:
     folder = new_package(name, role, output, mode=mode)
     click.echo(folder)
     path = quote(str(folder))
-    with_tests = quote(f"{folder}[test]")
     lines = [
-        f"install it:        pip install -e {with_tests}",
+        f"install it:        {install(editable=f'{folder}[test]')}",
         f"run its tests:     (cd {path} && pytest)",
         {
             "command": f"run it:            llmserve {name} --help",

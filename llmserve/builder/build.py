@@ -21,6 +21,7 @@ from llmserve.builder.plan import (
     needed_packages,
 )
 from llmserve.errors import PluginError
+from llmserve.packages import conflicts, remedy
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
@@ -156,15 +157,16 @@ def _check_classes(
 ) -> None:
     """Refuse to publish what Triton could not run."""
     manifests = {
-        folder.name: manifest
+        folder: manifest
         for folder in sorted(models.iterdir())
         if (manifest := Manifest.read(folder))
     }
-    for _, runtime, problem in check_models(manifests, registry):
+    # Trying the imports takes seconds, so a build does it only where packages conflict.
+    for _, runtime, problem in check_models(manifests, registry, imports=bool(conflicts())):
         is_stage = runtime.role == "stage"
         component = f"stage {runtime.name!r}" if is_stage else plan.describe(runtime.role)
         if problem.fatal:
-            mend = "report it to the plugin's author"
+            mend = remedy("report it to the plugin's author")
             raise PluginError(f"{component} cannot be run: {problem.what}", mend=mend)
         report(f"{component}: {problem.what}")
 

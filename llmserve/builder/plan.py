@@ -22,6 +22,7 @@ from llmserve.errors import (
 )
 from llmserve.names import check_model_name, model_name_from, normal
 from llmserve.options import Option, Value, renamed_values, resolve
+from llmserve.packages import install
 from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
@@ -120,7 +121,7 @@ def needed_packages(plan: Plan) -> dict[str, str]:
         except PackageNotFoundError:
             raise PluginError(
                 f"--plugin {plan.recipe.name} needs {name}, which is not installed",
-                mend=f"pip install {name}",
+                mend=install(name),
             ) from None
     return versions
 

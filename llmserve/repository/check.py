@@ -13,6 +13,7 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.errors import ConfigError, ModelSourceError, reason
+from llmserve.packages import EMBEDDED, OLD_NUMPY, has_embedded, install, remedy, too_new_numpy
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
@@ -58,7 +59,7 @@ def check_repository(
     folders = [folder for folder in all_folders if folder.name in selected or not models]
     problems: list[Problem] = []
     configs: dict[str, ModelConfig] = {}
-    manifests: dict[str, Manifest] = {}
+    manifests: dict[Path, Manifest] = {}
     for folder in all_folders:
         config, config_problems = _read(folder)
         if folder in folders:
@@ -79,12 +80,15 @@ def check_repository(
         if not manifest and config and config.parameters[_BUILT].string_value:
             problems.append(Problem(folder.name, f"{MANIFEST} is missing", "build it again"))
         if manifest is not None:
-            manifests[folder.name] = manifest
+            manifests[folder] = manifest
             problems += check_files(folder, manifest, quick=quick)
             problems += check_components(folder, manifest)
             problems += check_code_of(folder, manifest)
             if served_here:
                 problems += check_needs(folder.name, manifest)
+    if served_here and has_embedded() and (numpy := too_new_numpy()):
+        what = f"it needs {OLD_NUMPY} and this is {numpy}"
+        problems.append(Problem(EMBEDDED, what, install(OLD_NUMPY), fatal=False))
     if served_here and not quick:
         problems += check_runtime_classes(manifests, registry)
     # The files that Triton loads are also in the manifest, so a missing one is reported twice.
@@ -373,7 +377,7 @@ def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
         except PackageNotFoundError:
             yield problem(
                 f"it needs {package}, which is not installed here",
-                f"pip install {package}=={expected}, or serve it from its container",
+                f"{install(f'{package}=={expected}')}, or serve it from its container",
             )
             continue
         if installed != expected:
@@ -391,17 +395,17 @@ def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
 
 
 def check_runtime_classes(
-    manifests: Mapping[str, Manifest], registry: Registry
+    manifests: Mapping[Path, Manifest], registry: Registry
 ) -> Iterator[Problem]:
-    """Import the classes that models name, in another process, and check their methods."""
-    for model, runtime_class, problem in check_models(manifests, registry):
+    """Import the classes that models name, and what they need, in another process."""
+    for model, runtime_class, problem in check_models(manifests, registry, imports=True):
         if problem_with(runtime_class.runtime):
             # ``check_needs`` reports it.
             continue
         yield Problem(
             model,
             f"its {runtime_class.role} {runtime_class.name!r} cannot be run: {problem.what}",
-            "install its plugin again, or report it to the plugin's author"
+            remedy("install its plugin again, or report it to the plugin's author")
             if problem.fatal
             else "serve it from its container, if that has the package",
             fatal=problem.fatal,

@@ -2,7 +2,8 @@
 
 ``problem_with`` looks for a class's module without importing it. ``check_models`` imports the
 classes, in a separate process, and looks for the methods that their role requires: the build does
-not load torch, and a broken plugin cannot end it.
+not load torch, and a broken plugin cannot end it. If asked to, it also lets the classes import what
+they will load the model with, which takes seconds and finds an environment that cannot.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -22,6 +23,7 @@ from typing import Any
 
 from llmserve.errors import reason
 from llmserve.registry import Registry
+from llmserve.repository.config import versions
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Generator
 from llmserve.runtime import protocols
@@ -49,6 +51,10 @@ class RuntimeClass:
     name: str
     runtime: str
     methods: tuple[str, ...]
+    model: str = ""
+    """Its settings and the model that they are for, as JSON, if it shall try its imports."""
+    folder: Path = field(default=Path(), compare=False)
+    """The version folder that it is constructed with."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +66,17 @@ class ClassProblem:
 
 
 def check_models(
-    manifests: Mapping[str, Manifest], registry: Registry
+    manifests: Mapping[Path, Manifest], registry: Registry, *, imports: bool = False
 ) -> Iterator[tuple[str, RuntimeClass, ClassProblem]]:
-    """Import the classes that models name, and yield those that cannot be used."""
+    """Import the classes that models name, and yield those that cannot be used.
+
+    ``manifests`` are those of model folders. With ``imports``, each class also tries to import
+    what it will load its model with.
+    """
     classes = [
-        (model, runtime)
-        for model, manifest in manifests.items()
-        for runtime in classes_of(manifest, registry)
+        (folder.name, runtime)
+        for folder, manifest in manifests.items()
+        for runtime in classes_of(manifest, registry, folder if imports else None)
     ]
     problems = check_classes(runtime for _, runtime in classes)
     for model, runtime in classes:
@@ -74,8 +84,13 @@ def check_models(
             yield model, runtime, problems[runtime]
 
 
-def classes_of(manifest: Manifest, registry: Registry) -> list[RuntimeClass]:
-    """Return the classes that are instantiated in Triton for a model."""
+def classes_of(
+    manifest: Manifest, registry: Registry, folder: Path | None = None
+) -> list[RuntimeClass]:
+    """Return the classes that are instantiated in Triton for a model.
+
+    With the model's folder, they know enough to try their imports.
+    """
     if manifest.parts or (manifest.part_of and "stage" not in manifest.components):
         # An ensemble runs no class itself, and some of its parts run in other backends.
         return []
@@ -91,7 +106,11 @@ def classes_of(manifest: Manifest, registry: Registry) -> list[RuntimeClass]:
         if role == "generator" and staged:
             # The plugin defines which methods its stage calls.
             methods = ()
-        classes.append(RuntimeClass(role, component["name"], component["runtime"], methods))
+        runtime_class = RuntimeClass(role, component["name"], component["runtime"], methods)
+        if folder and (version := next(iter(versions(folder)), None)):
+            model = json.dumps([component["settings"], manifest.source], sort_keys=True)
+            runtime_class = replace(runtime_class, model=model, folder=version)
+        classes.append(runtime_class)
     return classes
 
 
@@ -114,7 +133,8 @@ def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, ClassPr
     new = [c for c in dict.fromkeys(classes) if (c, *sys.path) not in _VALID]
     if not new:
         return {}
-    request = {"path": sys.path, "classes": [[c.runtime, c.methods] for c in new]}
+    asked = [(c.runtime, c.methods, c.model, str(c.folder)) for c in new]
+    request = {"path": sys.path, "classes": asked}
     try:
         process = subprocess.run(
             [sys.executable, "-c", _CHILD],
@@ -151,15 +171,18 @@ print_problems(request["classes"])
 """
 
 
-def print_problems(classes: Iterable[tuple[str, list[str]]]) -> None:
+def print_problems(classes: Iterable[tuple[str, list[str], str, str]]) -> None:
     """Print a line of JSON with the problem of each class; this runs in the child process."""
     # Output that plugins print on import is redirected to standard error.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     # This module exists only inside Triton, and plugins may import it at the top level.
     sys.modules["triton_python_backend_utils"] = _StubModule("triton_python_backend_utils")
-    for runtime, methods in classes:
-        print(json.dumps(_class_problem(runtime, methods)), file=out, flush=True)
+    for runtime, methods, model, folder in classes:
+        problem = _class_problem(runtime, methods)
+        if model and not problem:
+            problem = _import_problem(runtime, json.loads(model)[0], Path(folder))
+        print(json.dumps(problem), file=out, flush=True)
     out.flush()
     # Skip clean-up: none is needed here, and that of libraries takes long.
     os._exit(0)
@@ -194,6 +217,20 @@ def _class_problem(runtime: str, methods: Iterable[str]) -> tuple[str, bool] | N
     except ValueError:
         # A class written in C may have no signature.
         pass
+    return None
+
+
+def _import_problem(
+    runtime: str, settings: Mapping[str, Any], folder: Path
+) -> tuple[str, bool] | None:
+    """Return why a valid class cannot import what it will load its model with."""
+    module, _, name = runtime.partition(":")
+    try_imports = getattr(getattr(import_module(module), name), "try_imports", None)
+    try:
+        if try_imports:
+            try_imports(settings, folder)
+    except BaseException as error:
+        return f"the packages installed here cannot load the model: {reason(error)}", True
     return None
 
 

@@ -22,6 +22,27 @@ _NATIVE_INSTRUCTIONS = {
 }
 
 
+def try_imports(settings: Mapping[str, Any], folder: Path) -> None:
+    """Import what loads the model, without its weights.
+
+    transformers imports a model's module only when it is used. If a package that the module needs
+    is broken, everything else seems to work until then.
+    """
+    import transformers
+
+    location, options = located(settings, folder)
+    try:
+        options = {**options, "local_files_only": True}
+        config, _ = transformers.PretrainedConfig.get_config_dict(location, **options)
+    except (OSError, ValueError):
+        # That the model's files can be read is checked elsewhere.
+        config = {}
+    # Code that ships with the model has classes of its own.
+    for name in ("AutoModelForCausalLM", *(config.get("architectures") or ())):
+        if name in dir(transformers):
+            getattr(transformers, name)
+
+
 def load(settings: Mapping[str, Any], folder: Path) -> Any:
     """Return an ``AutoModelForCausalLM`` on its device, ready for inference."""
     import torch

@@ -121,6 +121,6 @@ def _llguidance() -> Any:
     except ImportError:
         raise RequestError(
             "this server cannot constrain answers: install llguidance next to it "
-            "(pip install 'llmserve[constrained]')"
+            "(llmserve[constrained] adds it)"
         ) from None
     return llguidance

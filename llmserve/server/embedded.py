@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.contract.container import release
 from llmserve.errors import ConfigError, LLMServeError, PluginError, ServerError
+from llmserve.packages import EMBEDDED, OLD_NUMPY, install, too_new_numpy
 from llmserve.server import stub_site
 from llmserve.server.launch import (
     Instance,
@@ -30,7 +31,6 @@ RELEASE = release("24.10")
 """What nvidia-pytriton 0.7.0 contains, the oldest version that llmserve installs."""
 _LIBRARY = "libtriton_python.so"
 BUNDLED = "nvidia_pytriton.libs"
-_MEND = "pip install 'llmserve[embedded]' on Python 3.10 to 3.12, or use --runtime docker"
 
 
 def find_embedded() -> Path:
@@ -39,21 +39,24 @@ def find_embedded() -> Path:
     ``pytriton`` itself is not imported: that takes a second and has side effects.
     """
     if sys.version_info >= (3, 13):
-        raise ServerError(f"the embedded Triton does not run on Python {_python()}", mend=_MEND)
+        raise ServerError(f"the embedded Triton does not run on Python {_python()}", mend=_mend())
     try:
-        distribution = metadata.distribution("nvidia-pytriton")
-        numpy = metadata.version("numpy")
+        distribution = metadata.distribution(EMBEDDED)
     except metadata.PackageNotFoundError as error:
-        raise ServerError(f"{error.name} is not installed", mend=_MEND) from None
-    if int(numpy.split(".")[0]) >= 2:
+        raise ServerError(f"{error.name} is not installed", mend=_mend()) from None
+    if numpy := too_new_numpy():
         raise ServerError(
-            f"the embedded Triton needs numpy < 2 and this is {numpy}",
-            mend="pip install 'numpy<2', or use --runtime docker",
+            f"the embedded Triton needs {OLD_NUMPY} and this is {numpy}",
+            mend=f"{install(OLD_NUMPY)}, or use --runtime docker",
         )
     home = Path(str(distribution.locate_file("pytriton/tritonserver")))
     if not (home / "bin" / "tritonserver").is_file():
-        raise ServerError("this nvidia-pytriton has no server (Linux x86-64 only)", mend=_MEND)
+        raise ServerError("this nvidia-pytriton has no server (Linux x86-64 only)", mend=_mend())
     return home
+
+
+def _mend() -> str:
+    return f"{install('llmserve[embedded]')} on Python 3.10 to 3.12, or use --runtime docker"
 
 
 def _backends(

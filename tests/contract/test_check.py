@@ -16,7 +16,7 @@ from llmserve.plugin import CheckedModel, hookimpl
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
-from tests.support import replace_text
+from tests.support import install, replace_text, run, with_path
 
 
 @pytest.fixture
@@ -106,6 +106,34 @@ assert not {"torch", "transformers"} & sys.modules.keys()
 
 def test_a_quick_check_takes_less_than_a_second_and_loads_nothing_heavy(repo: Path) -> None:
     subprocess.run([sys.executable, "-c", QUICK, str(repo)], check=True)
+
+
+def test_a_package_for_numpy_2_beside_numpy_1_is_found_with_what_mends_it(
+    repo: Path, tmp_path: Path
+) -> None:
+    """As `pip install nncf` and then `pip install 'numpy<2'` left it: only a model's own module
+    of transformers imports scipy, so everything else seems to work."""
+    site = tmp_path / "site"
+    for name in ("scipy", "sklearn"):
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text("raise ImportError('made for numpy 2')")
+    install(site, "scipy", version="1.18.1", requires=["numpy>=2.0.0"])
+    install(site, "scikit-learn", version="1.8.0", requires=["scipy>=1.10"])
+    checked = run("check", str(repo), env=with_path(site))
+    assert checked.returncode == 3, checked
+    assert "the packages installed here cannot load the model" in checked.stdout + checked.stderr
+    needs = "scipy 1.18.1 needs numpy>=2.0.0, and numpy 1."
+    for done in (
+        checked,
+        run("build", "--plugin", "hf", "--model", "demo", env=with_path(site), cwd=tmp_path),
+    ):
+        assert done.returncode == 3, done
+        (line,) = [line for line in (done.stdout + done.stderr).splitlines() if needs in line]
+        assert "made for numpy 2" in line
+        command = line.rpartition(" install ")[2]
+        assert command.startswith("'numpy<2' ")
+        assert {"scipy", "scikit-learn"} <= set(command.split())
+    assert not (tmp_path / "model_repository").exists()
 
 
 @pytest.mark.parametrize("raises", [True, False])

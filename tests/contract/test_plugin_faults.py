@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from llmserve.builder import build as builder
 from llmserve.builder.build import build_spec
 from llmserve.builder.plan import BuildResult, BuildSpec
 from llmserve.errors import ModelSourceError, PluginError
@@ -119,6 +120,30 @@ def test_a_class_that_cannot_be_run_is_refused_and_found_by_check(
     with pytest.raises(PluginError, match=f"^formatter 'other' {ACME} cannot be run: .*{message}"):
         build(tmp_path / "other", formatter(f"acme_code:{name}"))
     assert not (tmp_path / "other").exists()
+
+
+def test_an_environment_that_cannot_load_a_model_is_found_before_it_is_served(
+    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = "import acme_code.missing"
+    code.write_text(CODE.replace("class NoFormat", f"""
+    @staticmethod
+    def try_imports(settings, folder):
+        assert settings == {{}} and folder.name == "1", (settings, folder)
+        {broken}
+class NoFormat"""), "utf-8")  # fmt: skip
+    # Where nothing conflicts, a build does not take the seconds that the imports take.
+    monkeypatch.setattr(builder, "conflicts", list)
+    build(tmp_path / "r", formatter("acme_code:Valid"))
+    (problem,) = check_repository(tmp_path / "r")
+    cause = "the packages installed here cannot load the model: ModuleNotFoundError"
+    assert f"its formatter 'other' cannot be run: {cause}" in problem.what
+    assert problem.fatal
+    monkeypatch.setattr(builder, "conflicts", lambda: ["one"])
+    with pytest.raises(PluginError, match=cause):
+        build(tmp_path / "other", formatter("acme_code:Valid"))
+    code.write_text(code.read_text("utf-8").replace(broken, "pass"), "utf-8")
+    build(tmp_path / "other", formatter("acme_code:Valid"))
 
 
 def test_a_class_without_its_packages_is_built_with_a_note(tmp_path: Path, code: Path) -> None:

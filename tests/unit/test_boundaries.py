@@ -52,7 +52,8 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "contract.container", "errors", "names", "registry", "repository", "repository.check",
+    "client", "contract.container", "errors", "names", "packages", "registry", "repository",
+    "repository.check",
     "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
 
@@ -64,7 +65,7 @@ SERVER = {
         ("contract", set(), {*sys.stdlib_module_names}),
         ("runtime", set(), OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
-        ("client", {"errors", "registry", "roles", "tools"}, None),
+        ("client", {"errors", "packages", "registry", "roles", "tools"}, None),
         ("server", SERVER, None),
     ],
 )

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from llmserve import packages
 from llmserve_cli.commands import llmserve_register_commands
 from llmserve_cli.group import Commands, cli
 from llmserve_cli.main import main
@@ -221,7 +222,8 @@ def test_a_command_of_a_package_that_is_not_installed_names_it(name: str) -> Non
     group._has_plugins = True
     with pytest.raises(click.UsageError) as caught:
         group.resolve_command(click.Context(group), [name, "demo"])
-    assert caught.value.message == f"{name} comes with llmserve-bench: pip install llmserve-bench"
+    command = packages.install("llmserve-bench")
+    assert caught.value.message == f"{name} comes with llmserve-bench: {command}"
 
 
 def test_an_empty_home_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:

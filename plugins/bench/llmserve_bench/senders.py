@@ -172,6 +172,8 @@ def import_aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError:
-        mend = "pip install 'llmserve-bench[openai]'"
+        from llmserve.plugin import install_command
+
+        mend = install_command("llmserve-bench[openai]")
         raise LLMServeError("--openai needs aiohttp", mend=mend) from None
     return aiohttp

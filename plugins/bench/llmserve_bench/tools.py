@@ -211,13 +211,13 @@ TOOLS = {
         "perf_analyzer",
         "the package of that name on PyPI is empty: take bin/perf_analyzer from the wheel of "
         "tritonclient 2.51.0, install libb64 (Debian: libb64-0d) and the CUDA runtime "
-        "(pip install nvidia-cuda-runtime-cu12) for it",
+        "(nvidia-cuda-runtime-cu12) for it",
         _perf_analyzer_arguments,
         _read_perf_analyzer,
     ),
     "aiperf": Tool(
         "aiperf",
-        "pip install aiperf (it is large: use a separate environment)",
+        "install aiperf in a separate environment (it is large)",
         _aiperf_arguments,
         _read_aiperf,
     ),

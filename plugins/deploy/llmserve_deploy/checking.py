@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from llmserve.errors import ConfigError, UsageError
+from llmserve.plugin import install_command
 from llmserve_deploy.pods import Data
 from llmserve_deploy.schemas import FILES, KINDS, SERVE, Schema
 
@@ -44,7 +45,9 @@ def _validators() -> Callable[[Data, Schema | None], None]:
     """Return a function that validates data against a schema, or Kubernetes' own for its kind."""
     for name in ("jsonschema", "kubernetes_validate", "check_jsonschema"):
         if find_spec(name) is None:
-            raise UsageError(f"--check needs {name}", mend="pip install 'llmserve-deploy[check]'")
+            raise UsageError(
+                f"--check needs {name}", mend=install_command("llmserve-deploy[check]")
+            )
     import jsonschema
     import kubernetes_validate
 

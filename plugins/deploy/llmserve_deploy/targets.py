@@ -6,6 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from llmserve.plugin import install_command
 from llmserve_deploy.compose import compose_files
 from llmserve_deploy.dashboard import dashboard_files
 from llmserve_deploy.description import KEYS_FILE, Deployment
@@ -57,7 +58,10 @@ def next_steps(target: str, d: Deployment, out: Path, dashboard: bool) -> list[s
         return [*steps, f"LLMSERVE_USER=$(id -u) {start}"]
     if target == "ray":
         serve = f"PYTHONPATH=$(realpath {folder}) serve run {folder}/{SERVE_FILE}"
-        steps += ["# here, without images: pip install 'llmserve-deploy[ray]'", f"# {serve}"]
+        steps += [
+            f"# here, without images: {install_command('llmserve-deploy[ray]')}",
+            f"# {serve}",
+        ]
     steps += ["# push the images to the registry that the cluster pulls from"]
     if not d.no_auth:
         create = "kubectl create secret generic"

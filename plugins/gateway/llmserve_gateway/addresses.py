@@ -36,6 +36,8 @@ def check_collector(address: str) -> None:
         for name in ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"):
             version(name)
     except PackageNotFoundError as missing:
+        from llmserve.plugin import install_command
+
         raise UsageError(
-            f"traces need {missing.name}", mend="pip install 'llmserve-gateway[tracing]'"
+            f"traces need {missing.name}", mend=install_command("llmserve-gateway[tracing]")
         ) from None

@@ -33,6 +33,9 @@ class TransformersGenerator:
         if self._model.device.type == "cpu" and settings["device"] != "balanced":
             speed_up(self._model)
 
+    # `llmserve check` calls it.
+    try_imports = staticmethod(causal.try_imports)
+
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
         """Run one batch until every row is done."""
         from llmserve_hf.rows import Row

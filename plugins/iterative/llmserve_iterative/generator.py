@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime import Generation, Stepper, Tokenizer, run_batch
-from llmserve.runtime.causal import context_length, eos_ids, load
+from llmserve.runtime.causal import context_length, eos_ids, load, try_imports
 
 LOG = logging.getLogger(__name__)
 
@@ -27,6 +27,9 @@ class StepwiseGenerator:
         self.eos_ids = eos_ids(self._model)
         self._settings = settings
         self._engine: Stepper | None = None
+
+    # `llmserve check` calls it.
+    try_imports = staticmethod(try_imports)
 
     def stepper(self, tokenizer: Tokenizer) -> Stepper:
         """Return the engine; it takes over the model, so there is only one."""

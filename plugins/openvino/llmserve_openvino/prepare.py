@@ -17,6 +17,7 @@ from llmserve.plugin import (
     OptionError,
     PluginError,
     check_causal,
+    install_command,
     place_instances,
     read_object,
 )
@@ -123,7 +124,7 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
     if options["weight_format"] in ("int8", "int4") and find_spec("nncf") is None:
         raise PluginError(
             f"weight_format={options['weight_format']} needs the package nncf",
-            mend="pip install 'llmserve-openvino[compress]'",
+            mend=install_command("llmserve-openvino[compress]"),
         )
     context.report(f"converting {source.asked} to OpenVINO")
     target = context.folder / folder

@@ -24,7 +24,7 @@ class TritonPythonModel(ServedGraph):
         if self.device is not None:
             if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
                 raise RuntimeError(
-                    "this onnxruntime has no CUDA support: pip install onnxruntime-gpu instead, or "
+                    "this onnxruntime has no CUDA support: install onnxruntime-gpu instead, or "
                     "build the model with --device cpu"
                 )
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self.device}))

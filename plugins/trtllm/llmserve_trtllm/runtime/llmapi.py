@@ -253,7 +253,7 @@ def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
         backend = Registry.load().get(Backend, "tensorrtllm")
     except PluginError as error:
         raise RuntimeError(
-            f"there is no stand-in for TensorRT-LLM: {error}; pip install llmserve-standins"
+            f"there is no stand-in for TensorRT-LLM: {error}; install llmserve-standins"
         ) from None
     source = {key: settings[key] for key in ("id", "revision", "path") if key in settings}
     if "path" in source:
