@@ -41,11 +41,19 @@ def run(
     )  # fmt: skip
 
 
-def install(
-    site: Path, name: str, entries: str = "", version: str = "1.2", *,
-    requires: Sequence[str] = (), origin: Mapping[str, Any] | None = None, **modules: str,
-) -> None:  # fmt: skip
-    """Write a distribution into a folder, as an installer does; ``origin`` is where it is from."""
+def install(site: Path, name: str, entries: str, version: str = "1.2", **modules: str) -> None:
+    """Write a distribution into a folder, as an installer does."""
+    info = describe(site, name, version)
+    (info / "entry_points.txt").write_text(entries)
+    for module, source in modules.items():
+        (site / f"{module}.py").write_text(source)
+
+
+def describe(
+    site: Path, name: str, version: str = "1.2", *,
+    requires: Sequence[str] = (), origin: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """Write a distribution's metadata and return its folder; ``origin`` is where it is from."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
@@ -53,9 +61,7 @@ def install(
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     if origin:
         (info / "direct_url.json").write_text(json.dumps(origin))
-    (info / "entry_points.txt").write_text(entries)
-    for module, source in modules.items():
-        (site / f"{module}.py").write_text(source)
+    return info
 
 
 def with_path(*folders: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from llmserve.plugin import CheckedModel, hookimpl
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
-from tests.support import install, replace_text, run, with_path
+from tests.support import describe, replace_text, run, with_path
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_a_package_for_numpy_2_beside_numpy_1_is_found_with_what_mends_it(
     for name in ("scipy", "sklearn"):
         (site / name).mkdir(parents=True)
         (site / name / "__init__.py").write_text("raise ImportError('made for numpy 2')")
-    install(site, "scipy", version="1.18.1", requires=["numpy>=2.0.0"])
-    install(site, "scikit-learn", version="1.8.0", requires=["scipy>=1.10"])
+    describe(site, "scipy", "1.18.1", requires=["numpy>=2.0.0"])
+    describe(site, "scikit-learn", "1.8.0", requires=["scipy>=1.10"])
     checked = run("check", str(repo), env=with_path(site))
     assert checked.returncode == 3, checked
     assert "the packages installed here cannot load the model" in checked.stdout + checked.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from llmserve import packages
 from llmserve.packages import conflicts, install, origin, remedy
-from tests.support import install as write
+from tests.support import describe
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,8 +23,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sys, "version_info", (3, 12, 0))
     monkeypatch.setattr(packages, "_pip", lambda: "pip")
-    write(tmp_path, "numpy", version="2.4.6")
-    write(tmp_path, "llmserve", version="0.2", requires=["numpy>=1.24"])
+    describe(tmp_path, "numpy", "2.4.6")
+    describe(tmp_path, "llmserve", "0.2", requires=["numpy>=1.24"])
     return tmp_path
 
 
@@ -34,7 +34,7 @@ def test_without_the_embedded_triton_nothing_is_bounded(site: Path) -> None:
 
 
 def test_beside_the_embedded_triton_numpy_stays_below_2(site: Path) -> None:
-    write(site, "nvidia-pytriton", version="0.7.0", requires=["numpy<2.0.0,>=1.21"])
+    describe(site, "nvidia-pytriton", "0.7.0", requires=["numpy<2.0.0,>=1.21"])
     assert install("nncf") == "pip install nncf 'numpy<2'"
     assert install("numpy<2") == "pip install 'numpy<2'"
     assert install("x", editable="y[test]") == "pip install -e 'y[test]' x 'numpy<2'"
@@ -47,18 +47,18 @@ def test_a_command_that_adds_the_embedded_triton_has_the_bound(site: Path) -> No
 
 def test_what_was_installed_for_numpy_2_is_chosen_anew(site: Path) -> None:
     """pip looks only at what it is asked for: without their names, these stay and are broken."""
-    write(site, "nvidia-pytriton", version="0.7.0", requires=["numpy<2.0.0,>=1.21"])
-    write(site, "scipy", version="1.18.1", requires=["numpy<2.9,>=2.0.0"])
-    write(site, "scikit_learn", version="1.9", requires=["numpy>=1.24", "scipy>=1.10"])
-    write(site, "nncf", version="3.4", requires=["scikit-learn>=0.24", "scipy>=1.3.2"])
-    write(site, "plots", requires=["numpy>=1.0", 'scipy>=9; extra == "more"'])
+    describe(site, "nvidia-pytriton", "0.7.0", requires=["numpy<2.0.0,>=1.21"])
+    describe(site, "scipy", "1.18.1", requires=["numpy<2.9,>=2.0.0"])
+    describe(site, "scikit_learn", "1.9", requires=["numpy>=1.24", "scipy>=1.10"])
+    describe(site, "nncf", "3.4", requires=["scikit-learn>=0.24", "scipy>=1.3.2"])
+    describe(site, "plots", requires=["numpy>=1.0", 'scipy>=9; extra == "more"'])
     assert install("numpy<2") == "pip install 'numpy<2' nncf scikit-learn scipy"
     assert install("nncf") == "pip install nncf 'numpy<2' scikit-learn scipy"
 
 
 def test_a_conflict_is_found_and_named_with_what_mends_it(site: Path) -> None:
-    write(site, "nvidia-pytriton", version="0.7.0", requires=["numpy<2.0.0,>=1.21"])
-    write(site, "broken", requires=["not a requirement!"])
+    describe(site, "nvidia-pytriton", "0.7.0", requires=["numpy<2.0.0,>=1.21"])
+    describe(site, "broken", requires=["not a requirement!"])
     assert [str(found) for found in conflicts()] == [
         "nvidia-pytriton 0.7.0 needs numpy<2.0.0,>=1.21, and numpy 2.4.6 is installed"
     ]
@@ -66,8 +66,8 @@ def test_a_conflict_is_found_and_named_with_what_mends_it(site: Path) -> None:
 
 
 def test_a_conflict_without_numpy_is_mended_by_pip_itself(site: Path) -> None:
-    write(site, "tokenizers", version="0.1")
-    write(site, "transformers", version="5.0", requires=["tokenizers>=0.23", "absent>=1"])
+    describe(site, "tokenizers", "0.1")
+    describe(site, "transformers", "5.0", requires=["tokenizers>=0.23", "absent>=1"])
     needs = "transformers 5.0 needs tokenizers>=0.23, and tokenizers 0.1 is installed"
     assert remedy("") == f"{needs}: pip install transformers"
 
@@ -121,7 +121,7 @@ SHA = "ab" * 32
 def test_a_package_that_is_from_no_index_says_where_from(
     site: Path, content: dict[str, object], url: str
 ) -> None:
-    write(site, "b", version="5.24.0.dev0", origin=content)
+    describe(site, "b", "5.24.0.dev0", origin=content)
     found = origin("b")
     assert found is not None
     assert found.url == url
@@ -131,7 +131,7 @@ def test_a_package_that_is_from_no_index_says_where_from(
     "text", ["", "[]", "{", '{"url": 7}', '{"url": "http://[", "dir_info": {}}']
 )
 def test_a_damaged_origin_is_none(site: Path, text: str) -> None:
-    write(site, "b")
+    describe(site, "b")
     (site / "b-1.2.dist-info" / "direct_url.json").write_text(text)
     assert origin("b") is None
     assert origin("numpy") is None
