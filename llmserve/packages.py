@@ -63,7 +63,7 @@ def conflicts() -> list[Conflict]:
     return found
 
 
-def install(*requirements: str, editable: str = "") -> str:
+def install_command(*requirements: str, editable: str = "") -> str:
     """Return the command that installs requirements here, and leaves working what is installed.
 
     ``editable`` is the folder of one more package, with its extras, that is installed as it lies
@@ -87,7 +87,7 @@ def remedy(otherwise: str) -> str:
         return otherwise
     old = has_embedded() and "numpy" in {_name(conflict.requires) for conflict in found}
     names = sorted({conflict.package for conflict in found})
-    return f"{found[0]}: {install(OLD_NUMPY) if old else install(*names)}"
+    return f"{found[0]}: {install_command(OLD_NUMPY) if old else install_command(*names)}"
 
 
 def has_embedded() -> bool:
@@ -225,4 +225,9 @@ def _elsewhere(content: dict[str, Any], url: str) -> str:
     if subdirectory := content.get("subdirectory"):
         fragments.append(f"subdirectory={subdirectory}")
     url += f"#{'&'.join(fragments)}" if fragments else ""
-    return url if _SAFE_URL.fullmatch(url) else ""
+    return url if is_address(url) else ""
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is the address of a package and nothing else: it goes into files."""
+    return bool(_SAFE_URL.fullmatch(text))

@@ -32,6 +32,7 @@ from llmserve.hookspecs import hookimpl as hookimpl
 from llmserve.options import INT32_MAX as INT32_MAX
 from llmserve.options import Option as Option
 from llmserve.options import Value as Value
+from llmserve.packages import install_command as install_command
 from llmserve.repository.problems import CheckedModel as CheckedModel
 from llmserve.repository.problems import Problem as Problem
 from llmserve.repository.source import DEMO as DEMO

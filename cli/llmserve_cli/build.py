@@ -96,6 +96,11 @@ class Build(click.Command):
 @click.option(
     "--force", is_flag=True, help="Overwrite a model that was edited, or not built by llmserve."
 )
+@click.option(
+    "--vendor",
+    is_flag=True,
+    help="Put the wheels of llmserve and of the plugins beside the Dockerfile, for its build.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 @click.option(
     "--verbose", is_flag=True, help="Also print how to query it and run it in a container."
@@ -211,4 +216,7 @@ def _print_next(result: BuildResult, verbose: bool) -> None:
             f"      {result.docker_build}",
             f"      {result.docker_run}",
         ]
+        if result.without_index:
+            names = ", ".join(result.without_index)
+            lines.append(f"      (--vendor brings {names}, unless an index has them)")
         click.echo("\n".join(lines), err=True)

@@ -82,9 +82,9 @@ class Commands(Group):
         self._command = args[0]
         if args[0] in NOT_INSTALLED and self.get_command(ctx, args[0]) is None:
             package = NOT_INSTALLED[args[0]]
-            from llmserve.packages import install
+            from llmserve.packages import install_command
 
-            raise click.UsageError(f"{args[0]} comes with {package}: {install(package)}")
+            raise click.UsageError(f"{args[0]} comes with {package}: {install_command(package)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

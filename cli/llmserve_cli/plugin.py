@@ -7,7 +7,7 @@ from shlex import quote
 
 import click
 
-from llmserve.packages import install
+from llmserve.packages import install_command
 from llmserve.scaffold import KINDS, MODES, new_package
 from llmserve_cli.usage import Group
 
@@ -58,7 +58,7 @@ def new(name: str, role: str, mode: str, output: Path) -> None:
     click.echo(folder)
     path = quote(str(folder))
     lines = [
-        f"install it:        {install(editable=f'{folder}[test]')}",
+        f"install it:        {install_command(editable=f'{folder}[test]')}",
         f"run its tests:     (cd {path} && pytest)",
         {
             "command": f"run it:            llmserve {name} --help",

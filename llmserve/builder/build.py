@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,21 @@ from llmserve.builder.plan import (
     needed_packages,
 )
 from llmserve.errors import PluginError
-from llmserve.packages import conflicts, remedy
+from llmserve.names import normal
+from llmserve.packages import conflicts, origin, remedy
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
-from llmserve.repository.dockerfile import PLAIN
 from llmserve.repository.manifest import Manifest
-from llmserve.repository.publish import MODELS, check_output, publish, staging
+from llmserve.repository.publish import MODELS, WHEELS, check_output, publish, staging
 from llmserve.repository.runtimes import check_models
+from llmserve.repository.wheels import (
+    Wheels,
+    fits_any_python,
+    make_wheels,
+    wheels_in,
+    without_index,
+)
 from llmserve.roles import Assemble
 from llmserve.version import __version__
 
@@ -48,11 +56,12 @@ def build(
     batching: str | None = None,
     formatter: str | None = None,
     force: bool = False,
+    vendor: bool = False,
     **options: object,
 ) -> BuildResult:
     """Build a model into a repository, as ``llmserve build`` does."""
     chosen = (tokenizer, generator, batching, formatter)
-    return build_spec(BuildSpec(plugin, model, name, Path(output), *chosen, options, force))
+    return build_spec(BuildSpec(plugin, model, name, Path(output), *chosen, options, force, vendor))
 
 
 def build_spec(
@@ -72,6 +81,12 @@ def build_spec(
     # Publishing checks this again under its lock; check it here too, before large files are copied.
     dockerfile.updated(spec.output, {name: None}, newest=name)
     with staging(spec.output) as scratch:
+        if spec.vendor:
+            models = dockerfile.manifests_of(spec.output, without={name}).values()
+            others = {n: v for m in models if m for n, v in m.packages.items()}
+            vendored = _vendored(plan, {**others, **packages}, report)
+            make_wheels(vendored, scratch / WHEELS, report=report)
+        wheels = wheels_in(scratch / WHEELS)
         context = BuildContext(
             name=name,
             model=spec.model,
@@ -85,23 +100,54 @@ def build_spec(
             source_kind=plan.generator.source,
         )
         if assemble := plan.generator.assemble:
-            manifest = _build_ensemble(plan, context, packages, assemble)
+            manifest = _build_ensemble(plan, context, packages, assemble, wheels)
         else:
-            manifest = _build_fused(plan, context, packages)
+            manifest = _build_fused(plan, context, packages, wheels)
         _check_classes(plan, registry, scratch / MODELS, report)
         publish(scratch, spec.output, name, force=spec.force)
-    image_owner = "" if manifest.image == PLAIN else name
+    manifests = dockerfile.manifests_of(spec.output, ignore_damaged=True)
+    served, separate = dockerfile.groups(manifests)
+    image_owner = name if name in separate else ""
+    image = manifest.image if image_owner else dockerfile.base_image(served)
+    found = wheels_in(spec.output)
     return BuildResult(
         name=name,
         repository=spec.output,
         manifest=manifest,
         dockerfile=spec.output / image_owner / dockerfile.FILE,
-        docker_build=dockerfile.docker_build(spec.output, image_owner, manifest.image),
-        docker_run=dockerfile.docker_run(spec.output, image_owner, manifest.image),
+        docker_build=dockerfile.docker_build(spec.output, image_owner, image),
+        docker_run=dockerfile.docker_run(spec.output, image_owner, image),
+        without_index=tuple(
+            without_index(n for n, version in packages.items() if (n, version) not in found)
+        ),
     )
 
 
-def _build_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> Manifest:
+def _installed(name: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(name)
+    return ""
+
+
+def _vendored(
+    plan: Plan, packages: Mapping[str, str], report: Callable[[str], None]
+) -> dict[str, str]:
+    """Return the packages whose wheels are needed: llmserve, plugins, and what is from no index."""
+    plugins = {normal(plugin.origin) for plugin in plan.plugins.values()} | {"llmserve"}
+    chosen = {}
+    for name in packages:
+        # A model that was built with another version has to be built again anyway.
+        if _installed(name) == packages[name] and (name in plugins or origin(name)):
+            if fits_any_python(name):
+                chosen[name] = packages[name]
+            else:
+                report(f"{name} has compiled parts: put its wheel for the image there yourself")
+    return chosen
+
+
+def _build_fused(
+    plan: Plan, context: BuildContext, packages: Mapping[str, str], wheels: Wheels
+) -> Manifest:
     """Write a model that runs all components itself, with its client and manifest."""
     config = context.config
     config.backend = "python"
@@ -111,11 +157,15 @@ def _build_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str])
     components = {role: plan.prepare(role, context) for role in PARTS}
     _write_config(plan, context)
     _write_client(plan, context)
-    return _write_manifest(plan, context, components, packages)
+    return _write_manifest(plan, context, components, packages, wheels)
 
 
 def _build_ensemble(
-    plan: Plan, context: BuildContext, packages: Mapping[str, str], assemble: Assemble
+    plan: Plan,
+    context: BuildContext,
+    packages: Mapping[str, str],
+    assemble: Assemble,
+    wheels: Wheels,
 ) -> Manifest:
     """Write the models that the generator assembles; the ensemble's manifest names the others."""
     assembly = Assembly(
@@ -146,10 +196,13 @@ def _build_ensemble(
     for part in parts:
         _write_config(plan, part.context)
         # The ensemble's manifest lists the packages: all models run in the same environment.
-        _write_manifest(plan, part.context, part.components, {}, part_of=context.name)
+        _write_manifest(plan, part.context, part.components, {}, {}, part_of=context.name)
     _write_config(plan, context, parts=names)
     _write_client(plan, context)
-    return _write_manifest(plan, context, prepared, packages, parts=names)
+    backends = {part.context.config.backend for part in parts}
+    return _write_manifest(
+        plan, context, prepared, packages, wheels, parts=names, backends=backends
+    )
 
 
 def _check_classes(
@@ -203,9 +256,11 @@ def _write_manifest(
     context: BuildContext,
     components: Mapping[str, Any],
     packages: Mapping[str, str],
+    wheels: Wheels,
     *,
     part_of: str = "",
     parts: Sequence[str] = (),
+    backends: Iterable[str] = (),
 ) -> Manifest:
     """Write the manifest, which contains the hash of every other file and is written last."""
     # The requested model's manifest records the image that all models of the build need.
@@ -223,6 +278,8 @@ def _write_manifest(
         components=components,
         contract=contract_of(plan),
         packages=packages,
+        backends=sorted({*backends} - {"python", ""}),
+        origins={n: found.url for n in packages if (found := origin(n)) and found.url},
         trust_remote_code=bool(plan.options["trust_remote_code"]),
         llmserve=__version__,
         part_of=part_of,
@@ -232,7 +289,7 @@ def _write_manifest(
     )
     if container:
         folder = context.folder.parent
-        text = dockerfile.of_model(context.name, manifest, folder)
+        text = dockerfile.of_model(context.name, manifest, folder, wheels)
         (folder / dockerfile.FILE).write_text(text, encoding="utf-8")
     manifest.write(context.folder.parent)
     return manifest

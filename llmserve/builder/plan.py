@@ -22,7 +22,7 @@ from llmserve.errors import (
 )
 from llmserve.names import check_model_name, model_name_from, normal
 from llmserve.options import Option, Value, renamed_values, resolve
-from llmserve.packages import install
+from llmserve.packages import install_command
 from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
@@ -81,6 +81,8 @@ class BuildSpec:
     formatter: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     force: bool = False
+    vendor: bool = False
+    """Whether to put the wheels of llmserve and of the plugins beside the Dockerfile."""
 
     @property
     def model_name(self) -> str:
@@ -97,6 +99,9 @@ class BuildResult:
     dockerfile: Path
     docker_build: str
     docker_run: str
+    without_index: tuple[str, ...] = ()
+    """The packages that the Docker build may not find: neither is an index known to have them, nor
+    are their wheels beside the Dockerfile."""
 
     @property
     def folder(self) -> Path:
@@ -121,7 +126,7 @@ def needed_packages(plan: Plan) -> dict[str, str]:
         except PackageNotFoundError:
             raise PluginError(
                 f"--plugin {plan.recipe.name} needs {name}, which is not installed",
-                mend=install(name),
+                mend=install_command(name),
             ) from None
     return versions
 

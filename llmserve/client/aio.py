@@ -235,7 +235,7 @@ class AsyncClient:
 
     async def _parser(self, model: str) -> ToolParser:
         """Choose the parser for a model by its chat template."""
-        from llmserve.packages import install
+        from llmserve.packages import install_command
         from llmserve.registry import Registry
         from llmserve.roles import ToolParser
 
@@ -243,7 +243,7 @@ class AsyncClient:
         if not parsers:
             raise UsageError(
                 "no installed plugin can parse tool calls",
-                mend=f"{install('llmserve-gateway')}, or set tool_choice to required",
+                mend=f"{install_command('llmserve-gateway')}, or set tool_choice to required",
             )
         template = await self._template(model)
         visible = template if takes_tools(await self.model(model), template) else None

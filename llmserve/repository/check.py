@@ -13,7 +13,14 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.errors import ConfigError, ModelSourceError, reason
-from llmserve.packages import EMBEDDED, OLD_NUMPY, has_embedded, install, remedy, too_new_numpy
+from llmserve.packages import (
+    EMBEDDED,
+    OLD_NUMPY,
+    has_embedded,
+    install_command,
+    remedy,
+    too_new_numpy,
+)
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
@@ -88,7 +95,7 @@ def check_repository(
                 problems += check_needs(folder.name, manifest)
     if served_here and has_embedded() and (numpy := too_new_numpy()):
         what = f"it needs {OLD_NUMPY} and this is {numpy}"
-        problems.append(Problem(EMBEDDED, what, install(OLD_NUMPY), fatal=False))
+        problems.append(Problem(EMBEDDED, what, install_command(OLD_NUMPY), fatal=False))
     if served_here and not quick:
         problems += check_runtime_classes(manifests, registry)
     # The files that Triton loads are also in the manifest, so a missing one is reported twice.
@@ -372,12 +379,14 @@ def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
     """Check that a model's packages and classes are installed here, in the right versions."""
     problem = partial(Problem, model)
     for package, expected in manifest.packages.items():
+        address = manifest.origins.get(package)
         try:
             installed = installed_version(package).partition("+")[0]
         except PackageNotFoundError:
+            wanted = f"{package} @ {address}" if address else f"{package}=={expected}"
             yield problem(
                 f"it needs {package}, which is not installed here",
-                f"{install(f'{package}=={expected}')}, or serve it from its container",
+                f"{install_command(wanted)}, or serve it from its container",
             )
             continue
         if installed != expected:

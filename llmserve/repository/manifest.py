@@ -13,6 +13,7 @@ from typing import Any
 
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name
+from llmserve.packages import is_address
 from llmserve.runtime.contract import MANIFEST, SCHEMA
 
 # Python writes this when a server loads a model; it is not an edit by the user.
@@ -49,6 +50,10 @@ class Manifest:
     is not known."""
     brought: Sequence[str] = ()
     """The packages of that image which must not be replaced."""
+    backends: Sequence[str] = ()
+    """Triton's backends that it and its parts need, besides Python's."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of packages that no index has: a commit, or an archive."""
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -135,13 +140,14 @@ def _validated(manifest: Manifest) -> Manifest:
     """Return the manifest if it has the structure that its readers rely on, else ValueError."""
     texts = (
         manifest.name, manifest.recipe, manifest.plugin, manifest.exchange, manifest.llmserve,
-        manifest.part_of, *manifest.parts, *manifest.brought,
+        manifest.part_of, *manifest.parts, *manifest.brought, *manifest.backends,
     )  # fmt: skip
     maps = (manifest.source, manifest.options, manifest.components, manifest.contract)
     parts = manifest.components.values() if isinstance(manifest.components, dict) else ()
     valid = (
         isinstance(manifest.parts, list | tuple)
         and isinstance(manifest.brought, list | tuple)
+        and isinstance(manifest.backends, list | tuple)
         and all(isinstance(text, str) for text in texts)
         # A build replaces and removes the folders with these names.
         and all(is_model_name(part) for part in (*manifest.parts, manifest.part_of or "none"))
@@ -153,6 +159,8 @@ def _validated(manifest: Manifest) -> Manifest:
         and (manifest.image is None or bool(_IMAGE.fullmatch(manifest.image)))
         and all(_PACKAGE.fullmatch(name) for name in manifest.packages)
         and all(_VERSION.fullmatch(version) for version in manifest.packages.values())
+        and _is_text_map(manifest.origins)
+        and all(is_address(address) for address in manifest.origins.values())
         and isinstance(manifest.trust_remote_code, bool)
     )
     if not valid:

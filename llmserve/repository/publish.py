@@ -16,9 +16,12 @@ from llmserve.names import is_model_name, near
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.manifest import Manifest, model_folders, parts_of
+from llmserve.repository.wheels import place, wheels_in
 
 MODELS = "models"
 """The folder of a stage that contains the built models."""
+WHEELS = "wheels"
+"""The folder of a stage with wheels to be put beside the Dockerfile; it need not exist."""
 ASIDE = ".replaced"
 """The folder of a stage that keeps the models that are being replaced."""
 _JOURNAL = ".journal"
@@ -232,12 +235,15 @@ def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
     replaced = {name, *built, *parts_of(output, name)}
     stale = sorted((model for model in replaced if (output / model).exists()), key=name.__ne__)
     manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
-    text = dockerfile.updated(output, manifests, newest=name, removed=stale)
+    text = dockerfile.updated(
+        output, manifests, newest=name, removed=stale, wheels=wheels_in(stage / WHEELS)
+    )
     draft = stage / f".{dockerfile.FILE}"
     if text:
         draft.write_text(text, encoding="utf-8")
     try:
         replace_models(stage, output, built, stale)
+        place(stage / WHEELS, output)
         if text:
             # Atomic, so that no one reads half a Dockerfile.
             draft.replace(output / dockerfile.FILE)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmserve.errors import ModelSourceError
-from llmserve.packages import install
+from llmserve.packages import install_command
 
 DEMO = "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -193,7 +193,7 @@ def fetch(
     except ImportError:
         raise ModelSourceError(
             f"{repo_id} is on the hub, but huggingface_hub is not installed",
-            mend=f"{install('huggingface_hub')}, or name a local folder",
+            mend=f"{install_command('huggingface_hub')}, or name a local folder",
         ) from None
     if not sys.stderr.isatty():
         disable_progress_bars()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.contract.container import release
 from llmserve.errors import ConfigError, LLMServeError, PluginError, ServerError
-from llmserve.packages import EMBEDDED, OLD_NUMPY, install, too_new_numpy
+from llmserve.packages import EMBEDDED, OLD_NUMPY, install_command, too_new_numpy
 from llmserve.server import stub_site
 from llmserve.server.launch import (
     Instance,
@@ -47,7 +47,7 @@ def find_embedded() -> Path:
     if numpy := too_new_numpy():
         raise ServerError(
             f"the embedded Triton needs {OLD_NUMPY} and this is {numpy}",
-            mend=f"{install(OLD_NUMPY)}, or use --runtime docker",
+            mend=f"{install_command(OLD_NUMPY)}, or use --runtime docker",
         )
     home = Path(str(distribution.locate_file("pytriton/tritonserver")))
     if not (home / "bin" / "tritonserver").is_file():
@@ -56,7 +56,8 @@ def find_embedded() -> Path:
 
 
 def _mend() -> str:
-    return f"{install('llmserve[embedded]')} on Python 3.10 to 3.12, or use --runtime docker"
+    install = install_command("llmserve[embedded]")
+    return f"{install} on Python 3.10 to 3.12, or use --runtime docker"
 
 
 def _backends(

@@ -25,7 +25,7 @@ from llmserve.contract.container import (
     release_of_server,
 )
 from llmserve.errors import ServerError
-from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, image_of
+from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, ULIMITS, image_of
 from llmserve.repository.manifest import model_folders
 from llmserve.server.settings import Ports, ServerSettings
 
@@ -331,6 +331,7 @@ def docker_arguments(
         *(f"--env={variable}={value}" for variable, value in settings.env.items()),
         # The Python backend moves tensors through shared memory; Docker's default is 64 MiB.
         "--shm-size=1g",
+        *(f"--ulimit={name}={value}" for name, value in ULIMITS.items()),
         *(("--gpus=all",) if gpus else ()),
         settings.image,
         *server_command(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.names import near
-from llmserve.packages import install
+from llmserve.packages import install_command
 from llmserve.repository.dockerfile import LAUNCH_SCRIPT
 from llmserve.repository.manifest import model_folders
 from llmserve.runtime.contract import THREADS
@@ -67,7 +67,7 @@ def first_available() -> Runtime:
             return runtime
     raise ServerError(
         f"there is no Triton here ({'; '.join(reasons)})",
-        mend=f"put tritonserver on PATH, or {install('llmserve[embedded]')} "
+        mend=f"put tritonserver on PATH, or {install_command('llmserve[embedded]')} "
         "on Python 3.10 to 3.12, or start Docker",
     )
 

@@ -87,7 +87,7 @@ def test_a_missing_package_is_named_and_nothing_is_started(repository: Path) -> 
     missing = "demo: it needs llmserve-acme, which is not installed here"
     done = run("serve", str(repository), "--runtime", "embedded", "--http-port", "0")
     assert done.returncode == 3
-    hint = f"{packages.install('llmserve-acme==0.1.0')}, or serve it from its container"
+    hint = f"{packages.install_command('llmserve-acme==0.1.0')}, or serve it from its container"
     assert done.stderr.splitlines()[-1] == f"llmserve: {missing}: {hint}"
     assert "its tokenizer 'acme-bytes' cannot be run" in done.stderr
     assert "Triton" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,13 +16,14 @@ from llmserve.builder.context import BuildContext, Container
 from llmserve.builder.plan import BuildResult, BuildSpec
 from llmserve.errors import ConfigError, UsageError
 from llmserve.registry import Plugin, Registry
-from llmserve.repository.dockerfile import BASE_IMAGE, IMAGE, groups, served_by
+from llmserve.repository.dockerfile import IMAGE, groups, served_by
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching
 from tests.live.servers import FREE_PORTS
 from tests.support import replace_text, run
 
 OWN = "example.com/engine:24.08"
+NEWER = "example.com/engine:26.03"
 
 
 def build(
@@ -58,7 +60,7 @@ def test_models_that_agree_on_an_image_share_it(tmp_path: Path) -> None:
     build(tmp_path, "a", OWN, ("torch", "transformers"))
     result = build(tmp_path, "b", OWN, ("torch",))
     text = dockerfile(tmp_path)
-    assert lines(text, "FROM") == ["FROM scratch AS wheels", f"FROM {OWN}"]
+    assert lines(text, "FROM") == [f"FROM {OWN}"]
     assert "--model-repository=/models" in text
     assert "--model-control-mode" not in text
     assert "--no-deps" in text
@@ -67,41 +69,78 @@ def test_models_that_agree_on_an_image_share_it(tmp_path: Path) -> None:
     assert "torch==" not in text
     # llmserve cannot be imported without it, and is installed without its dependencies.
     assert "pluggy==" in text
-    assert result.dockerfile == tmp_path / "b" / "Dockerfile"
-    assert result.docker_build == (
-        f"docker build -t {IMAGE}-b -f {tmp_path}/b/Dockerfile {tmp_path}"
-    )
-    assert result.docker_run.endswith(f" {IMAGE}-b")
+    assert result.dockerfile == tmp_path / "Dockerfile"
+    assert result.docker_build == f"docker build -t {IMAGE} {tmp_path}"
+    assert result.docker_run.endswith(f" {IMAGE}")
+    # NVIDIA's pages start these images with these limits.
+    assert " --ulimit memlock=-1 --ulimit stack=67108864 " in result.docker_run
+
+
+def test_an_image_with_an_engine_serves_the_other_models_with_packages_of_their_own(
+    tmp_path: Path,
+) -> None:
+    build(tmp_path, "ensemble", OWN, ("torch", "transformers"))
+    result = build(tmp_path, "llama_python")
+    assert result.dockerfile == tmp_path / "Dockerfile"
+    assert result.docker_build == f"docker build -t {IMAGE} {tmp_path}"
+    text = dockerfile(tmp_path)
+    assert lines(text, "FROM") == [f"FROM {OWN}"]
+    shared, own = re.findall(r"pip install (?:.*\\\n)+.*", text)
+    assert "--no-deps" in shared
+    assert "torch==" not in shared
+    assert "transformers==" not in shared
+    # pip replaces nothing that the image has, because these are put into a folder.
+    assert "--target /opt/llmserve/packages" in own
+    assert "--no-deps" not in own
+    assert "torch==" in own
+    assert "transformers==" in own
+    assert 'LLMSERVE_OWN_MODELS="llama_python"' in text
+    assert "--load-model" not in text
+    assert served_by(tmp_path, ()) == (IMAGE, ())
+    # NVIDIA's images with an engine have none of the other backends.
+    manifests = {name: Manifest.read(tmp_path / name) for name in ("ensemble", "llama_python")}
+    assert manifests["llama_python"] is not None
+    exported = replace(manifests["llama_python"], backends=["onnxruntime"])
+    served, others = groups({**manifests, "exported": exported})
+    assert list(served) == ["llama_python", "exported"]
+    assert list(others) == ["ensemble"]
+    assert served_by(tmp_path, ("ensemble", "llama_python")) == (
+        IMAGE, ("ensemble", "llama_python"),
+    )  # fmt: skip
 
 
 def test_the_repositorys_image_names_models_that_need_another(tmp_path: Path) -> None:
     own = build(tmp_path, "own", OWN, ("torch",))
-    plain = build(tmp_path, "plain")
+    newer = build(tmp_path, "newer", NEWER)
     text = dockerfile(tmp_path)
-    assert lines(text, "FROM")[1] == f"FROM {BASE_IMAGE}"
+    assert lines(text, "FROM") == [f"FROM {NEWER}"]
     note = f"# own is not served by this image: it needs {OWN}.\n"
     assert f"{note}#     docker build -t {IMAGE}-own -f own/Dockerfile .\n" in text
-    assert "--no-deps" not in text
-    assert "torch==" in text
-    assert "RUN mkdir -p /selected && ln -sf \\\n        /models/plain /selected\n" in text
+    assert "RUN mkdir -p /selected && ln -sf \\\n        /models/newer /selected\n" in text
     assert '"--model-repository=/selected"' in text
     # The image of `own` loads that model and none that it cannot serve.
-    text = own.dockerfile.read_text()
-    assert lines(text, "FROM")[1] == f"FROM {OWN}"
+    text = (tmp_path / "own" / "Dockerfile").read_text()
+    assert lines(text, "FROM") == [f"FROM {OWN}"]
     assert "RUN mkdir -p /selected && ln -sf \\\n        /models/own /selected\n" in text
-    assert plain.dockerfile == tmp_path / "Dockerfile"
-    assert plain.docker_build == f"docker build -t {IMAGE} {tmp_path}"
+    assert newer.docker_build == f"docker build -t {IMAGE} {tmp_path}"
+    again = build(tmp_path, "own", OWN, ("torch",))
+    assert again.dockerfile == tmp_path / "own" / "Dockerfile"
+    assert own.docker_build == f"docker build -t {IMAGE} {tmp_path}"
+    assert again.docker_build == (
+        f"docker build -t {IMAGE}-own -f {tmp_path}/own/Dockerfile {tmp_path}"
+    )
+    assert again.docker_run.endswith(f" {IMAGE}-own")
 
 
 def test_the_order_of_builds_makes_no_difference(tmp_path: Path) -> None:
-    for name, image in (("x", OWN), ("y", "")):
+    for name, image in (("x", OWN), ("y", ""), ("z", NEWER)):
         build(tmp_path / "one", name, image)
-    for name, image in (("y", ""), ("x", OWN)):
+    for name, image in (("z", NEWER), ("y", ""), ("x", OWN)):
         build(tmp_path / "two", name, image)
     assert dockerfile(tmp_path / "one") == dockerfile(tmp_path / "two")
 
 
-def test_if_no_model_needs_the_plain_image_the_newest_serves_the_repository(tmp_path: Path) -> None:
+def test_the_newest_image_serves_the_repository(tmp_path: Path) -> None:
     manifest = build(tmp_path, "a").manifest
     models = {
         name: replace(manifest, image=f"x:{tag}") for name, tag in (("a", "24.08"), ("b", "26.07"))
@@ -109,14 +148,17 @@ def test_if_no_model_needs_the_plain_image_the_newest_serves_the_repository(tmp_
     assert list(groups(models)[0]) == ["b"]
     assert list(groups({**models, "c": replace(manifest, image=None)})[0]) == ["b"]
     assert list(groups({**models, "mine": None})[0]) == ["b", "mine"]
+    assert list(groups({**models, "plain": replace(manifest, image="")})[0]) == ["b", "plain"]
+    unknown = {"a": replace(manifest, image=None), "b": replace(manifest, image="")}
+    assert list(groups(unknown)[0]) == ["b"], "an image that is known can be built"
 
 
 def test_if_no_image_is_known_the_user_names_one(tmp_path: Path) -> None:
     result = build(tmp_path, "a", None)
     for text in (dockerfile(tmp_path), result.dockerfile.read_text()):
         assert lines(text, "ARG") == ["ARG IMAGE"]
-        assert lines(text, "FROM")[1] == "FROM ${IMAGE}"
-        assert text.index("ARG IMAGE") < text.index("FROM scratch")
+        assert lines(text, "FROM") == ["FROM ${IMAGE}"]
+        assert text.index("ARG IMAGE") < text.index("FROM ")
     assert "--build-arg IMAGE=..." in result.docker_build
 
 
@@ -124,25 +166,25 @@ def test_a_model_that_llmserve_did_not_build_is_served_with_the_others(tmp_path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.pbtxt").write_text('name: "mine"')
     build(tmp_path, "a", OWN)
-    assert lines(dockerfile(tmp_path), "FROM")[1] == f"FROM {OWN}"
-    build(tmp_path, "b")
+    assert lines(dockerfile(tmp_path), "FROM") == [f"FROM {OWN}"]
+    build(tmp_path, "b", NEWER)
     assert " \\\n        /models/mine /selected\n" in dockerfile(tmp_path)
 
 
 def test_a_container_is_started_with_the_image_and_what_it_can_load(tmp_path: Path) -> None:
     build(tmp_path, "own", OWN)
     assert served_by(tmp_path, ()) == (IMAGE, ())
-    build(tmp_path, "plain")
-    assert served_by(tmp_path, ()) == (IMAGE, ("plain",))
-    assert served_by(tmp_path, ("plain",)) == (IMAGE, ("plain",))
+    build(tmp_path, "newer", NEWER)
+    assert served_by(tmp_path, ()) == (IMAGE, ("newer",))
+    assert served_by(tmp_path, ("newer",)) == (IMAGE, ("newer",))
     assert served_by(tmp_path, ("own",)) == (f"{IMAGE}-own", ("own",))
-    with pytest.raises(UsageError, match=r"plain and own need different images.*--model own"):
-        served_by(tmp_path, ("plain", "own"))
+    with pytest.raises(UsageError, match=r"newer and own need different images.*--model own"):
+        served_by(tmp_path, ("newer", "own"))
     written = dockerfile(tmp_path)
     (tmp_path / "Dockerfile").write_text("FROM mine\n")
     assert served_by(tmp_path, ()) == (IMAGE, ()), "the user's own image serves all models"
     (tmp_path / "Dockerfile").write_text(written)
-    (tmp_path / "plain" / "llmserve.json").write_text("{")
+    (tmp_path / "newer" / "llmserve.json").write_text("{")
     assert served_by(tmp_path, ()) == (IMAGE, ()), "a damaged manifest does not stop the others"
 
 
@@ -159,7 +201,7 @@ def test_serve_looks_for_the_image_of_its_models_and_prints_how_to_build_it(tmp_
     (tools / "docker").write_text(DOCKER)
     (tools / "docker").chmod(0o755)
     build(repository, "own", OWN)
-    build(repository, "plain")
+    build(repository, "newer", NEWER)
 
     def serve_errors(*args: str) -> list[str]:
         path = f"{tools}:{os.environ['PATH']}"
@@ -171,7 +213,7 @@ def test_serve_looks_for_the_image_of_its_models_and_prints_how_to_build_it(tmp_
         f"docker build -t {IMAGE}-own -f {repository}/own/Dockerfile {repository}"
     )
     errors = serve_errors()
-    assert errors[0] == f"llmserve: the image {IMAGE} serves only plain"
+    assert errors[0] == f"llmserve: the image {IMAGE} serves only newer"
     assert errors[-1].endswith(f"docker build -t {IMAGE} {repository}")
     assert f"image inspect --format {{{{.Id}}}} {IMAGE}-own" in (tools / "calls").read_text()
 

@@ -222,7 +222,7 @@ def test_a_command_of_a_package_that_is_not_installed_names_it(name: str) -> Non
     group._has_plugins = True
     with pytest.raises(click.UsageError) as caught:
         group.resolve_command(click.Context(group), [name, "demo"])
-    command = packages.install("llmserve-bench")
+    command = packages.install_command("llmserve-bench")
     assert caught.value.message == f"{name} comes with llmserve-bench: {command}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import packaging.requirements  # noqa: F401 - the tests hide what is installed
 import pytest
 
 from llmserve import packages
-from llmserve.packages import conflicts, install, origin, remedy
+from llmserve.packages import conflicts, origin, remedy
+from llmserve.packages import install_command as command
 from tests.support import describe
 
 ROOT = Path(__file__).parents[2]
@@ -29,20 +31,20 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_the_embedded_triton_nothing_is_bounded(site: Path) -> None:
-    assert install("llmserve-openvino[compress]") == "pip install 'llmserve-openvino[compress]'"
+    assert command("llmserve-openvino[compress]") == "pip install 'llmserve-openvino[compress]'"
     assert remedy("ask its author") == "ask its author"
 
 
 def test_beside_the_embedded_triton_numpy_stays_below_2(site: Path) -> None:
     describe(site, "nvidia-pytriton", "0.7.0", requires=["numpy<2.0.0,>=1.21"])
-    assert install("nncf") == "pip install nncf 'numpy<2'"
-    assert install("numpy<2") == "pip install 'numpy<2'"
-    assert install("x", editable="y[test]") == "pip install -e 'y[test]' x 'numpy<2'"
+    assert command("nncf") == "pip install nncf 'numpy<2'"
+    assert command("numpy<2") == "pip install 'numpy<2'"
+    assert command("x", editable="y[test]") == "pip install -e 'y[test]' x 'numpy<2'"
 
 
 def test_a_command_that_adds_the_embedded_triton_has_the_bound(site: Path) -> None:
-    assert install("llmserve[embedded,test]") == "pip install 'llmserve[embedded,test]' 'numpy<2'"
-    assert install("llmserve[constrained]") == "pip install 'llmserve[constrained]'"
+    assert command("llmserve[embedded,test]") == "pip install 'llmserve[embedded,test]' 'numpy<2'"
+    assert command("llmserve[constrained]") == "pip install 'llmserve[constrained]'"
 
 
 def test_what_was_installed_for_numpy_2_is_chosen_anew(site: Path) -> None:
@@ -52,8 +54,8 @@ def test_what_was_installed_for_numpy_2_is_chosen_anew(site: Path) -> None:
     describe(site, "scikit_learn", "1.9", requires=["numpy>=1.24", "scipy>=1.10"])
     describe(site, "nncf", "3.4", requires=["scikit-learn>=0.24", "scipy>=1.3.2"])
     describe(site, "plots", requires=["numpy>=1.0", 'scipy>=9; extra == "more"'])
-    assert install("numpy<2") == "pip install 'numpy<2' nncf scikit-learn scipy"
-    assert install("nncf") == "pip install nncf 'numpy<2' scikit-learn scipy"
+    assert command("numpy<2") == "pip install 'numpy<2' nncf scikit-learn scipy"
+    assert command("nncf") == "pip install nncf 'numpy<2' scikit-learn scipy"
 
 
 def test_a_conflict_is_found_and_named_with_what_mends_it(site: Path) -> None:
@@ -78,21 +80,21 @@ def test_from_a_clone_our_packages_come_from_it(
     text = json.dumps({"url": ROOT.as_uri(), "dir_info": {"editable": True}})
     (site / "llmserve-0.2.dist-info" / "direct_url.json").write_text(text)
     monkeypatch.chdir(ROOT)
-    assert install("llmserve-openvino[compress]") == "pip install -e 'plugins/openvino[compress]'"
-    assert install("llmserve[constrained]") == "pip install -e '.[constrained]'"
+    assert command("llmserve-openvino[compress]") == "pip install -e 'plugins/openvino[compress]'"
+    assert command("llmserve[constrained]") == "pip install -e '.[constrained]'"
     monkeypatch.chdir(tmp_path)
-    assert install("llmserve-gateway") == f"pip install -e {ROOT}/plugins/gateway"
+    assert command("llmserve-gateway") == f"pip install -e {ROOT}/plugins/gateway"
     # This one is not ours.
-    assert install("llmserve-acme==1.0") == "pip install llmserve-acme==1.0"
+    assert command("llmserve-acme==1.0") == "pip install llmserve-acme==1.0"
 
 
 def test_the_pip_of_another_environment_is_not_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert install("x").startswith(f"{sys.executable} -m pip install x")
+    assert command("x").startswith(f"{sys.executable} -m pip install x")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert install("x").startswith("pip install x")
+    assert command("x").startswith("pip install x")
 
 
 COMMIT = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
@@ -158,4 +160,19 @@ def test_every_command_that_is_printed_is_composed_in_one_place() -> None:
     for path in sources:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert "pip install" not in node.value, f"{path}: use llmserve.packages.install"
+                assert "pip install" not in node.value, f"{path}: use install_command"
+
+
+def test_a_page_that_installs_what_needs_numpy_keeps_it_below_2() -> None:
+    found = []
+    for page in [ROOT / "README.md", *ROOT.glob("plugins/*/README.md")]:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            commands = re.findall(r"pip install [^`#]*", line)
+            for printed, name in (
+                (c, n) for c in commands for n in re.findall(r"llmserve-(\w+)", c)
+            ):
+                project = ROOT / "plugins" / name / "pyproject.toml"
+                if project.is_file() and '"numpy' in project.read_text(encoding="utf-8"):
+                    assert re.search(r"numpy<2|llmserve\[embedded", printed), f"{page}: {printed}"
+                    found.append(name)
+    assert set(found) == {"bench", "openvino"}

@@ -26,6 +26,20 @@ def test_the_changelog_begins_with_the_version() -> None:
     assert (head[2] == " (unreleased)") == OURS.is_devrelease
 
 
+def test_the_readme_says_what_make_demo_installs_and_how_to_add_the_rest() -> None:
+    requirements = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    installed = re.findall(r"(?m)^-e plugins/(\S+)$", requirements)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    sentence = re.search(r"`make demo` installs the command with (.*) in `\.venv/bin`", readme)
+    assert sentence is not None
+    assert re.split(r", | and the ", sentence[1].replace("`", "")) == installed
+    added = re.search(r"`pip install (-c constraints\.txt (?:-e \S+ ?)+)`", readme)
+    assert added is not None
+    for folder in re.findall(r"-e (\S+)", added[1]):
+        assert (ROOT / folder / "pyproject.toml").is_file()
+        assert folder.removeprefix("plugins/") not in installed
+
+
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda path: str(path.parent.name))
 def test_a_package_has_our_version_and_requires_it(project: Path) -> None:
     text = project.read_text(encoding="utf-8")

@@ -57,6 +57,8 @@ def _command(
                      help="Seconds for requests in flight at shutdown."),
         click.Option(["--no-auth"], is_flag=True, help="Require no keys: a proxy in front does."),
         click.Option(["--check", "wants_check"], is_flag=True, help="Check the files, offline."),
+        click.Option(["--vendor"], is_flag=True,
+                     help="Put the wheels of llmserve and its gateway beside the Dockerfile."),
         click.Option(["--force"], is_flag=True, help="Overwrite existing files."),
     ]  # fmt: skip
     if dashboard:
@@ -72,12 +74,15 @@ def _deploy(
     *,
     wants_check: bool,
     force: bool,
+    vendor: bool,
     dashboard: bool = False,
     **settings: Any,
 ) -> None:
     from llmserve.errors import UsageError
+    from llmserve.repository.wheels import wheels_named
     from llmserve_deploy.description import describe
     from llmserve_deploy.files import rendered, write
+    from llmserve_deploy.images import vendored_wheels
     from llmserve_deploy.targets import files_of, next_steps
 
     if repository.resolve() in out.resolve().parents:
@@ -85,8 +90,10 @@ def _deploy(
             f"{out} is in the repository, where Triton treats every folder as a model",
             mend="name another folder with --out",
         )
+    wheels = vendored_wheels() if vendor else {}
+    settings["wheels"] = wheels_named(wheels)
     deployment = describe(repository, baked=target != "compose", **settings)
-    files = rendered(files_of(target, deployment, out, dashboard=dashboard))
+    files = rendered(files_of(target, deployment, out, dashboard=dashboard)) | wheels
     write(files, out, force=force)
     if wants_check:
         from llmserve_deploy.checking import check

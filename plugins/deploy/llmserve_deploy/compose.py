@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.contract.container import LOOPBACK
-from llmserve.repository.dockerfile import MODELS
+from llmserve.repository.dockerfile import MODELS, ULIMITS
 from llmserve_deploy.description import (
     GATEWAY_PORT,
     HTTP_PORT,
@@ -84,6 +84,7 @@ def _triton(d: Deployment, out: Path) -> Data:
     mounts += [("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE, False)]
     service |= {
         "shm_size": "1gb",
+        "ulimits": dict(ULIMITS),
         # No value: the token is that of the user who starts the project, and is in no file.
         "environment": {"HF_HOME": HUB_CACHE, "HOME": "/tmp", "HF_TOKEN": None},
         "volumes": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from llmserve.repository.dockerfile import (
     IMAGE,
     LAUNCH_SCRIPT,
     MODELS,
-    PLAIN,
+    base_image,
     docker_build,
     groups,
     image_of,
@@ -27,6 +27,7 @@ from llmserve.repository.dockerfile import (
     triton_of,
 )
 from llmserve.repository.manifest import Manifest, parts_of
+from llmserve.repository.wheels import Wheels
 
 GATEWAY_PORT = 8080
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
@@ -87,6 +88,8 @@ class Deployment:
     volume: str = ""
     """The claim for a volume with the repository; without it the image contains the models."""
     no_auth: bool = False
+    wheels: Wheels = field(default_factory=dict)
+    """The wheels beside the files."""
     open_metrics: bool = False
     """Whether the gateway serves its metrics without a key."""
 
@@ -186,8 +189,7 @@ def describe(
         )
     built_image, _ = served_by(repository, models)
     own = next((name for name in models if image_of(name) == built_image), "")
-    base = [others[own]] if own in others else [m for m in served.values() if m]
-    base_image = base[0].image if base else PLAIN
+    base = others[own].image if own in others else base_image(served)
     names = [part for name in models for part in (*parts_of(repository, name), name)]
     loaded = tuple(dict.fromkeys(names)) or tuple(folders)
     scripts = [name for name in loaded if (repository / name / LAUNCH_SCRIPT).is_file()]
@@ -214,8 +216,8 @@ def describe(
         repository=repository,
         image=image or (f"{IMAGE}-models" if in_image else built_image),
         built_image=built_image,
-        build=docker_build(repository, own, base_image),
-        triton=triton_of(base_image),
+        build=docker_build(repository, own, base),
+        triton=triton_of(base),
         models=tuple(models),
         folders=loaded,
         script=scripts[0] if scripts else "",

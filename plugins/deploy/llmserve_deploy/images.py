@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from llmserve.repository.dockerfile import MODELS
+from llmserve.repository.dockerfile import MODELS, sources
+from llmserve.repository.wheels import make_wheels, wheels_in
 from llmserve_deploy.description import HUB_CACHE, USER, Deployment
 
 GATEWAY_DOCKERFILE = "Dockerfile.gateway"
 MODELS_DOCKERFILE = "Dockerfile.models"
 PYTHON = "python:3.12-slim"
+OURS = ("llmserve", "llmserve-gateway")
+"""The packages that the gateway's image needs."""
 
 _GATEWAY = """\
-# The gateway. Packages that are not on an index yet are installed from a folder of wheels:
-# docker build -t NAME -f {file} --build-context wheels=DIR .
-FROM scratch AS wheels
+# The gateway.
+#
+{sources}
 
 FROM {python}
-RUN --mount=type=bind,from=wheels,target=/wheels \\
-    pip install --no-cache-dir --find-links /wheels {packages}
+# This file too, since a pattern that matches nothing is an error on its own.
+COPY {file} *.whl /wheels/
+RUN pip install --no-cache-dir --find-links /wheels \\
+        {packages}
 RUN useradd --uid {user} --create-home llmserve
 USER {user}
 CMD ["llmserve", "gateway"]
@@ -36,10 +44,9 @@ USER {user}
 
 def image_files(d: Deployment) -> dict[str, Any]:
     """Return the Dockerfiles; that of the models is left out if they are on a volume."""
-    packages = " ".join(pinned(name) for name in ("llmserve", "llmserve-gateway"))
     files = {
         GATEWAY_DOCKERFILE: _GATEWAY.format(
-            file=GATEWAY_DOCKERFILE, python=PYTHON, packages=packages, user=USER
+            file=GATEWAY_DOCKERFILE, python=PYTHON, user=USER, **ours(d)
         )
     }
     if not d.volume:
@@ -50,9 +57,28 @@ def image_files(d: Deployment) -> dict[str, Any]:
     return files
 
 
-def pinned(name: str) -> str:
-    """Return a requirement for a package, with the installed version if there is one."""
-    try:
-        return f"{name}=={version(name)}"
-    except PackageNotFoundError:
-        return name
+def vendored_wheels() -> dict[str, bytes]:
+    """Return the wheels of the packages of ours that are installed here, by their file names."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_wheels({name: version(name) for name in OURS}, Path(folder))
+        return {file: Path(folder, file).read_bytes() for file in wheels_in(Path(folder)).values()}
+
+
+def ours(d: Deployment) -> dict[str, str]:
+    """Return what a Dockerfile installs of llmserve, and a comment that says where it is from."""
+    versions = {}
+    for name in OURS:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    requirements = [
+        f"/wheels/{file}"
+        if (file := d.wheels.get((name, versions.get(name, ""))))
+        else f"{name}=={versions[name]}"
+        if name in versions
+        else name
+        for name in OURS
+    ]
+    return {
+        "packages": " ".join(requirements),
+        "sources": sources(versions, d.wheels, "llmserve deploy --vendor"),
+    }

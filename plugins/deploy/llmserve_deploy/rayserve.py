@@ -19,7 +19,7 @@ from llmserve_deploy.description import (
     Deployment,
 )
 from llmserve_deploy.files import as_yaml
-from llmserve_deploy.images import GATEWAY_DOCKERFILE, image_files, pinned
+from llmserve_deploy.images import GATEWAY_DOCKERFILE, image_files, ours
 from llmserve_deploy.kubernetes import BUSY, manifest
 from llmserve_deploy.pods import (
     LOCKED,
@@ -52,19 +52,19 @@ _ENVIRONMENT = {
 _HEAD_RESOURCES = {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
 
 _DOCKERFILE = """\
-# Ray, the gateway and the application in the image with Triton. Packages that are not on an index
-# yet are installed from a folder of wheels:
-# docker build -t NAME -f {file} --build-context wheels=DIR .
-FROM scratch AS wheels
+# Ray, the gateway and the application in the image with Triton.
+#
+{sources}
 
 FROM {image}
 USER root
 # KubeRay's probes ask with wget.
 RUN apt-get update && apt-get install -y --no-install-recommends wget \\
     && rm -rf /var/lib/apt/lists/*
-RUN --mount=type=bind,from=wheels,target=/wheels \\
-    PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir --find-links /wheels \\
-        {packages}
+# This file too, since a pattern that matches nothing is an error on its own.
+COPY {file} *.whl /wheels/
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir --find-links /wheels \\
+        {ray} {packages}
 COPY {application} {home}/
 ENV PYTHONPATH={home}
 USER {user}
@@ -72,7 +72,6 @@ USER {user}
 
 
 def ray_files(d: Deployment, out: Path) -> dict[str, Any]:
-    packages = [f"'ray[serve]=={RAY_VERSION}'", *map(pinned, ("llmserve", "llmserve-gateway"))]
     repository = os.path.relpath(d.repository.resolve(), out.resolve())
     files = {
         APPLICATION: Path(__file__).with_name(APPLICATION).read_text(encoding="utf-8"),
@@ -81,7 +80,8 @@ def ray_files(d: Deployment, out: Path) -> dict[str, Any]:
         RAY_DOCKERFILE: _DOCKERFILE.format(
             file=RAY_DOCKERFILE,
             image=d.image,
-            packages=" ".join(packages),
+            ray=f"'ray[serve]=={RAY_VERSION}'",
+            **ours(d),
             application=APPLICATION,
             home=_HOME,
             user=USER,

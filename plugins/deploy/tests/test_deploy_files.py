@@ -272,6 +272,30 @@ def test_weights_outside_the_repository_are_mounted_if_possible(tmp_path: Path) 
         describe(tmp_path, baked=True)
 
 
+@pytest.mark.parametrize("target", ["compose", "ray"])
+def test_the_images_of_ours_need_no_index_with_vendor(
+    target: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(packages: dict[str, str], folder: Path) -> None:
+        for name, version in packages.items():
+            (folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl").write_text(name)
+
+    # What really makes them is tested with `build --vendor`, and takes seconds.
+    monkeypatch.setattr("llmserve_deploy.images.make_wheels", make)
+    out = tmp_path / "out"
+    words = [target, str(repository), "--out", str(out), "--vendor"]
+    for _ in range(2):
+        result = CliRunner().invoke(deploy, words)
+        assert result.exit_code == 0, result.output
+    wheels = sorted(path.name for path in out.glob("*.whl"))
+    assert [wheel.split("-")[0] for wheel in wheels] == ["llmserve", "llmserve_gateway"]
+    file = {"compose": "Dockerfile.gateway", "ray": "Dockerfile.ray"}[target]
+    text = (out / file).read_text(encoding="utf-8")
+    assert f"COPY {file} *.whl /wheels/" in text
+    assert all(f" /wheels/{wheel}" in text for wheel in wheels)
+    assert "llmserve==" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -300,6 +324,7 @@ def test_invalid_options_are_a_one_line_error_with_a_hint(
     repository.rename("R")
     shutil.copytree("R", "MIXED")
     add_model(Path("MIXED"), "c", image="nvcr.io/other:1")
+    add_model(Path("MIXED"), "f", image="nvcr.io/other:2")
     (add_model(Path("BROKEN"), "d") / "llmserve.json").write_text("{")
     group = "instance_group { kind: KIND_GPU gpus: 1 }"
     (add_model(Path("GPU"), "e") / "config.pbtxt").write_text(group)

@@ -154,7 +154,7 @@ def test_a_failure_of_a_tool_is_a_one_line_error(
         tool.measure(target, WHOLE, load, REQUESTS)
     line = "error while loading shared libraries: libb64.so.0d: cannot open"
     install_program(tmp_path, name, f"echo '{line}' >&2; exit 127", monkeypatch)
-    with pytest.raises(LLMServeError, match=r"libb64\.so\.0d: cannot open: .*nvidia-cuda-runtime"):
+    with pytest.raises(LLMServeError, match=r"libb64\.so\.0d: cannot open: .*install"):
         tool.check()
     install_program(tmp_path, name, "echo first; echo the reason; exit 9", monkeypatch)
     with pytest.raises(LLMServeError, match=r"exit code 9\): first / the reason"):
