@@ -34,13 +34,14 @@ class RequestedFrontends:
 
         ``tritons`` are the ports that Triton will take.
         """
+        from llmserve.packages import install_command
         from llmserve.server.settings import FRONTEND, free_port
 
         chosen = self._chosen()
         if self.port and not chosen:
             raise UsageError(
                 "--port is for a frontend, and there is none",
-                mend="pip install llmserve-gateway for the OpenAI API, or leave it out",
+                mend=f"{install_command('llmserve-gateway')} for the OpenAI API, or leave it out",
             )
         for frontend in chosen:
             port = frontend.port if self.port is None else self.port
