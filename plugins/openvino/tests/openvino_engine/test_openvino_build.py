@@ -114,7 +114,8 @@ def test_weights_keep_their_size_and_their_values(tmp_path: Path, dtype: str) ->
     model = AutoModelForCausalLM.from_pretrained(source).to(getattr(torch, dtype))
     model.save_pretrained(source)
     sizes, logits = [], []
-    for options in ({}, {"weight_format": "fp32"}):
+    every: tuple[dict[str, Any], ...] = ({}, {"weight_format": "fp32"})
+    for options in every:
         built = llmserve.build(
             "openvino", str(source), output=tmp_path / "repository", force=True, **options
         )
