@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test test-ray lint format bench bench-engines soak gpu-bundle gpu gpu-check clean
+.PHONY: demo test test-ray lint format bench bench-engines kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -87,6 +87,10 @@ gpu-check: .venv/.ready
 	@OMP_NUM_THREADS=1 build/gpu-check/machine/bin/python -m tests.gpu --device cpu --quick \
 		--bundle build/gpu-check/bundle --out build/gpu-check/out
 	@cat build/gpu-check/out/report.md
+
+# Every process of a `serve` is killed and stopped, alone and in pairs; a table shows what happened.
+kills: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kills
 
 # Only what is needed to serve the demo model.
 .venv/.demo: requirements.txt $(PACKAGES)

@@ -215,14 +215,17 @@ class Frontend(Role):
 
     ``command`` returns the arguments of the Python interpreter that runs it, or refuses the place.
     The process listens on the place's port, and on SIGTERM finishes requests in flight within its
-    grace period. ``scheme`` and ``path`` are those of the address that is shown to users. A
-    ``default`` frontend is started by every ``serve``, any other only if ``--frontend`` names it.
+    grace period. ``scheme`` and ``path`` are those of the address that is shown to users.
+    ``health`` is the path of an HTTP request that it always answers at once: ``serve`` restarts one
+    that does not. A ``default`` frontend is started by every ``serve``, any other only if
+    ``--frontend`` names it.
     """
 
     command: Callable[[Place], Sequence[str]]
     port: int = 8080
     path: str = ""
     scheme: str = "http"
+    health: str = ""
     default: bool = False
 
     def arguments(self, place: Place) -> list[str]:

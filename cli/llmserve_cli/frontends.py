@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -70,7 +70,8 @@ class RequestedFrontends:
         models: tuple[str, ...],
         control: Path | None,
         *,
-        keep_logs: bool,
+        chosen_log: bool,
+        keep_logs: Callable[[], bool],
     ) -> Iterator[list[RunningFrontend]]:
         """Start the frontends in front of all servers; stop those that still run at the end."""
         from llmserve.server.frontend import log_beside, start_frontend
@@ -88,11 +89,11 @@ class RequestedFrontends:
                     replicas=tuple(other.grpc_url for other in others),
                     replica_metrics=tuple(other.metrics_url for other in others),
                 )
-                log = log_beside(server.log_file, frontend, chosen=keep_logs)
+                log = log_beside(server.log_file, frontend, chosen=chosen_log)
                 running.append(start_frontend(frontend, place, log))
                 stack.callback(running[-1].stop, 0.0)
             yield running
-        if not keep_logs:
+        if not keep_logs():
             for front in running:
                 front.log_file.unlink(missing_ok=True)
 

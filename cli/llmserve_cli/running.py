@@ -33,7 +33,9 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
         print_json({"servers": [server.status for server in servers]})
     else:
         for server in servers:
+            log = server.status.get("log")
             words = [server.status.get("runtime"), server.state, server.status.get("repository")]
+            words += [f"log in {log}"] if log else []
             click.echo(f"{server.url or server.process()}  {', '.join(filter(None, words))}")
             rows = [["", "STATE", "RESTARTS", ""]]
             for item in _items(server.status):

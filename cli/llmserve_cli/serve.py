@@ -14,6 +14,7 @@ import click
 from llmserve.errors import ConfigError, LLMServeError, ServerError
 from llmserve_cli.completion import built_models
 from llmserve_cli.servers import REPOSITORY_FOLDER
+from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
     from llmserve.server import Progress, Server, ServerSettings
@@ -118,6 +119,7 @@ def serve(
         repository=repository,
         models=tuple(dict.fromkeys(to_load)),
         renewable=True,
+        partial=True,
         mounts=tuple(references(repository)) if repository.is_dir() else (),
         extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
         **server_options,
@@ -135,15 +137,28 @@ def serve(
             collector=otlp_endpoint or "",
         ),
     )
-    settings = _checked(settings, frontends)
+    settings, left_out = _checked(settings, frontends)
     # Imported only now, so that problems are reported in less than a second.
     from llmserve.server.loading import Loading
     from llmserve.server.supervisor import Supervisor
 
     # SIGTERM comes from service managers. SIGINT must work in a background job too.
     raise_on_interrupt(signal.SIGTERM, signal.SIGINT)
+    problems = list(left_out)
+    supervisor = None
+
+    def went_wrong() -> bool:
+        return bool(problems) or (supervisor is not None and supervisor.went_wrong)
+
+    def notify_of_start(line: str) -> None:
+        problems.append(line)
+        status.note(f"llmserve: {line}")
+
     with ExitStack() as stack:
-        replicas = [stack.enter_context(one_log(replica)) for replica in settings_of_each(settings)]
+        replicas = [
+            stack.enter_context(one_log(replica, keep=went_wrong))
+            for replica in settings_of_each(settings)
+        ]
         loading = Loading(replicas[0])
         control = stack.enter_context(_announced(loading))
         with Status("starting Triton") as status:
@@ -152,19 +167,32 @@ def serve(
                 loading.follow(progress)
                 status.update(str(progress))
 
-            servers = start_all(replicas, on_progress=follow)
-        loading.done()
+            servers = start_all(replicas, on_progress=follow, notify=notify_of_start)
+        loading.done(servers[0].failures)
         for server in servers:
+            server.failures = {**left_out, **server.failures}
             stack.enter_context(server)
-        keep = settings.log_file is not None
-        running = stack.enter_context(frontends.started(servers, models, control, keep_logs=keep))
+        chosen = settings.log_file is not None
+        running = stack.enter_context(
+            frontends.started(
+                servers,
+                models,
+                control,
+                chosen_log=chosen,
+                keep_logs=lambda: chosen or went_wrong(),
+            )
+        )
         click.echo(_summary(servers, running), err=True)
         for note in servers[0].notes:
             click.echo(f"llmserve: note: {note}", err=True)
+        supervisor = Supervisor(replicas, servers, running, _notify, control)
         # Until the supervisor handles signals, Ctrl-C raises an exception, and there is nothing to
         # wait for yet.
         with suppress(KeyboardInterrupt):
-            Supervisor(replicas, servers, running, _notify, control).run()
+            supervisor.run()
+        if went_wrong():
+            logs = ", ".join(str(replica.log_file) for replica in replicas)
+            _notify(f"not everything went well: the log is in {logs}")
 
 
 def _refuse_other(path: Path) -> None:
@@ -197,11 +225,17 @@ def _announced(loading: Loading) -> Iterator[Path | None]:
 def _notify(line: str) -> None:
     # If stderr is closed, the server must continue.
     with suppress(OSError):
-        click.echo(f"llmserve: {line}", err=True)
+        # The line may quote a log, into which anybody may have written.
+        click.echo(f"llmserve: {printable(line)}", err=True)
 
 
-def _checked(settings: ServerSettings, frontends: RequestedFrontends) -> ServerSettings:
-    """Complete the settings, and report all problems that would prevent a start, at once."""
+def _checked(
+    settings: ServerSettings, frontends: RequestedFrontends
+) -> tuple[ServerSettings, dict[str, str]]:
+    """Complete the settings, and report all problems that would prevent a start, at once.
+
+    Return also the models that cannot be served, and why; the settings are without them.
+    """
     from llmserve.server import find_problems, first_available, port_problems
     from llmserve.server.machine import note_of_memory
 
@@ -211,12 +245,16 @@ def _checked(settings: ServerSettings, frontends: RequestedFrontends) -> ServerS
             settings = replace(settings, runtime=first_available())
         except LLMServeError as error:
             problems.append(error)
-    problems += find_problems(settings)
+    left_out: dict[str, str] = {}
     if settings.repository.is_dir():
         settings = _with_image(settings)
-        problems += _model_problems(settings)
-        if note := note_of_memory(settings):
-            click.echo(f"llmserve: note: {note}", err=True)
+        settings, left_out, model_problems = _without_broken(settings)
+        problems += model_problems
+        for name, why in left_out.items():
+            _notify(f"{name} is left out: {why}")
+    problems += find_problems(settings)
+    if settings.repository.is_dir() and (note := note_of_memory(settings)):
+        click.echo(f"llmserve: note: {note}", err=True)
     problems += port_problems(settings)
     try:
         frontends.choose_places(settings.ports())
@@ -228,7 +266,7 @@ def _checked(settings: ServerSettings, frontends: RequestedFrontends) -> ServerS
         click.echo(f"llmserve: {problem}", err=True)
     if problems:
         raise problems[0]
-    return settings
+    return settings, left_out
 
 
 def _with_image(settings: ServerSettings) -> ServerSettings:
@@ -243,20 +281,36 @@ def _with_image(settings: ServerSettings) -> ServerSettings:
     return replace(settings, image=image, models=models)
 
 
-def _model_problems(settings: ServerSettings) -> list[LLMServeError]:
-    """Return the problems that prevent models from loading, and print the others."""
-    from llmserve.repository.check import check_repository
+def _without_broken(
+    settings: ServerSettings,
+) -> tuple[ServerSettings, dict[str, str], list[LLMServeError]]:
+    """Leave out the models that cannot be loaded, if any is left; else return the problems.
 
-    problems = check_repository(
-        settings.repository,
-        models=settings.models,
-        quick=True,
-        served_here=settings.runtime == "embedded",
-    )
+    Problems that do not prevent a model from loading are printed.
+    """
+    from llmserve.repository.check import check_repository
+    from llmserve.repository.manifest import model_folders
+    from llmserve.server import with_dependents
+    from llmserve.server.embedded import missing_backends
+
+    repository, here = settings.repository, settings.runtime == "embedded"
+    problems = check_repository(repository, models=settings.models, quick=True, served_here=here)
     for problem in problems:
         if not problem.fatal:
             click.echo(f"llmserve: note: {problem}", err=True)
-    return [ConfigError(str(problem)) for problem in problems if problem.fatal]
+    errors: list[LLMServeError] = [ConfigError(str(each)) for each in problems if each.fatal]
+    existing = [folder.name for folder in model_folders(repository)]
+    names = [name for name in settings.models or existing if name in existing]
+    broken = {each.model: f"{each.what}: {each.mend}" for each in reversed(problems) if each.fatal}
+    for name in names if here else ():
+        for error in missing_backends(settings, [name]):
+            broken.setdefault(name, str(error))
+    left_out = with_dependents(repository, broken)
+    rest = tuple(name for name in names if name not in left_out)
+    if not left_out or not rest or not left_out.keys() <= set(existing):
+        return settings, {}, errors
+    left_out = {name: left_out[name] for name in names if name in left_out}
+    return replace(settings, models=rest), left_out, []
 
 
 def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) -> str:
@@ -274,6 +328,7 @@ def _summary(servers: Sequence[Server], frontends: Sequence[RunningFrontend]) ->
             f"  metrics  {server.metrics_url}",
             *(f"  replica  grpc {s.grpc_url}, log in {s.log_file}" for s in servers[1:]),
             f"  models   {', '.join(models)}",
+            *([f"  left out {', '.join(server.failures)}"] if server.failures else ()),
             *(
                 f"  stand-in for {backend}, in Python: {', '.join(names)}"
                 for backend, names in by_backend.items()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmserve_cli.terminal import printable
+
 if TYPE_CHECKING:
     from rich.status import Status as RichStatus
 
@@ -42,6 +44,13 @@ class Status:
             self._live.update(escape(message))
         else:
             click.echo(f"llmserve: {message}", err=True)
+
+    def note(self, line: str) -> None:
+        """Print a line that stays."""
+        if self._live:
+            self._live.console.print(printable(line), markup=False, highlight=False)
+        else:
+            click.echo(printable(line), err=True)
 
     def __exit__(self, *error: object) -> None:
         if self._live:

@@ -20,3 +20,4 @@ from llmserve.server.startup import one_log as one_log
 from llmserve.server.startup import settings_of_each as settings_of_each
 from llmserve.server.startup import start as start
 from llmserve.server.startup import start_all as start_all
+from llmserve.server.startup import with_dependents as with_dependents

@@ -7,13 +7,14 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve.errors import ServerError
 from llmserve.server.launch import Launch, inherited_environment
 from llmserve.server.private import new_log
-from llmserve.server.process import GuardedProcess, make_scratch
+from llmserve.server.process import SIGNALLED, GuardedProcess, make_scratch
 
 if TYPE_CHECKING:
     from llmserve.roles import Frontend, Place
@@ -40,8 +41,31 @@ class RunningFrontend:
         """Stop it; requests in flight have ``grace`` seconds."""
         self.process.stop(grace)
 
+    def reacts(self, timeout: float) -> bool:
+        """Return whether it reacts to a request in time; refusing one, or hanging up, does count.
+
+        Any process accepts connections, even one that hangs: the kernel does that for it.
+        """
+        connection = HTTPConnection(_address(self.place), self.place.port, timeout=timeout)
+        try:
+            connection.request("GET", self.frontend.health)
+            connection.getresponse()
+        except (ConnectionResetError, BrokenPipeError, HTTPException):
+            return True
+        except OSError:
+            return False
+        finally:
+            connection.close()
+        return True
+
     def why_it_ended(self) -> str:
-        """Return the last line of its log."""
+        """Return the signal that ended it, or the last line of its log."""
+        code = self.process.wait(0)
+        if code is None or 0 <= code <= SIGNALLED:
+            return self._last_line()
+        return self.process.why_it_ended()
+
+    def _last_line(self) -> str:
         with self.log_file.open("rb") as log:
             log.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL))
             lines = log.read().decode(errors="replace").split("\n")
@@ -82,10 +106,20 @@ def start_frontend(frontend: Frontend, place: Place, log_file: Path) -> RunningF
     return running
 
 
+def start_again(ended: RunningFrontend) -> RunningFrontend:
+    """Start a frontend anew, in place of one that has ended or that hangs."""
+    # It may have outlived its guard, and it would keep the port.
+    ended.stop(0.0)
+    return start_frontend(ended.frontend, ended.place, ended.log_file)
+
+
+def _address(place: Place) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)  # noqa: S104
+
+
 def _listens(place: Place) -> bool:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)  # noqa: S104
     try:
-        socket.create_connection((host, place.port), timeout=1).close()
+        socket.create_connection((_address(place), place.port), timeout=1).close()
     except OSError:
         return False
     return True

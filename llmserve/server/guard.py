@@ -30,6 +30,8 @@ from pathlib import Path
 
 LOCK = "lock"
 """A file in the scratch folder that is locked as long as the guard or any of its children lives."""
+ZOMBIE = "Z"
+"""The state of a process that has ended and that its parent has not asked about."""
 PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _ABANDONED = 1.0
 """Seconds for an orderly shutdown once the parent process is gone."""
@@ -90,9 +92,7 @@ def main() -> int:
             os.killpg(server.pid, signal.SIGKILL)
         code = server.wait()
     finally:
-        if watch.last_resort:
-            subprocess.run(watch.last_resort, capture_output=True, timeout=30, check=False)
-        remove_leftovers(watch.shm_prefix, watch.scratch)
+        clean_up(watch)
     return code if code >= 0 else 128 - code
 
 
@@ -244,6 +244,20 @@ def state_of(process: int) -> list[str]:
         return []
     # Split after the program's name, which may contain spaces.
     return line.rpartition(")")[2].split()
+
+
+def name_of_signal(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def clean_up(watch: Watch) -> None:
+    """Remove everything of a server that has ended."""
+    if watch.last_resort:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(watch.last_resort, capture_output=True, timeout=30, check=False)
+    remove_leftovers(watch.shm_prefix, watch.scratch)
 
 
 def remove_leftovers(name: str, scratch: str | Path) -> None:

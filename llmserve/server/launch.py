@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -157,9 +158,41 @@ def _link(model: Path, links: Path) -> None:
                 (links / folder / name).symlink_to(path)
     for name in versions:
         mark = links / name / _RENEWED
-        time = int(mark.stat().st_mtime) + 1 if mark.exists() else _FAR_FUTURE
+        changed = int(mark.stat().st_mtime) + 1 if mark.exists() else _FAR_FUTURE
         mark.touch()
-        os.utime(mark, (time, time))
+        os.utime(mark, (changed, changed))
+
+
+def keep_model(links: Path) -> None:
+    """Make Triton keep the model that it has, after it has failed to reload a changed one.
+
+    It compares the times with those of the one that it has, and would try again at every check.
+    """
+    for mark in links.glob(f"*/{_RENEWED}"):
+        previous = int(mark.stat().st_mtime) - 1
+        if previous >= _FAR_FUTURE:
+            os.utime(mark, (previous, previous))
+
+
+_WITHDRAWN = "{ withdrawn, since it failed to load"
+_WITHDRAWAL = 3.0 * POLL
+"""Seconds after which Triton has noticed an unreadable configuration."""
+
+
+def withdraw_model(links: Path) -> None:
+    """Take a new model away from Triton, which would try again at every check to load it.
+
+    Triton would wait forever for a file that disappears while it begins to load the model. So it
+    gets a configuration that it cannot read first; then nothing begins any more.
+    """
+    config, new = links / "config.pbtxt", links / ".config.pbtxt"
+    new.write_text(_WITHDRAWN, encoding="utf-8")
+    new.replace(config)
+    time.sleep(_WITHDRAWAL)
+    if config.read_text(encoding="utf-8") == _WITHDRAWN:
+        removed = links.parent.with_name(f"withdrawn-{links.name}")
+        links.rename(removed)
+        shutil.rmtree(removed)
 
 
 def server_command(

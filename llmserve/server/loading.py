@@ -27,11 +27,14 @@ class Loading:
         for name in progress.ready:
             self._models.setdefault(name, Watch(name)).loaded(0.0)
 
-    def done(self) -> None:
-        """Record that all models are ready, while the frontends still start."""
+    def done(self, failures: Mapping[str, str]) -> None:
+        """Record which models have failed and that all others are ready; frontends still start."""
         self._state = State.READY
-        for model in self._models.values():
-            model.loaded(0.0)
+        for name, model in self._models.items():
+            if why := failures.get(name):
+                model.failed(0.0, why)
+            else:
+                model.loaded(0.0)
 
     async def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a request at the control socket."""

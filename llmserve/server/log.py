@@ -6,6 +6,7 @@ While models load, the log is the only source, since Triton opens its ports afte
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,15 @@ _CATEGORY = re.compile(
 _UNREADABLE = re.compile(r"failed to read text proto from \S+")
 # After this message, Triton waits forever for a stub that has ended.
 _STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
+# Triton reports the model's failure only when the stub's process has ended.
+_RAISED = re.compile(r"Failed to initialize Python stub: (?P<reason>.+)$")
+_MODEL_FILE = re.compile(r"/models/(?P<model>[^/\s]+)/\d+/")
+_UNHEALTHY = "is not healthy"
+# What explains no end: information, warnings, tables, and the frames of a stack.
+_ORDINARY = re.compile(r"[IW]\d{4} |[+|]|\s*\d+# ")
 
 _TAIL = 5
+_RECENT = 20
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,18 @@ class ServerLog:
         """The last lines."""
         self.port_lost: str | None = None
         """The service, ``http``, ``grpc`` or ``metrics``, that could not listen on its port."""
+        self.unhealthy: set[str] = set()
+        """Failed models whose process did not respond to Triton."""
+        self.raised: dict[str, str] = {}
+        """Models that could not be loaded, and why, also if Triton still waits for their processes
+        to end before it reports that."""
         self.stuck: str | None = None
         """Why the server will neither become ready nor end."""
+        self.stuck_model: str | None = None
+        """The model that keeps it from that, if it is known."""
         self.notes: list[str] = []
         """Messages to the operator that models have logged while loading."""
+        self._recent: deque[tuple[float, str]] = deque(maxlen=_RECENT)
         self._fatal: str | None = None
         self._problem: str | None = None
 
@@ -96,9 +112,15 @@ class ServerLog:
         """Return the best explanation: the last error, Triton's own summary, or the last line."""
         return self._problem or self._fatal or (self.tail[-1] if self.tail else None)
 
+    def last_words(self, since: float) -> str:
+        """Return the last line that may explain an end and that was read ``since`` then, or ""."""
+        return next((line for when, line in reversed(self._recent) if when >= since), "")
+
     def _parse(self, line: str) -> None:
         if line:
             self.tail.append(line)
+            if not _ORDINARY.match(line):
+                self._recent.append((time.monotonic(), line.strip()))
         if event := _EVENT.search(line):
             state, name = next(
                 (kind, event[kind]) for kind in ("loading", "ready", "failed") if event[kind]
@@ -107,16 +129,27 @@ class ServerLog:
             self.loads[name] += state == "ready"
             if state == "failed":
                 self.failures[name] = in_plain_words(event["reason"])
+                if _UNHEALTHY in event["reason"]:
+                    self.unhealthy.add(name)
         elif note := _NOTE.search(line):
             self.notes.append(note["note"])
         elif stuck := _STUCK.search(line):
             self.stuck = in_plain_words(stuck["reason"])
+            self.stuck_model = _model_in(line)
+        elif (raised := _RAISED.search(line)) and (model := _model_in(line)):
+            self.raised[model] = in_plain_words(raised["reason"])
         elif lost := _PORT_LOST.search(line):
             self.port_lost = lost["port"].lower()
         elif fatal := _FATAL.search(line):
             self._fatal = in_plain_words(fatal["reason"])
         elif (problem := _PROBLEM.match(line)) and "CudaDriverHelper" not in line:
             self._problem = in_plain_words(problem["reason"])
+
+
+def _model_in(line: str) -> str | None:
+    """Return the model whose file is named in a line."""
+    match = _MODEL_FILE.search(line)
+    return match and match["model"]
 
 
 def in_plain_words(reason: str) -> str:
@@ -128,6 +161,6 @@ def in_plain_words(reason: str) -> str:
     message = reason.replace("\\n", "\n").split("\n\nAt:\n")[0]
     if "shared memory key" in message:
         return "too little space in /dev/shm"
-    message = message.replace("is not healthy.", "did not respond for a second, or ended")
+    message = message.replace(f"{_UNHEALTHY}.", "did not respond for a second, or ended")
     message = _UNREADABLE.sub("this Triton cannot read its config.pbtxt", message)
     return " ".join(_CATEGORY.sub("", message).split()).rstrip(" ;")

@@ -20,12 +20,24 @@ from pathlib import Path
 
 from llmserve.errors import ServerError
 from llmserve.server import guard
-from llmserve.server.guard import LOCK, Watch, remove_leftovers
+from llmserve.server.guard import (
+    LOCK,
+    ZOMBIE,
+    Watch,
+    clean_up,
+    name_of_signal,
+    remove_leftovers,
+    state_of,
+)
 from llmserve.server.launch import Launch
 from llmserve.server.private import check_temporary, open_log
 
 _POLL = 0.2
 _IDLE_GRACE = 4.0
+SIGNALLED = 128
+"""A guard's exit code is this and the number of the signal, if one ended the process."""
+_ORPHANS_GRACE = 10.0
+"""Seconds for killed processes to be gone, whatever the machine does meanwhile."""
 
 
 def scratch_folder() -> Path:
@@ -73,7 +85,7 @@ class GuardedProcess:
     def __init__(
         self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float
     ) -> None:
-        watch = Watch(launch.argv, os.getpid(), str(scratch), name, grace, launch.last_resort)
+        self._watch = Watch(launch.argv, os.getpid(), str(scratch), name, grace, launch.last_resort)
         with open_log(log_file) as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, name],
@@ -87,7 +99,7 @@ class GuardedProcess:
         if self._guard.stdout is None or self._guard.stdin is None:
             raise AssertionError("both are pipes")
         self._orders = self._guard.stdin
-        self._send(json.dumps(asdict(watch)).encode() + b"\n")
+        self._send(json.dumps(asdict(self._watch)).encode() + b"\n")
         with self._guard.stdout as stdout:
             self.pid = int(stdout.readline() or 0)
 
@@ -99,13 +111,27 @@ class GuardedProcess:
         try:
             return self._guard.wait(timeout)
         except subprocess.TimeoutExpired:
+            if state_of(self.pid)[:1] == [ZOMBIE]:
+                self._wake_guard()
             return None
+
+    def why_it_ended(self) -> str:
+        """Return its exit code, or the signal that ended it or its guard; "" if it still runs."""
+        code = self._guard.poll()
+        if code is None:
+            return ""
+        if code < 0:
+            return f"its guard was killed by {name_of_signal(-code)}"
+        if code > SIGNALLED:
+            return f"killed by {name_of_signal(code - SIGNALLED)}"
+        return f"exit code {code}"
 
     def stop(self, grace: float, *, idle: Callable[[], bool] = lambda: False) -> None:
         """End the process and wait until it and all its child processes and files are gone.
 
         Once ``idle`` returns True, it has at most four more seconds.
         """
+        self._wake_guard()
         try:
             self._order(grace)
             # The guard kills after ``grace``, so the deadline is reached only if the guard hangs.
@@ -125,6 +151,23 @@ class GuardedProcess:
         finally:
             with suppress(OSError):
                 self._orders.close()
+            self._end_orphans()
+
+    def _wake_guard(self) -> None:
+        """Continue a guard that someone has stopped; otherwise, this changes nothing."""
+        self._guard.send_signal(signal.SIGCONT)
+
+    def _end_orphans(self) -> None:
+        """End what has outlived a guard that was killed, and clean up in its place."""
+        with suppress(OSError), Path(self._watch.scratch, LOCK).open("rb") as lock:
+            deadline = time.monotonic() + _ORPHANS_GRACE
+            while not _acquired(lock.fileno()) and time.monotonic() < deadline:
+                # While one of them holds the lock, no other group has this number.
+                if self.pid:
+                    with suppress(ProcessLookupError):
+                        os.killpg(self.pid, signal.SIGKILL)
+                time.sleep(_POLL / 4)
+            clean_up(self._watch)
 
     def _order(self, grace: float) -> None:
         self._send(b"%f\n" % grace)
@@ -136,8 +179,13 @@ class GuardedProcess:
             self._orders.flush()
 
     def _kill(self) -> None:
-        if self.pid:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
         self._guard.kill()
         self._guard.wait()
+
+
+def _acquired(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

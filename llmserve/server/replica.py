@@ -8,6 +8,7 @@ itself has ended, Triton is restarted with all models. The states are in
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +23,11 @@ from llmserve.names import near
 from llmserve.repository.manifest import model_folders, parts_of
 from llmserve.server.launch import POLL
 from llmserve.server.log import ServerLog
+from llmserve.server.readiness import ModelsFailedError
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
 from llmserve.server.startup import start
 from llmserve.server.states import State, Watch
-from llmserve.server.stubs import Stubs
 
 if TYPE_CHECKING:
     from llmserve.client import AsyncClient
@@ -37,10 +38,14 @@ _CANARY_INTERVAL = 5.0
 _CANARY_TIMEOUT = 10.0
 _BUSY = 0.05
 """A model whose processes use this share of the time is working, even if it answers nothing yet."""
+_HOPELESS = re.compile(r"(?:ModuleNotFound|Import|FileNotFound|Syntax)Error\b")
+"""Why a model fails to load as often as it is tried, until someone mends it."""
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
 _GONE = 2.0
 """Seconds after which a missing folder is not one that a build is replacing."""
+_LAST_WORDS = 2.0
+"""Seconds before an end in which a line of the log may explain it."""
 _DEATH_REPORTED = 3.0
 """Seconds for Triton to report the death of a process that was loading a model."""
 
@@ -50,7 +55,11 @@ class _Model(Watch):
     """A model, with its counters at the last load request and the last canary check."""
 
     loads: int = 0
+    served: bool = False
+    """Whether this Triton has loaded it at least once."""
     died_at: float | None = None
+    how: str = ""
+    """What ended its process."""
     answers: int = -1
     cpu_seconds: float = 0.0
     parts: tuple[str, ...] = ()
@@ -84,6 +93,7 @@ class Replica:
     _restart: asyncio.Task[None] | None = None
     _client: AsyncClient | None = None
     _checked_at: float = 0.0
+    _given_up_tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._canaries = asyncio.create_task(self._send_canaries())
@@ -92,6 +102,8 @@ class Replica:
         for name, state in self.server.models().items():
             if state == "READY":
                 self._models[name] = self._watched(name, State.READY)
+        for name, why in self.server.failures.items():
+            self._models[name] = replace(self._watched(name, State.FAILED), why=why)
 
     @property
     def given_up(self) -> bool:
@@ -108,6 +120,10 @@ class Replica:
         """Return what has died too often, and why."""
         watches = [self._triton, *self._models.values()]
         return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
+
+    @property
+    def went_wrong(self) -> bool:
+        return any(watch.went_wrong for watch in (self._triton, *self._models.values()))
 
     def print_last_lines(self) -> None:
         for line in self._log.tail:
@@ -142,13 +158,14 @@ class Replica:
             state,
             since=time.monotonic(),
             loads=self._log.loads[name],
+            served=state is State.READY,
             parts=tuple(parts_of(self.settings.repository, name)),
         )
 
     def _take_over(self, server: Server) -> None:
         self.server = server
         self._log = ServerLog(server.log_file)
-        self._stubs = Stubs(server.pid)
+        self._stubs = server.stubs
 
     # Checks
 
@@ -161,10 +178,11 @@ class Replica:
             return
         if self.given_up:
             return
-        exit_code = self.server.wait(0)
+        ended = self.server.wait(0) is not None
         self._log.read()
-        if exit_code is not None:
-            self._lost(now, f"Triton ended, exit code {exit_code}")
+        if ended:
+            self._lost(now, f"Triton ended: {self.server.process.why_it_ended()}")
+            self._quote_log(self._triton)
         elif self._triton.alive:
             self._check_models(now)
         if self.given_up:
@@ -175,16 +193,18 @@ class Replica:
             self._restart = asyncio.create_task(self._restart_triton())
 
     def _check_models(self, now: float) -> None:
-        for name in self._stubs.poll():
+        loading = self._log.progress(0).loading
+        for name, how in self._stubs.poll(loading).items():
             if name in self._models:
-                self._models[name].died_at = now
-        self._stubs.kill_given_up(self._log.progress(0).loading, now)
+                self._models[name].died_at, self._models[name].how = now, how
+        self._stubs.kill_given_up(loading, now)
         for model in self._models.values():
             if not self._triton.alive:
                 return
             model.check_folder(self.settings.repository / model.name, now)
             if model.alive and model.died_at is not None:
-                model.died(now, "its process has died")
+                model.died(now, f"its process has died: {model.how}")
+                self._quote_log(model)
                 model.died_at = None
             elif model.state is State.LOADING:
                 self._check_loading(model, now)
@@ -194,26 +214,38 @@ class Replica:
                     self._reload(model)
                 except UsageError:
                     self._lost(now, f"{model.name} is restarted with all others", fault=False)
-                except OSError as error:
+                except (OSError, ServerError) as error:
                     model.failed(now, f"it cannot be read: {error}")
 
     def _check_loading(self, model: _Model, now: float) -> None:
         if self._log.loads[model.name] > model.loads:
-            model.died_at = None
+            model.died_at, model.served = None, True
             model.loaded(now)
         elif why := self._log.failures.get(model.name):
-            model.died(now, f"it failed to load: {why}")
+            if model.served and not _HOPELESS.match(why):
+                model.died(now, f"it failed to load: {why}")
+            else:
+                model.failed(now, f"it failed to load: {why}")
+            self._give_up(model)
         elif model.died_at is not None and now - model.died_at > _DEATH_REPORTED:
             # Triton 2.51 waits for it forever, and loads nothing else meanwhile.
             model.died_at = None
-            model.died(now, "its process died while it was loading")
+            model.died(now, f"its process died while it was loading: {model.how}")
             self._lost(now, f"Triton waits for {model.name}", fault=False)
         elif now - model.since > _RELOAD_BEGINS and not self._log.progress(0).loading:
-            if model.loads:
+            if model.served:
                 self._lost(now, f"Triton does not load {model.name}")
             else:
                 # A new model is not worth the cost of a restart for the others.
                 model.failed(now, "Triton does not begin to load it")
+
+    def _quote_log(self, ended: Watch) -> None:
+        """Report the line of the log that explains what has just ended, if there is one.
+
+        It is no part of the state: clients may see that, and the line may be about a request.
+        """
+        if words := self._log.last_words(time.monotonic() - _LAST_WORDS):
+            self.notify(f"{ended.name}: the log says: {words}")
 
     # Recovery
 
@@ -226,6 +258,13 @@ class Replica:
                 self._models[part].loads = self._log.loads[part]
                 self._models[part].died_at = None
             self.server.renew(part)
+
+    def _give_up(self, model: _Model) -> None:
+        """Have Triton try no more to load a model, until :meth:`_reload` asks for it."""
+        give_up = partial(self.server.give_up, model.name, loaded_before=model.served)
+        task = asyncio.create_task(asyncio.to_thread(give_up))
+        self._given_up_tasks.add(task)
+        task.add_done_callback(self._given_up_tasks.discard)
 
     def _lost(self, now: float, why: str, *, fault: bool = True) -> None:
         """Schedule a restart of Triton with all models that have not failed."""
@@ -256,16 +295,17 @@ class Replica:
             grpc_port=ports.grpc,
             metrics_port=ports.metrics,
         )
-        log = ServerLog(self.server.log_file)
         for model in left:
             model.loading(time.monotonic())
         try:
-            server = await asyncio.to_thread(start, settings, on_progress=self._cancel_if_stopping)
+            server = await asyncio.to_thread(
+                start, settings, on_progress=self._cancel_if_stopping, notify=self._notify_of_start
+            )
         except LLMServeError as error:
             now = time.monotonic()
-            log.read()
+            failures = error.failures if isinstance(error, ModelsFailedError) else {}
             for model in left:
-                if why := log.failures.get(model.name):
+                if why := failures.get(model.name):
                     model.failed(now, f"it failed to load: {why}")
             self._lost(now, error.problem)
             return
@@ -274,7 +314,15 @@ class Replica:
         self._triton.loaded(now)
         for model in left:
             model.loads, model.died_at, model.answers = 0, None, -1
-            model.loaded(now)
+            if why := server.failures.get(model.name):
+                model.served = False
+                model.failed(now, f"it failed to load: {why}")
+            else:
+                model.served = True
+                model.loaded(now)
+
+    def _notify_of_start(self, line: str) -> None:
+        self.notify(f"triton: {line}")
 
     def _cancel_if_stopping(self, _: object) -> None:
         if self.stopping:
@@ -325,19 +373,39 @@ class Replica:
             from llmserve.client import connect_async
 
             self._client = connect_async(self.server.grpc_url)
+        loads = model.loads
         try:
             info = await self._client.model(model.name)
             if "text_input" not in info.inputs or "text_output" not in info.outputs:
                 return
             await self._client.generate(model.name, "a", max_tokens=1, timeout=_CANARY_TIMEOUT)
         except LLMServeError as error:
+            why, unhealthy = error.problem, "has died" in error.problem
+            if unhealthy and self._has_no_process(model):
+                # Certain, unless the answer is about a process that has been replaced since.
+                if model.alive and model.loads == loads:
+                    model.died(time.monotonic(), "its process has died")
+                return
+            if unhealthy:
+                why = "its process does not respond"
             # A model that rejects a request is alive.
-            refused = isinstance(error, RequestRejectedError) and "has died" not in error.problem
+            refused = isinstance(error, RequestRejectedError) and not unhealthy
             answers = {} if refused else await asyncio.to_thread(self.server.answers)
             if not refused and not self._has_worked(model, answers):
-                model.missed(time.monotonic(), error.problem)
+                model.missed(time.monotonic(), why)
+                if not model.alive:
+                    self._end_hung(model)
                 return
         model.answered(time.monotonic())
+
+    def _has_no_process(self, model: _Model) -> bool:
+        """Return whether a process is missing; Triton says the same of one that only hangs."""
+        return not all(self._stubs.of(part) for part in model.parts or (model.name,))
+
+    def _end_hung(self, model: _Model) -> None:
+        """End the processes of a model that hangs: Triton never would, and clients wait for it."""
+        for part in (*model.parts, model.name):
+            self._stubs.kill(part)
 
     # Reload and unload requests
 
@@ -374,6 +442,8 @@ class Replica:
             await asyncio.sleep(CHECK_INTERVAL)
             for part in parts:
                 if why := self._log.failures.get(part):
+                    if self._models[part].alive:
+                        self._give_up(self._models[part])
                     raise ServerError(
                         f"model {part!r} failed to load: {why}",
                         mend="its previous version, if any, keeps running",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -15,10 +17,18 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from llmserve.errors import ServerError, UsageError
 from llmserve.runtime.contract import STAND_IN_METRIC
-from llmserve.server.launch import Instance, Launch, link_model, unlink_model
+from llmserve.server.launch import (
+    Instance,
+    Launch,
+    keep_model,
+    link_model,
+    unlink_model,
+    withdraw_model,
+)
 from llmserve.server.log import ServerLog, in_plain_words
 from llmserve.server.process import GuardedProcess
 from llmserve.server.settings import ServerSettings
+from llmserve.server.stubs import Stubs
 
 UNLOADED = ("", "UNAVAILABLE")
 """The states of a model that takes no memory."""
@@ -40,6 +50,8 @@ class Server:
     runtime = ""
     notes: tuple[str, ...] = ()
     """Messages to the operator that models have logged while loading."""
+    failures: Mapping[str, str] = MappingProxyType({})
+    """The models that it serves without, since they failed to load, and why."""
 
     def __init__(
         self, settings: ServerSettings, instance: Instance, launch: Launch, log_file: Path
@@ -59,6 +71,7 @@ class Server:
             launch, instance.name, instance.scratch, log_file, grace=settings.grace
         )
         self.pid = self.process.pid
+        self.stubs = Stubs(self.pid)
 
     def __repr__(self) -> str:
         return f"<Server {self.runtime} at {self.http_url}, pid {self.pid}>"
@@ -119,6 +132,8 @@ class Server:
             if failed and not missing & {*log.progress(0.0).loading}:
                 for name in reversed(new):
                     self.drop(name)
+                for name in failed.difference(new):
+                    self.give_up(name, loaded_before=True)
                 raise ServerError(
                     "; ".join(f"model {n!r} failed to load: {log.failures[n]}" for n in failed),
                     mend=f"see {self.log_file}",
@@ -154,6 +169,14 @@ class Server:
         """Make Triton unload a model; for ``renewable`` servers. This takes a second to begin."""
         self._require_renewable()
         unlink_model(self._links / name)
+
+    def give_up(self, name: str, *, loaded_before: bool) -> None:
+        """Keep Triton from trying again and again to load a model that has failed to load.
+
+        If it was ``loaded_before``, that one stays. Otherwise, this takes a few seconds.
+        """
+        with suppress(OSError):
+            (keep_model if loaded_before else withdraw_model)(self._links / name)
 
     def answers(self) -> dict[str, int]:
         """Return how many requests each model has answered since it was loaded."""

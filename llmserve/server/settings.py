@@ -27,7 +27,8 @@ class ServerSettings:
 
     A port of 0 means any free port. ``models`` names the models to load; by default all are loaded.
     ``renewable`` lets the server's owner, and nobody else, load, reload and unload models while it
-    runs. When the server is stopped, requests in flight have ``grace`` seconds. ``backends``
+    runs. A ``partial`` server starts without the models that fail to load, if any is left. When the
+    server is stopped, requests in flight have ``grace`` seconds. ``backends``
     are the embedded server's backends besides Triton's own; by default, all that the installed
     plugins register. ``image``, ``gpus`` and ``mounts`` apply only to a container: ``gpus=None``
     gives it the GPUs if Docker has NVIDIA's runtime, and ``mounts`` are folders that models refer
@@ -46,6 +47,7 @@ class ServerSettings:
     metrics_port: int = 8002
     models: tuple[str, ...] = ()
     renewable: bool = False
+    partial: bool = False
     log_file: Path | None = None
     ready_timeout: float = 900.0
     grace: float = 30.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerEr
 from llmserve.names import near
 from llmserve.packages import install_command
 from llmserve.repository.dockerfile import LAUNCH_SCRIPT
-from llmserve.repository.manifest import model_folders
+from llmserve.repository.manifest import model_folders, parts_of
 from llmserve.runtime.contract import THREADS
 from llmserve.server.embedded import find_embedded, missing_backends, prepare_embedded
 from llmserve.server.launch import (
@@ -31,21 +30,20 @@ from llmserve.server.log import Progress, ServerLog
 from llmserve.server.machine import shortages
 from llmserve.server.private import new_log, open_log
 from llmserve.server.process import make_scratch, sweep
+from llmserve.server.readiness import (
+    ModelsFailedError,
+    OnProgress,
+    Readiness,
+    UnresponsiveError,
+)
 from llmserve.server.server import Server
-from llmserve.server.settings import Runtime, ServerSettings, choose_ports, port_in_use
-from llmserve.server.stubs import Stubs
+from llmserve.server.settings import Runtime, ServerSettings, choose_ports
 
-OnProgress = Callable[[Progress], None]
-
-
-class _UnresponsiveError(ServerError):
-    """A model's process was unresponsive while it loaded, and Triton gave up on it."""
-
+Notify = Callable[[str], None]
 
 _GRACE = 3.0
 """Seconds to stop a server that is not ready yet and so has no requests in flight."""
 _ATTEMPTS = 3
-_POLL = 0.1
 _FIND = {"binary": find_binary, "embedded": find_embedded, "docker": find_docker}
 _PREPARE: dict[str, Callable[[ServerSettings, Instance], Launch]] = {
     "binary": prepare_binary,
@@ -72,12 +70,18 @@ def first_available() -> Runtime:
     )
 
 
-def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) -> Server:
+def start(
+    settings: ServerSettings,
+    *,
+    on_progress: OnProgress | None = None,
+    notify: Notify = lambda _: None,
+) -> Server:
     """Start a server, wait until all its models are ready, and return it.
 
-    While it waits, ``on_progress`` is called several times a second. An interruption of the wait,
-    such as Ctrl-C, stops the server first. Raises :class:`PortInUseError` before anything is
-    started, and :class:`ServerError` if a model does not load.
+    While it waits, ``on_progress`` is called several times a second, and ``notify`` with the reason
+    whenever it starts again. An interruption of the wait, such as Ctrl-C, stops the server first.
+    Raises :class:`PortInUseError` before anything is started, and :class:`ServerError` if a model
+    does not load; a ``partial`` server raises it only if none does.
     """
     on_progress = on_progress or (lambda _: None)
     if settings.runtime == "auto":
@@ -89,16 +93,46 @@ def start(settings: ServerSettings, *, on_progress: OnProgress | None = None) ->
     if settings.renewable and (settings.runtime == "docker" or any(scripts)):
         # A container does not see the links, and a multi-process engine only starts as a whole.
         settings = replace(settings, renewable=False)
-    for _ in range(_ATTEMPTS - 1):
+    left_out: dict[str, str] = {}
+    attempts = 1
+    while True:
         try:
-            return _start_once(settings, on_progress)
-        except _UnresponsiveError:
-            continue
-        except PortInUseError:
-            # Another program may take a free port before the server listens on it.
-            if 0 not in settings.ports().values():
+            server = _start_once(settings, on_progress)
+        except ModelsFailedError as error:
+            failed = with_dependents(settings.repository, error.failures)
+            names = settings.models or [path.name for path in model_folders(settings.repository)]
+            rest = tuple(name for name in names if name not in failed)
+            if not settings.partial or not rest:
                 raise
-    return _start_once(settings, on_progress)
+            left_out |= failed
+            settings = replace(settings, models=rest)
+            notify(f"starting again without {', '.join(failed)}: {error.problem}")
+        except (UnresponsiveError, PortInUseError) as error:
+            # Another program may take a free port before the server listens on it.
+            final = isinstance(error, PortInUseError) and 0 not in settings.ports().values()
+            if final or attempts == _ATTEMPTS:
+                raise
+            attempts += 1
+            notify(f"starting again: {error.problem}")
+        else:
+            server.failures = left_out
+            return server
+
+
+def with_dependents(repository: Path, failed: Mapping[str, str]) -> dict[str, str]:
+    """Return models that fail and why, with the models and parts that are useless without them."""
+    reasons = dict(failed)
+    parts = {folder.name: parts_of(repository, folder.name) for folder in model_folders(repository)}
+    for name in parts:
+        for part in parts[name]:
+            if part in failed:
+                reasons.setdefault(name, f"its part {part} failed")
+    needed = {part for name in parts if name not in reasons for part in parts[name]}
+    for name in [name for name in parts if name in reasons]:
+        for part in parts[name]:
+            if part not in needed:
+                reasons.setdefault(part, f"it is a part of {name}, which failed")
+    return reasons
 
 
 def find_problems(settings: ServerSettings) -> list[LLMServeError]:
@@ -141,7 +175,7 @@ def _start_once(settings: ServerSettings, on_progress: OnProgress) -> Server:
         log_file = _make_log_file(settings, name)
         log = ServerLog(log_file)
         server = Server(settings, instance, launch, log_file)
-        _wait_until_ready(server, log, settings, on_progress)
+        Readiness(server, log, settings).wait(on_progress)
         log.read()
         server.notes = (*launch.notes, *dict.fromkeys(log.notes))
         return server
@@ -197,11 +231,14 @@ def _share(settings: ServerSettings, number: int) -> dict[str, str]:
 
 
 def start_all(
-    each: Sequence[ServerSettings], *, on_progress: OnProgress = lambda _: None
+    each: Sequence[ServerSettings],
+    *,
+    on_progress: OnProgress = lambda _: None,
+    notify: Notify = lambda _: None,
 ) -> list[Server]:
     """Start all servers at once and return when all are ready; if one fails, stop the others."""
     if len(each) == 1:
-        return [start(each[0], on_progress=on_progress)]
+        return [start(each[0], on_progress=on_progress, notify=notify)]
     given_up = threading.Event()
 
     def start_replica(number: int) -> Server:
@@ -211,7 +248,10 @@ def start_all(
             if not number:
                 on_progress(progress)
 
-        return start(each[number], on_progress=check)
+        def notify_of(line: str) -> None:
+            notify(f"replica {number + 1}: {line}")
+
+        return start(each[number], on_progress=check, notify=notify_of)
 
     with ThreadPoolExecutor(len(each)) as pool:
         starts = [pool.submit(start_replica, number) for number in range(len(each))]
@@ -228,8 +268,10 @@ def start_all(
 
 
 @contextmanager
-def one_log(settings: ServerSettings) -> Iterator[ServerSettings]:
-    """Use one log for all starts of a server, and keep it if the server fails."""
+def one_log(
+    settings: ServerSettings, *, keep: Callable[[], bool] = lambda: False
+) -> Iterator[ServerSettings]:
+    """Use one log for all starts of a server; keep it if the server fails, or ``keep`` says so."""
     if settings.log_file is not None:
         yield settings
         return
@@ -241,7 +283,8 @@ def one_log(settings: ServerSettings) -> Iterator[ServerSettings]:
     except BaseException:
         log_file.unlink(missing_ok=True)
         raise
-    log_file.unlink(missing_ok=True)
+    if not keep():
+        log_file.unlink(missing_ok=True)
 
 
 def _make_log_file(settings: ServerSettings, name: str) -> Path:
@@ -261,46 +304,3 @@ def _log_problems(log: Path | None) -> list[LLMServeError]:
     elif not os.access(log if log.exists() else log.parent, os.W_OK):
         reason = "it is not writable" if log.parent.is_dir() else f"there is no {log.parent}"
     return [UsageError(f"cannot write the log to {log} ({reason})")] if reason else []
-
-
-def _wait_until_ready(
-    server: Server, log: ServerLog, settings: ServerSettings, on_progress: OnProgress
-) -> None:
-    """Return when all models of a server are ready; raise if they cannot become ready."""
-    # By default, Triton exits when the first model fails.
-    lenient = ("--exit-on-error", "--model-load-retry-count")
-    strict = not any(argument.startswith(lenient) for argument in settings.extra_args)
-    started_at = time.monotonic()
-    stubs, given_up = Stubs(server.pid), False
-    while True:
-        # Checked before reading the log, so that the log is complete if the server has ended.
-        ended = not server.alive()
-        log.read()
-        progress = log.progress(time.monotonic() - started_at)
-        if ended or log.stuck or (log.failures and strict):
-            failure = _failure(server, log, settings.host)
-            raise _UnresponsiveError(failure.problem, mend=failure.mend) if given_up else failure
-        stubs.poll()
-        given_up |= stubs.kill_given_up(progress.loading, time.monotonic())
-        on_progress(progress)
-        if server.ready():
-            return
-        if progress.elapsed > settings.ready_timeout:
-            loading = ", ".join(progress.loading) or "no model"
-            raise ServerError(
-                f"not ready after {settings.ready_timeout:g} s (loading: {loading})",
-                mend=f"allow more time, or see {log.path}",
-            )
-        time.sleep(_POLL)
-
-
-def _failure(server: Server, log: ServerLog, host: str) -> ServerError:
-    if failures := log.failures.items():
-        problem = "; ".join(f"model {name!r} failed to load: {why}" for name, why in failures)
-    elif lost := log.port_lost:
-        return port_in_use(host, getattr(server.ports, lost), lost)
-    elif log.stuck:
-        problem = f"a model failed to load: {log.stuck}"
-    else:
-        problem = f"the server ended: {log.why_it_ended() or 'its log is empty'}"
-    return ServerError(problem, mend=f"see {log.path}")

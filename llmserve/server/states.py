@@ -59,6 +59,11 @@ class Watch:
         """Whether requests are expected to be answered."""
         return self.state in _ALIVE
 
+    @property
+    def went_wrong(self) -> bool:
+        """Whether it has ended at least once, or cannot be started."""
+        return self.restarts > 0 or self.state in (State.RESTARTING, State.FAILED)
+
     def loading(self, now: float) -> None:
         """Record that it is being started."""
         self.restarts += self.state is State.RESTARTING

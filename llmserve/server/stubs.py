@@ -14,11 +14,12 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from llmserve.server.guard import members, state_of
+from llmserve.server.guard import ZOMBIE, members, name_of_signal, state_of
 
 _PROGRAM = "triton_python_backend_stub"
 _INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+$")
-_ZOMBIE = "Z"
+_EXIT_CODE = 49
+"""The index of the wait status in the fields that :func:`state_of` returns."""
 _CONFIRMATIONS = 2
 """A process that has just ended in order is also a zombie for a moment."""
 _WAIT4 = ("61", "260")
@@ -37,40 +38,51 @@ class Stubs:
         self._waited_for: set[int] = set()
         self._checked_at = 0.0
 
-    def poll(self) -> set[str]:
-        """Return the models of which a process has died since the last call."""
-        died = set()
+    def poll(self, loading: Collection[str] = ()) -> dict[str, str]:
+        """Return the models of which a process has died since the last call, and what ended it.
+
+        A process that was never seen alive is one of the models that are ``loading``.
+        """
+        died: dict[str, str] = {}
         alive = members(self._group)
         for process in alive - self._models.keys():
-            if model := _model_of(process):
+            if (model := _model_of(process)) is not None:
                 self._models[process] = model
         for process, model in list(self._models.items()):
             if process not in alive:
                 del self._models[process]
                 del self._zombie_counts[process]
-            elif state_of(process)[:1] == [_ZOMBIE]:
+                continue
+            fields = state_of(process)
+            if fields[:1] == [ZOMBIE]:
                 self._zombie_counts[process] += 1
                 if self._zombie_counts[process] == _CONFIRMATIONS:
-                    died.add(model)
+                    unknown = [name for name in loading if not self.of(name)]
+                    died |= dict.fromkeys([model] if model else unknown, _what_ended(fields))
         return died
 
-    def kill_given_up(self, loading: Collection[str], now: float) -> bool:
-        """Kill loading processes that Triton gave up on but waits for; return whether any were.
+    def kill_given_up(self, loading: Collection[str], now: float) -> set[str]:
+        """Kill loading processes that Triton gave up on but waits for; return their models.
 
         If a process hangs for a second while it loads, for example with the whole machine, Triton
         (2.51) considers it unhealthy. Before reporting that, Triton waits for the process to end,
         which never happens, and loads nothing else meanwhile.
         """
         if now - self._checked_at < _CHECK_INTERVAL:
-            return False
+            return set()
         self._checked_at, previous = now, self._waited_for
         waited_for = _waited_for(self._group) if loading else set()
         self._waited_for = {pid for pid in waited_for if self._models.get(pid) in loading}
         given_up = previous & self._waited_for
         for process in given_up:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        return bool(given_up)
+            _kill(process)
+        return {self._models[process] for process in given_up}
+
+    def kill(self, model: str) -> None:
+        """Kill the processes of a model; this is no death that :meth:`poll` reports."""
+        for process in self.of(model):
+            self._zombie_counts[process] = _CONFIRMATIONS
+            _kill(process)
 
     def of(self, model: str) -> list[int]:
         return [
@@ -86,6 +98,19 @@ class Stubs:
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def _kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def _what_ended(fields: list[str]) -> str:
+    """Describe the end of a process, from its ``stat`` line."""
+    status = int(fields[_EXIT_CODE])
+    if os.WIFSIGNALED(status):
+        return f"killed by {name_of_signal(os.WTERMSIG(status))}"
+    return f"exit code {os.WEXITSTATUS(status)}"
+
+
 def _waited_for(waiting: int) -> set[int]:
     """Return the processes whose end a thread of the process ``waiting`` waits for."""
     processes = set()
@@ -99,12 +124,23 @@ def _waited_for(waiting: int) -> set[int]:
 
 
 def _model_of(process: int) -> str | None:
-    """Read a model's name from the instance name at the end of its process's command line."""
+    """Return the model that a process runs; "" if that is unknown, None if it runs none.
+
+    It is in the path of the model's file, ``.../NAME/VERSION/model.py``, or for the file of a
+    backend in the name of the instance, at the end of the command line.
+    """
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        program = Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    if not words[0]:
+        # A zombie has no command line any more, and only the first 15 characters of its name.
+        return "" if program.strip() == _PROGRAM[:15] else None
     if not words[0].endswith(_PROGRAM):
         return None
+    path = Path(words[1])
+    if path.parent.name.isdecimal():
+        return path.parent.parent.name
     names = (match["model"] for word in words[2:] if (match := _INSTANCE.match(word)))
     return next(names, None)

@@ -12,28 +12,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import LLMServeError, ServerError
+from llmserve.errors import ServerError
 from llmserve.server.control import listening
-from llmserve.server.frontend import RunningFrontend, start_frontend
+from llmserve.server.frontend import RunningFrontend
 from llmserve.server.replica import CHECK_INTERVAL, Replica
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
-from llmserve.server.states import State, Watch, best_of
+from llmserve.server.states import best_of
+from llmserve.server.watched_frontend import WatchedFrontend, watched
 
 Notify = Callable[[str], None]
 
 _END_MARGIN = 1.0
 """Seconds for a frontend to end, in addition to its grace."""
-
-
-@dataclass
-class _WatchedFrontend(Watch):
-    running: RunningFrontend = field(kw_only=True)
-    starting: asyncio.Task[RunningFrontend] | None = None
 
 
 @dataclass
@@ -46,7 +40,14 @@ class Supervisor:
     notify: Notify = lambda _: None
     control: Path | None = None
     """The control socket, on which this takes over."""
-    _frontends: list[_WatchedFrontend] = field(default_factory=list)
+    _replicas: list[Replica] = field(default_factory=list)
+    _frontends: list[WatchedFrontend] = field(default_factory=list)
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether anything has ended that should not have, so that the logs are worth reading."""
+        replicas = any(replica.went_wrong for replica in self._replicas)
+        return replicas or any(frontend.went_wrong for frontend in self._frontends)
 
     def run(self) -> None:
         """Run until SIGTERM or Ctrl-C, then shut down in order; a second one ends it at once.
@@ -64,10 +65,8 @@ class Supervisor:
                 zip(self.settings, self.servers, strict=True), start=1
             )
         ]
-        self._frontends = [
-            _WatchedFrontend(running.frontend.name, self.notify, State.READY, running=running)
-            for running in self.frontends
-        ]
+        self._frontends = [watched(running, self.notify) for running in self.frontends]
+        self._requests = [asyncio.create_task(frontend.ask()) for frontend in self._frontends]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -95,28 +94,11 @@ class Supervisor:
 
     def _check(self, now: float) -> None:
         for frontend in self._frontends:
-            self._check_frontend(frontend, now)
+            frontend.check(now)
         for replica in self._replicas:
             replica.check(now)
         if all(replica.failed for replica in self._replicas):
             self._give_up()
-
-    def _check_frontend(self, frontend: _WatchedFrontend, now: float) -> None:
-        if frontend.starting is not None:
-            if frontend.starting.done():
-                task, frontend.starting = frontend.starting, None
-                try:
-                    frontend.running = task.result()
-                    frontend.loaded(now)
-                except LLMServeError as error:
-                    frontend.died(now, str(error))
-        elif frontend.alive and not frontend.running.process.alive():
-            frontend.died(now, frontend.running.why_it_ended())
-        elif frontend.state is State.RESTARTING and now >= frontend.restart_at:
-            frontend.loading(now)
-            old = frontend.running
-            restart = partial(start_frontend, old.frontend, old.place, old.log_file)
-            frontend.starting = asyncio.create_task(asyncio.to_thread(restart))
 
     def _give_up(self) -> None:
         reasons = {reason for replica in self._replicas for reason in replica.why_it_failed()}
@@ -178,6 +160,8 @@ class Supervisor:
     async def _shut_down(self, grace: float) -> None:
         deadline = time.monotonic() + grace
         self._end.set()
+        for task in self._requests:
+            task.cancel()
         await asyncio.gather(*(replica.settle() for replica in self._replicas))
         extra = _END_MARGIN if grace else 0.0
         stops = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._frontends)

@@ -83,6 +83,19 @@ class TritonPythonModel:
     def initialize(self, args):
         raise ValueError("the weights are cut short")
 """
+# Its process ends only long after it has raised an error, as one may that has started threads.
+LINGERS = """
+import threading, time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        import acme
+"""
+CRASHES = """
+import os, signal
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
 SLOW = """
 import time
 

@@ -20,7 +20,19 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import ClientError
-from tests.live.servers import DIES, TIMEOUT, WORDS, Serving, eventually, figure, repository
+from llmserve.server.guard import state_of
+from tests.live.servers import (
+    CRASHES,
+    DIES,
+    LINGERS,
+    STREAMS,
+    TIMEOUT,
+    WORDS,
+    Serving,
+    eventually,
+    figure,
+    repository,
+)
 from tests.support import run
 
 TOKEN = "hf_planted0123456789"
@@ -51,7 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serve(folder: Path) -> Iterator[Serving]:
-    running = Serving(str(folder), env={**os.environ, "HF_TOKEN": TOKEN})
+    log = str(folder / "triton.log")
+    running = Serving(str(folder), "--log", log, env={**os.environ, "HF_TOKEN": TOKEN})
     yield running
     running.close()
 
@@ -139,7 +152,10 @@ def test_a_killed_model_comes_back_without_affecting_the_others(serve: Serving) 
         killed = serve.kill_stub("words")
         eventually(lambda: status_of(ready) == 503, TIMEOUT)
         figure("a model's process killed: the gateway reports it after", time.monotonic() - killed)
-        noticed = serve.wait_for(r"words: restarting \(its process has died\)", killed) - killed
+        noticed = (
+            serve.wait_for(r"words: restarting \(its process has died: killed by SIGKILL\)", killed)
+            - killed
+        )
         eventually(lambda: serve.try_generate("words") == "word ", TIMEOUT)
         recovered = time.monotonic() - killed
         serve.wait_for("words: ready", killed)
@@ -189,6 +205,11 @@ def test_a_changed_model_is_loaded_only_on_request(serve: Serving, folder: Path)
     assert done.returncode == 1
     assert "half a file" in done.stderr
     assert serve.try_generate("other") == "changed ", "the old model keeps serving"
+    log = Path(re.findall(r"log in (\S+)", serve.output)[0])
+    loads = log.read_text(encoding="utf-8", errors="replace").count("loading: other:")
+    time.sleep(2.5)
+    again = log.read_text(encoding="utf-8", errors="replace").count("loading: other:")
+    assert again == loads, "Triton does not try again on its own"
     (folder / "broken" / "1").mkdir(parents=True)
     (folder / "broken" / "config.pbtxt").write_text("{{{")
     for name in ("absent", "", ".", "broken"):
@@ -259,6 +280,18 @@ def test_a_killed_triton_comes_back_with_all_models_and_leaves_nothing(serve: Se
     serve.wait_for("triton: ready", killed)
 
 
+def test_a_killed_guard_is_one_end_of_triton(serve: Serving) -> None:
+    """Triton outlives it, and would keep its ports from the next one."""
+    (triton,) = serve.processes("bin/tritonserver")
+    guard = int(state_of(triton)[1])
+    killed = time.monotonic()
+    os.kill(guard, signal.SIGKILL)
+    serve.wait_for(r"triton: restarting \(Triton ended: its guard was killed by SIGKILL\)", killed)
+    figure("Triton's guard killed: serving after", serve.wait_for("words: ready", killed) - killed)
+    assert serve.output.count("triton: restarting") == 2, "each of the two tests did it once"
+    assert not state_of(triton)
+
+
 def test_a_second_serve_of_the_same_models_with_little_shared_memory(
     serve: Serving, folder: Path
 ) -> None:
@@ -321,18 +354,52 @@ def test_a_model_that_dies_repeatedly_has_failed_and_serve_reports_why(tmp_path:
         assert serve.process.wait(TIMEOUT) == 1
     finally:
         serve.close()
-    assert "dies: failed (its process has died)" in serve.output
-    assert "nothing is left to serve (dies: its process has died): see" in serve.output
+    assert "dies: failed (its process has died: killed by SIGKILL)" in serve.output
+    assert (
+        "nothing is left to serve (dies: its process has died: killed by SIGKILL): see"
+        in serve.output
+    )
     assert serve.output.count("dies: loading") == 4
     eventually(serve.nothing_is_left)
     Path(serve.output.rpartition("see ")[2].strip()).unlink()
+
+
+def test_models_that_cannot_be_loaded_are_left_out_and_the_log_stays(tmp_path: Path) -> None:
+    """Triton would wait for both of them: for the first ten minutes, for the second for ever."""
+    folder = repository(tmp_path, lingers=LINGERS, crashes=CRASHES, words=WORDS)
+    (repository(tmp_path, hollow=WORDS) / "hollow" / "1" / "model.py").unlink()
+    serve = Serving(str(folder), "--frontend", "none")
+    try:
+        assert "hollow is left out: 1/model.py is missing" in serve.output
+        reasons = {
+            "lingers": "ModuleNotFoundError: No module named 'acme'",
+            "crashes": "its process died while it was loading (killed by SIGSEGV)",
+        }
+        for name, why in reasons.items():
+            assert f"model {name!r} failed to load: {why}" in serve.output
+        assert serve.try_generate("words") == "word "
+        status = json.loads(run("status", "--url", serve.url, "--json").stdout)["servers"][0]
+        states = {model["name"]: model["state"] for model in status["models"]}
+        assert states == dict.fromkeys([*reasons, "hollow"], "failed") | {"words": "ready"}
+        (folder / "lingers" / "1" / "model.py").write_text(WORDS)
+        (folder / "lingers" / "config.pbtxt").write_text(STREAMS)
+        assert run("reload", "lingers", "--url", serve.url).returncode == 0
+        assert serve.try_generate("lingers") == "word "
+        assert serve.stop()[0] == 0
+        serve.wait_for("not everything went well", after=0.1)
+        log = Path(serve.output.rpartition("the log is in ")[2])
+        assert "No module named 'acme'" in log.read_text(encoding="utf-8", errors="replace")
+        log.unlink()
+    finally:
+        serve.close()
 
 
 def test_a_model_that_stops_while_it_loads_does_not_block_anything(tmp_path: Path) -> None:
     marker = tmp_path / "stopped"
     folder = repository(tmp_path / "served", stops=STOPS_ONCE, words=WORDS)
     env = {**os.environ, "STOP_MARKER": str(marker)}
-    serve = Serving(str(folder), "--frontend", "none", env=env)
+    log = str(tmp_path / "triton.log")
+    serve = Serving(str(folder), "--frontend", "none", "--log", log, env=env)
     try:
         assert serve.try_generate("stops") == "word "
         marker.unlink()

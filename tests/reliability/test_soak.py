@@ -20,7 +20,8 @@ INTERVAL = 15.5
 
 @pytest.mark.parametrize("program", ["models/words/1/model.py ", "bin/tritonserver"])
 def test_it_recovers_from_twenty_kills(tmp_path: Path, program: str) -> None:
-    serve = Serving(str(repository(tmp_path, words=WORDS)))
+    log = str(tmp_path / "triton.log")
+    serve = Serving(str(repository(tmp_path, words=WORDS)), "--log", log)
     took: list[float] = []
     try:
         for _ in range(20):
@@ -42,7 +43,8 @@ def test_it_recovers_from_twenty_kills(tmp_path: Path, program: str) -> None:
 
 
 def test_a_model_that_hangs_is_noticed_and_reloaded(tmp_path: Path) -> None:
-    serve = Serving(str(repository(tmp_path, words=WORDS, other=WORDS)))
+    log = str(tmp_path / "triton.log")
+    serve = Serving(str(repository(tmp_path, words=WORDS, other=WORDS)), "--log", log)
     try:
         (process,) = serve.processes("models/words/1/model.py ")
         os.kill(process, signal.SIGSTOP)

@@ -91,7 +91,9 @@ def test_a_server_is_listed_from_its_start_to_its_end(tmp_path: Path) -> None:
         loading.follow(Progress(1.0, loading=(), ready=("demo",)))
         ((_, status),) = running_servers()
         assert (status["state"], status["models"][0]["state"]) == ("loading", "ready")
-        loading.done()
+        loading.done({"demo": "no weights"})
+        ((_, status),) = running_servers()
+        assert (status["state"], status["models"][0]["why"]) == ("ready", "no weights")
 
         async def supervise() -> None:
             async def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:

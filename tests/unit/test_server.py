@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from llmserve.contract.container import NEWEST, release
 from llmserve.errors import ConfigError, PortInUseError, ServerError, UsageError
+from llmserve.repository.manifest import Manifest
 from llmserve.roles import Backend
 from llmserve.server import (
     ServerSettings,
@@ -22,6 +24,7 @@ from llmserve.server import (
     first_available,
     port_problems,
     stub_site,
+    with_dependents,
 )
 from llmserve.server.launch import (
     Instance,
@@ -278,6 +281,16 @@ STUCK = (
     "I1121 10:45:23.528517 10507 pb_stub.cc:2105]  Failed to preinitialize Python stub: "
     "Python model file not found in '/m/x/1/model.py'\n"
 )
+RAISED = (
+    'I1125 15:45:27.965258 24669 pb_stub.cc:366] "Failed to initialize Python stub: ImportError: '
+    r"cannot import name 'x'\n\nAt:\n  /site/a/1/b.py(5): f\n  /tmp/x/models/slow/1/model.py(5): "
+    'initialize\\n"\n'
+)
+UNHEALTHY = (
+    "E1125 15:45:34.873722 24669 model_lifecycle.cc:642] \"failed to load 'hung' version 1: "
+    "Internal: Stub process 'hung_0_0' is not healthy.\"\n"
+)
+CRASH = "terminate called after throwing an instance of 'std::bad_alloc'\n 0# 0x55 in stub\n"
 NONSENSE = "/opt/bin/tritonserver: unrecognized option '--nonsense'\nUsage: tritonserver\n"
 
 
@@ -300,8 +313,51 @@ def test_a_log_is_parsed(tmp_path: Path) -> None:
     assert read(UNREADABLE).failures["newer"] == "this Triton cannot read its config.pbtxt"
     assert read(TAKEN).port_lost == "grpc"
     assert read(STUCK).stuck == "Python model file not found in '/m/x/1/model.py'"
+    assert log.stuck_model is None
+    assert read(STUCK.replace("/m/x", "/m/models/x")).stuck_model == "x"
+    assert read(RAISED).raised == {"slow": "ImportError: cannot import name 'x'"}
+    assert read(UNHEALTHY).unhealthy == {"hung"}
     assert read("llmserve: note: expect a tenth\n").notes == ["expect a tenth"]
     assert read(NONSENSE).why_it_ended() == "unrecognized option '--nonsense'"
+
+
+def test_the_line_that_may_explain_an_end_is_a_recent_one_and_no_ordinary_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log"
+    log = ServerLog(path)
+    path.write_text("an older line\n")
+    log.read()
+    since = time.monotonic()
+    assert log.last_words(since) == ""
+    with path.open("a") as file:
+        file.write(CRASH + LOADED)
+    log.read()
+    assert log.last_words(since).startswith("terminate called after")
+
+
+def test_a_model_fails_with_its_part_and_takes_its_other_parts_along(tmp_path: Path) -> None:
+    def add(name: str, *parts: str) -> None:
+        (tmp_path / name).mkdir()
+        Manifest(
+            name=name, recipe="r", plugin="p", exchange="stream", source={}, options={},
+            components={}, contract={}, packages={}, trust_remote_code=False, llmserve="1",
+            parts=parts,
+        ).write(tmp_path / name)  # fmt: skip
+
+    add("one", "tokens", "shared")
+    add("two", "shared")
+    add("tokens")
+    add("shared")
+    assert with_dependents(tmp_path, {"tokens": "no file"}) == {
+        "tokens": "no file", "one": "its part tokens failed"
+    }  # fmt: skip
+    assert with_dependents(tmp_path, {"one": "no file"}) == {
+        "one": "no file", "tokens": "it is a part of one, which failed"
+    }  # fmt: skip
+    assert set(with_dependents(tmp_path, {"shared": "no file"})) == {
+        "shared", "one", "two", "tokens"
+    }  # fmt: skip
 
 
 def test_progress_is_described_in_words_and_never_goes_back_to_the_start() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from llmserve.errors import ServerError
 from llmserve.server.control import control_folder
-from llmserve.server.launch import link_model
+from llmserve.server.launch import keep_model, link_model, withdraw_model
 
 
 def newest(folder: Path) -> float:
@@ -51,6 +51,48 @@ def test_renewed_links_match_the_repository_and_triton_notices(model: Path, tmp_
     assert {path.name for path in (links / "1").iterdir()} == {".renewed", "entry.py", "weights"}
     assert (links / "config.pbtxt").read_text() == "two"
     assert (links / "llmserve.json").is_symlink()
+
+
+def test_after_a_failed_reload_nothing_is_newer_than_what_triton_has(
+    model: Path, tmp_path: Path
+) -> None:
+    """It would try again every second, and load the next change without a request."""
+    link_model(model, links := tmp_path / "links")
+    loaded = newest(links / "1")
+    link_model(model, links)
+    keep_model(links)
+    assert newest(links / "1") == loaded
+    keep_model(links)
+    link_model(model, links)
+    assert newest(links / "1") > loaded
+
+
+def test_a_new_model_that_failed_is_taken_away_and_can_be_added_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = tmp_path / "models" / "demo"
+    seen: list[tuple[str, bool]] = []
+
+    def look(seconds: float) -> None:
+        # While Triton may still begin to load it, it finds all files and no valid configuration.
+        seen.append(((links / "config.pbtxt").read_text(), (links / "1" / "model.py").is_file()))
+
+    monkeypatch.setattr("time.sleep", look)
+    link_model(model, links)
+    withdraw_model(links)
+    assert not links.exists()
+    assert list(links.parent.iterdir()) == []
+    ((config, complete),) = seen
+    assert complete
+    assert config != "one"
+
+    def renew(seconds: float) -> None:
+        link_model(model, links)
+
+    monkeypatch.setattr("time.sleep", renew)
+    link_model(model, links)
+    withdraw_model(links)
+    assert (links / "config.pbtxt").read_text() == "one", "a reload meanwhile is not undone"
 
 
 def test_a_folder_of_sockets_that_others_can_read_is_refused(

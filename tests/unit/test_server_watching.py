@@ -16,6 +16,7 @@ import pytest
 
 from llmserve.errors import ServerError
 from llmserve.server.control import ask, listening
+from llmserve.server.guard import members, state_of
 from llmserve.server.server import connections
 from llmserve.server.stubs import Stubs
 from tests.live.servers import eventually
@@ -45,9 +46,53 @@ def test_a_dead_process_that_is_not_reaped_is_noticed_once(start: Start) -> None
     eventually(lambda: not stubs.poll() and stubs.of("my_2_3") == [process.pid])
     assert stubs.seconds("my_2_3") >= 0
     os.kill(process.pid, signal.SIGKILL)
-    assert eventually(stubs.poll) == {"my_2_3"}
-    assert stubs.poll() == set()
+    assert eventually(stubs.poll) == {"my_2_3": "killed by SIGKILL"}
+    assert stubs.poll() == {}
     assert stubs.of("my_2_3") == []
+
+
+def test_a_process_that_was_never_seen_alive_is_one_of_a_model_that_loads() -> None:
+    """As one that crashes while it imports its model; a zombie has no command line any more."""
+    copy = "import os; open('/proc/self/comm', 'w').write('triton_python_b'); os._exit(3)"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", f"import os, time\nif not os.fork():\n {copy}\ntime.sleep(60)"],
+        start_new_session=True,
+    )
+    try:
+        stubs = Stubs(leader.pid)
+        eventually(lambda: any(state_of(pid)[:1] == ["Z"] for pid in members(leader.pid)))
+        assert eventually(lambda: stubs.poll(["new"])) == {"new": "exit code 3"}
+    finally:
+        leader.kill()
+        leader.wait()
+
+
+def test_a_process_that_hangs_is_killed_and_that_is_no_death(start: Start) -> None:
+    process = start("one_0_0")
+    stubs = Stubs(process.pid)
+    eventually(lambda: not stubs.poll() and stubs.of("one"))
+    os.kill(process.pid, signal.SIGSTOP)
+    stubs.kill("one")
+    eventually(lambda: state_of(process.pid)[:1] == ["Z"])
+    assert [stubs.poll() for _ in range(3)] == [{}] * 3
+
+
+def test_the_model_is_known_while_triton_still_completes_its_configuration(
+    tmp_path: Path, start: Start
+) -> None:
+    """The name of the instance has one number less then."""
+    program = tmp_path / "triton_python_backend_stub"
+    program.symlink_to(sys.executable)
+    model = tmp_path / "models" / "m_1" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    model.write_text("import time\ntime.sleep(60)\n")
+    process = subprocess.Popen([program, model, "m_1_0"], start_new_session=True)
+    try:
+        stubs = Stubs(process.pid)
+        eventually(lambda: not stubs.poll() and stubs.of("m_1"))
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_process_that_its_parent_ended_has_not_died(start: Start) -> None:
@@ -56,7 +101,7 @@ def test_a_process_that_its_parent_ended_has_not_died(start: Start) -> None:
     eventually(lambda: not stubs.poll() and stubs.of("one"))
     process.kill()
     process.wait()
-    assert all(stubs.poll() == set() for _ in range(3))
+    assert all(stubs.poll() == {} for _ in range(3))
 
 
 def test_connections_are_counted_while_both_ends_are_open() -> None:

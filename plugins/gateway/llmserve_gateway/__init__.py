@@ -44,7 +44,13 @@ def llmserve_register_frontends() -> Sequence[Frontend]:
     summary = "The OpenAI API, with keys, limits, metrics and a page"
     return [
         Frontend(
-            name="openai", summary=summary, command=_command, port=8080, path="/v1", default=True
+            name="openai",
+            summary=summary,
+            command=_command,
+            port=8080,
+            path="/v1",
+            health="/livez",
+            default=True,
         )
     ]
 

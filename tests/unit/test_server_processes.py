@@ -1,0 +1,165 @@
+"""Processes that end or hang, and their guards: real ones, without a Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from llmserve.roles import Frontend, Place
+from llmserve.server.frontend import RunningFrontend, start_frontend
+from llmserve.server.guard import ZOMBIE, state_of
+from llmserve.server.launch import Launch, inherited_environment
+from llmserve.server.process import GuardedProcess, make_scratch
+from llmserve.server.settings import free_port
+from llmserve.server.states import State
+from llmserve.server.watched_frontend import WatchedFrontend, watched
+from tests.live.servers import eventually, leftovers
+
+# It survives its guard, as a Triton does that still has requests.
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+HTTP = """
+import signal, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response({status})
+        self.end_headers()
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def guard_of(process: int) -> int:
+    return int(state_of(process)[1])
+
+
+def gone(process: int) -> bool:
+    return state_of(process)[:1] in ([], [ZOMBIE])
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Iterator[GuardedProcess]:
+    name, scratch = make_scratch()
+    log = tmp_path / "log"
+    launch = Launch((sys.executable, "-c", STUBBORN), inherited_environment(), "test")
+    process = GuardedProcess(launch, name, scratch, log, grace=5.0)
+    eventually(lambda: "ready" in log.read_text())
+    Path(f"/dev/shm/{name}-segment").touch()
+    yield process
+    process.stop(0.0)
+    assert gone(process.pid)
+    assert leftovers(name) == []
+
+
+def test_what_outlives_a_killed_guard_is_ended_and_cleaned_up(stubborn: GuardedProcess) -> None:
+    os.kill(guard_of(stubborn.pid), signal.SIGKILL)
+    assert stubborn.wait(10) is not None
+    assert stubborn.why_it_ended() == "its guard was killed by SIGKILL"
+    assert not gone(stubborn.pid), "it ignores SIGTERM, which it gets when its guard dies"
+
+
+def test_a_stopped_guard_still_reports_the_end_of_its_process(stubborn: GuardedProcess) -> None:
+    os.kill(guard_of(stubborn.pid), signal.SIGSTOP)
+    os.kill(stubborn.pid, signal.SIGKILL)
+    assert eventually(lambda: stubborn.wait(0), 10) == 128 + signal.SIGKILL
+    assert stubborn.why_it_ended() == "killed by SIGKILL"
+
+
+def test_a_stopped_guard_obeys(stubborn: GuardedProcess) -> None:
+    os.kill(guard_of(stubborn.pid), signal.SIGSTOP)
+    began = time.monotonic()
+    stubborn.stop(0.0)
+    assert time.monotonic() - began < 10
+
+
+# Frontends
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningFrontend]]:
+    """Return a function that starts an HTTP server as a frontend, by default one that answers."""
+    started = []
+
+    def start_one(source: str = HTTP, status: int = 200, health: str = "/livez") -> RunningFrontend:
+        frontend = Frontend(
+            name="test",
+            summary="",
+            command=lambda place: ["-c", source.replace("{status}", str(status)), str(place.port)],
+            health=health,
+        )
+        place = Place("127.0.0.1:1", "127.0.0.1", free_port("127.0.0.1", 0, "test"), grace=5.0)
+        started.append(start_frontend(frontend, place, tmp_path / "log"))
+        return started[-1]
+
+    yield start_one
+    for running in started:
+        running.stop(0.0)
+
+
+async def until_it_is_ready_again(frontend: WatchedFrontend) -> None:
+    requests = asyncio.create_task(frontend.ask(interval=0.1, timeout=0.5))
+    deadline = time.monotonic() + 30
+    while not frontend.restarts or frontend.state is not State.READY:
+        assert time.monotonic() < deadline
+        frontend.check(time.monotonic())
+        await asyncio.sleep(0.05)
+    requests.cancel()
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "why"),
+    [
+        ("frontend", signal.SIGSTOP, "no answer in 0.5 s"),
+        ("frontend", signal.SIGKILL, "killed by SIGKILL"),
+        ("guard", signal.SIGKILL, "its guard was killed by SIGKILL"),
+    ],
+)
+def test_a_frontend_that_hangs_or_ends_is_replaced_once(
+    start: Callable[..., RunningFrontend], victim: str, number: int, why: str
+) -> None:
+    lines: list[str] = []
+    frontend = watched(start(), lines.append)
+    old = frontend.running.process.pid
+    os.kill(old if victim == "frontend" else guard_of(old), number)
+    asyncio.run(until_it_is_ready_again(frontend))
+    try:
+        assert f"test: restarting ({why})" in lines
+        assert frontend.restarts == 1
+        assert gone(old)
+        assert frontend.running.process.pid != old
+        assert frontend.running.reacts(5.0)
+    finally:
+        frontend.running.stop(0.0)
+
+
+def test_a_refusal_shows_that_a_frontend_does_not_hang(
+    start: Callable[..., RunningFrontend],
+) -> None:
+    assert start(status=429).reacts(5.0)
+    # It hangs up, as the gateway does beyond its number of connections.
+    assert start(HTTP.replace("self.send_response({status})", "return")).reacts(5.0)
+
+
+def test_a_frontend_without_a_path_to_ask_is_not_asked(
+    start: Callable[..., RunningFrontend],
+) -> None:
+    frontend = watched(start(health=""), lambda _: None)
+    os.kill(frontend.running.process.pid, signal.SIGSTOP)
+    with suppress(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(frontend.ask(interval=0.01, timeout=0.1), 1.0))
+    assert frontend.state is State.READY
