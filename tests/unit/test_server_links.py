@@ -71,6 +71,7 @@ def test_a_new_model_that_failed_is_taken_away_and_can_be_added_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = tmp_path / "models" / "demo"
+    links.parent.mkdir()
     seen: list[tuple[str, bool]] = []
 
     def look(seconds: float) -> None:
