@@ -128,6 +128,10 @@ USAGE = (
     Tensor("num_output_tokens", "TYPE_INT32", optional=False),
 )
 
+CACHED_TOKENS = Tensor("num_cached_tokens", "TYPE_INT32")
+"""How many of the prompt's tokens were in a cache already; sent with the end of an answer, by
+generators that set :attr:`Generation.cached_tokens`."""
+
 TEXT_FORMAT_INPUTS = (
     Tensor("exclude_input_in_output", "TYPE_BOOL"),
     # Usage is always sent; these are declared because Triton's OpenAI frontend sends them.

@@ -57,6 +57,8 @@ class Generation:
             # Nothing precedes the first token, so it has no probability.
             self.prompt_logprobs.append(Logprob(self.prompt_ids[0], math.nan))
         self.finish_reason: str | None = None
+        self.cached_tokens: int | None = None
+        """How many of the prompt's tokens the generator did not compute, if it knows."""
         self.on_text: Callable[[], None] | None = None
         self.taken = False
         self.tokens_reported = 0

@@ -121,6 +121,8 @@ class Answer:
     prompt_logprobs: Sequence[Logprob] | None = None
     so_far: str = ""
     """The answer up to and including this piece; a formatter keeps no state between pieces."""
+    cached_tokens: int | None = None
+    """How many of the prompt's tokens were not computed; None until the end, or if unknown."""
 
 
 class Formatter(Protocol):

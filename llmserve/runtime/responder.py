@@ -203,6 +203,7 @@ class Responder:
             prompt=generation.prompt,
             finish_reason=generation.finish_reason,
             input_tokens=len(generation.prompt_ids),
+            cached_tokens=generation.cached_tokens if generation.done else None,
             output_tokens=output_tokens,
             echo=echo and first,
             so_far=generation.text,

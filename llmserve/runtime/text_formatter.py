@@ -45,6 +45,9 @@ class TextFormatter:
             "num_input_tokens": np.array([a.input_tokens for a in answers], dtype=np.int32),
             "num_output_tokens": np.array([a.output_tokens for a in answers], dtype=np.int32),
         }
+        if any(answer.cached_tokens is not None for answer in answers):
+            cached = [answer.cached_tokens or 0 for answer in answers]
+            tensors["num_cached_tokens"] = np.array(cached, dtype=np.int32)
         if any(answer.logprobs is not None for answer in answers):
             tensors |= _logprobs(answers)
         if any(answer.prompt_logprobs is not None for answer in answers):

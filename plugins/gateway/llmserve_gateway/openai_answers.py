@@ -12,7 +12,7 @@ from llmserve.client import Completion, Piece, ToolCall
 from llmserve.client.results import Logprob
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import ParsedRequest
-from llmserve_gateway.usage import Usage
+from llmserve_gateway.usage import CACHED, Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -77,7 +77,7 @@ class ChatWriter:
 
     def _update_usage(self, index: int, answer: Completion | Piece) -> None:
         output_tokens = 0 if self._request.echo_only else answer.output_tokens
-        self.usage.update(index, answer.input_tokens, output_tokens)
+        self.usage.update(index, answer.input_tokens, output_tokens, answer.extra.get(CACHED))
 
     def _chunk(self, choice: bytes) -> bytes:
         usage = b""

@@ -18,7 +18,7 @@ from llmserve_gateway.fields import (
     without_none,
 )
 from llmserve_gateway.openai_answers import dump
-from llmserve_gateway.usage import Usage
+from llmserve_gateway.usage import CACHED, Usage
 
 _TRUNCATED = ("length", "cancelled")
 _IGNORED = ("include", "truncation", "reasoning", "prompt", "stream_options")
@@ -205,7 +205,8 @@ class ResponsesWriter:
         return self._event(f"response.{kind}", **position, **content)
 
     def _update(self, answer: Completion | Piece) -> None:
-        self.usage.update(0, answer.input_tokens, answer.output_tokens)
+        cached = answer.extra.get(CACHED)
+        self.usage.update(0, answer.input_tokens, answer.output_tokens, cached)
         self._truncated = self._truncated or answer.finish_reason in _TRUNCATED
 
     @property
@@ -233,7 +234,7 @@ class ResponsesWriter:
             "output": self._output,
             "usage": {
                 "input_tokens": input_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": self.usage.cached_tokens or 0},
                 "output_tokens": output_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": input_tokens + output_tokens,

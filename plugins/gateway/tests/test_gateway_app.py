@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.routing import Route
 
-from llmserve.client import Completion
+from llmserve.client import Completion, Piece
 from llmserve.client.aio import CALL_HEADERS
 from llmserve.client.model import ModelInfo
 from llmserve.errors import ConfigError, ModelNotReadyError, RequestRejectedError, UsageError
@@ -319,7 +319,7 @@ def test_traces_need_an_address_without_secrets_and_an_exporter(
         lambda: frontend.command(place),
         lambda: make_app(Settings(NO_TRITON, collector=place.collector)),
     ):
-        with pytest.raises(UsageError, match=r"llmserve-gateway\[tracing\]"):
+        with pytest.raises(UsageError, match=r"gateway\[tracing\]"):
             use()
 
 
@@ -545,3 +545,33 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="t",version="1
 nv_inference_count{model="x",version="1"} 9
 """
     assert cache_usage(page) == {"ours": 0.25, "t": 0.75}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_usage_says_how_much_of_a_prompt_was_cached_if_the_model_does(path: str) -> None:
+    class Caching(Triton):
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            answer = await super().generate(name, prompt, **options)
+            return replace(answer, extra={"num_cached_tokens": 64})
+
+        async def stream(self, name: str, prompt: str, **options: Any) -> AsyncIterator[Piece]:
+            yield Piece("x", input_tokens=70, output_tokens=1)
+            yield Piece("", finish_reason="stop", extra={"num_cached_tokens": 64})
+
+    messages = [{"role": "user", "content": "Hi"}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/chat/completions": {"messages": messages},
+        "/v1/responses": {"input": "Hi"},
+    }
+    body = bodies[path]
+    field = "input_tokens_details" if path == "/v1/responses" else "prompt_tokens_details"
+    usage = request_via(Caching(), path, json={"model": "m", **body}).json()["usage"]
+    assert usage[field] == {"cached_tokens": 64}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    if path == "/v1/responses":
+        del options["stream_options"]
+    stream = request_via(Caching(), path, json={"model": "m", **body, **options}).text
+    assert '"cached_tokens":64' in stream
+    plain = request_via(Triton(), path, json={"model": "m", **body}).json()["usage"]
+    assert plain.get(field, {"cached_tokens": 0}) == {"cached_tokens": 0}

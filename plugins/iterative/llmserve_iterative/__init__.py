@@ -43,7 +43,11 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 *contract.LOGPROBS,
                 contract.PROMPT_LOGPROBS,
             ),
-            outputs=(*contract.LOGPROBS_OUTPUTS, contract.PROMPT_LOGPROBS_OUTPUT),
+            outputs=(
+                contract.CACHED_TOKENS,
+                *contract.LOGPROBS_OUTPUTS,
+                contract.PROMPT_LOGPROBS_OUTPUT,
+            ),
             constrains=True,
             options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk),
         )

@@ -132,6 +132,9 @@ class Scheduler:
             sequence.pages, sequence.published = pages, len(pages)
             sequence.last_content = content
             sequence.computed = len(pages) * self.pool.page_size
+            if sequence.generation.cached_tokens is None:
+                # Not again when it gets its pages back: these are of its own tokens.
+                sequence.generation.cached_tokens = sequence.computed
             self._grow(sequence)
 
     def _grow(self, sequence: Sequence) -> bool:

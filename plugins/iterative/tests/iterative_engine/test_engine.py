@@ -51,6 +51,7 @@ def test_the_newest_is_requeued_when_the_cache_is_full_and_recomputed() -> None:
     assert 0 < len(last.token_ids) < 90
     finish(engine)
     assert engine.tokens_computed > 2 * 109
+    assert last.cached_tokens == 0, "what it finds again of its own is not what was there before"
     assert same_as_alone("gpt2", first)
     assert same_as_alone("gpt2", last)
 
@@ -114,6 +115,7 @@ def test_a_shared_beginning_is_computed_once() -> None:
     finish(engine)
     assert engine.tokens_computed - computed == 1 + 7
     assert same_as_alone("gpt2", second)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 64)
 
 
 def test_dropping_frees_at_once() -> None:
