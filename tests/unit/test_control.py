@@ -199,7 +199,8 @@ def test_a_port_of_serve_is_that_of_its_frontend(tmp_path: Path, option: str) ->
     error = refused("serve", str(tmp_path / "r"), *free[:-2], "--metrics-port", "9", option, "9")
     assert "port 9 is for Triton's metrics and for openai: choose another --port" in str(error)
     error = refused("serve", str(tmp_path / "r"), *free, "--frontend", "none", option, "9")
-    assert str(error).startswith("--port is for a frontend, and there is none: pip install")
+    assert str(error).startswith("--port is for a frontend, and there is none: ")
+    assert "pip install" in str(error)
 
 
 def test_a_served_model_is_unloaded_before_it_is_removed(
