@@ -79,9 +79,13 @@ def test_the_command_line_opens_nothing_over_http(server: Server) -> None:
 
 def test_an_emitted_dockerfile_closes_the_same_and_loads_what_it_names(tmp_path: Path) -> None:
     folder = repository(tmp_path / "models", echo=ECHO, other=ECHO)
-    other = Manifest("other", "", "", "", {}, {}, {}, {}, {}, False, "", image="example.com/x:1")
-    plain = replace(other, name="echo", image="")
-    text = dockerfile.of_repository({"echo": plain, "other": other}, "echo")
+    image = "nvcr.io/nvidia/tritonserver:{}-trtllm-python-py3"
+    older = Manifest(
+        "other", "", "", "", {}, {}, {}, {}, {}, False, "", image=image.format("25.06")
+    )
+    newer = replace(older, name="echo", image=image.format("26.07"))
+    # Two engines, which no image serves together.
+    text = dockerfile.of_repository({"echo": newer, "other": older}, "echo")
     (link,) = re.findall(r"^RUN (mkdir (?:.*\\\n)*.*)", text, re.MULTILINE)
     command = json.loads(text.partition("CMD ")[2].replace("\\\n", ""))
     (tmp_path / "run").mkdir()
