@@ -81,7 +81,7 @@ gpu:
 gpu-check: .venv/.ready
 	@$(BIN)/python -m tests.gpu.bundle --out build/gpu-check/bundle --level 0 \
 		--python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-	@$(PYTHON) -m venv --clear build/gpu-check/machine
+	@$(BIN)/python -m venv --clear build/gpu-check/machine
 	@build/gpu-check/machine/bin/python -m pip install --quiet \
 		$$(grep '^torch==' constraints.txt) 'transformers>=5.17,<6' 'numpy>=2'
 	@OMP_NUM_THREADS=1 build/gpu-check/machine/bin/python -m tests.gpu --device cpu --quick \

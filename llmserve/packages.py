@@ -205,14 +205,16 @@ def origin(name: str) -> Origin | None:
     return Origin(_elsewhere(content, url))
 
 
-_SAFE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9._~:/@%+,=&?#!-]+")
+# A fragment has hashes and folders; a query may have a token.
+_SAFE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9._~:/@%+,=!-]+(#[A-Za-z0-9._/=&-]+)?")
 
 
 def _elsewhere(content: dict[str, Any], url: str) -> str:
     """Return a URL from which pip gets exactly the same; empty if there is none."""
     # A password or token in it must not get into files; a user of ssh is no secret.
     if urlsplit(url).scheme in ("http", "https"):
-        url = re.sub(r"(?<=//)[^/@]*@", "", url)
+        address = urlsplit(url)
+        url = address._replace(netloc=address.netloc.rpartition("@")[2], fragment="").geturl()
     vcs = content.get("vcs_info")
     fragments = []
     if isinstance(vcs, dict):

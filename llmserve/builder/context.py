@@ -73,7 +73,9 @@ class BuildContext:
             kind=self.source_kind,
             report=self.report,
         )
-        check_code(config_files(source.folder), trusted=bool(self.options["trust_remote_code"]))
+        # Beside a single file is what happens to be in its folder.
+        files = [] if self.source_kind == "file" else config_files(source.folder)
+        check_code(files, trusted=bool(self.options["trust_remote_code"]))
         return source
 
     def sibling(self, name: str, config: ModelConfig) -> BuildContext:

@@ -366,9 +366,10 @@ def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 def check_code_of(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     """Check that no part would fetch code, as a build does: files can be edited afterwards."""
-    paths = {component["settings"].get("path") for component in manifest.components.values()}
+    found = [component["settings"].get("path") for component in manifest.components.values()]
+    paths = {path for path in found if path and isinstance(path, str)}
     for version in modelconfig.versions(folder):
-        for path in sorted(filter(None, paths)):
+        for path in sorted(paths):
             try:
                 check_code(config_files(version / path), trusted=False)
             except ModelSourceError as error:

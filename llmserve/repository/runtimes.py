@@ -140,15 +140,16 @@ def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, ClassPr
             [sys.executable, "-c", _CHILD],
             input=json.dumps(request).encode(),
             capture_output=True,
-            timeout=_TIMEOUT,
+            timeout=_TIMEOUT * len(new),
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        output, outcome = error.stdout or b"", f"did not finish within {_TIMEOUT} s"
+        output, outcome = error.stdout or b"", f"did not finish within {_TIMEOUT * len(new)} s"
     else:
         output, outcome = process.stdout, f"ended the process with exit code {process.returncode}"
     problems = {}
-    results = [json.loads(line) for line in output.splitlines()]
+    # The last one may be cut off in its middle.
+    results = [json.loads(line) for line in output.splitlines(keepends=True) if line[-1:] == b"\n"]
     for runtime, result in zip(new, results, strict=False):
         if result:
             problems[runtime] = ClassProblem(*result)

@@ -76,14 +76,19 @@ def _build(name: str, source: Path, folder: Path) -> None:
     """Build a wheel with the package's own build system: installed here, else by pip."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     for isolation in (["--no-build-isolation"], []):
-        process = subprocess.run(
-            [*command, *isolation, "--wheel-dir", str(folder), str(source)],
-            capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT, check=False,
-        )  # fmt: skip
+        try:
+            process = subprocess.run(
+                [*command, *isolation, "--wheel-dir", str(folder), str(source)],
+                capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            why = f"pip did not finish within {_TIMEOUT} s"
+            continue
         if process.returncode == 0:
             return
-    lines = [line for line in process.stderr.splitlines() if "error" in line.lower()]
-    why = lines[-1].strip()[:300] if lines else f"exit status {process.returncode}"
+        lines = [line for line in process.stderr.splitlines() if "error" in line.lower()]
+        why = lines[-1].strip()[:300] if lines else f"exit status {process.returncode}"
     raise PluginError(
         f"the wheel of {name} cannot be built from {source}: {why}",
         mend="build it yourself, and put it beside the Dockerfile",

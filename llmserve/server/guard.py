@@ -150,7 +150,14 @@ def _load_cuda_module() -> None:
     """Load what CUDA would load itself, with a program that gains rights."""
     if program := shutil.which("nvidia-modprobe"):
         with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run([program, "-u", "-c", "0"], timeout=30, check=False)
+            # Not the guard's own: its orders come from there, and its parent reads what it says.
+            subprocess.run(
+                [program, "-u", "-c", "0"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                timeout=30,
+                check=False,
+            )
 
 
 def _first_line() -> bytes:

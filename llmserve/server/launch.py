@@ -270,7 +270,7 @@ _HELP_TIMEOUT = 60.0
 
 def _release_of(server: Path) -> Release:
     """Return which Triton this is, from the file beside it, else from the options in its help."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, IndexError):
         version = (server.resolve().parents[1] / "TRITON_VERSION").read_text(encoding="ascii")
         return release_of_server(version)
     with suppress(OSError, subprocess.TimeoutExpired):

@@ -35,6 +35,7 @@ def open_log(path: Path) -> BinaryIO:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
         os.close(handle)
         raise ServerError(f"cannot write the log to {path} (it is not a file of this user alone)")
+    os.fchmod(handle, 0o600)
     return os.fdopen(handle, "ab")
 
 

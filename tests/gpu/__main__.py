@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,8 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = [part for part in PARTS if not args.only or part.module in args.only.split(",")]
     if not parts:
         parser.error(f"choose from {', '.join(part.module for part in PARTS)}")
-    shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for pattern in ("report.md", "*.jsonl", "*.log", PROFILE):
+        for old in args.out.glob(pattern):
+            old.unlink()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         python, path = Path(sys.executable), str(ROOT)
@@ -161,8 +164,9 @@ def facts(python: Path) -> str:
     with_driver = shutil.which("nvidia-smi")
     if with_driver:
         query = [with_driver, "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-        known["driver"] = answer.stdout.strip()
+        with suppress(subprocess.TimeoutExpired):
+            answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+            known["driver"] = answer.stdout.strip()
     return "\n".join(f"- {name}: {value}" for name, value in known.items())
 
 

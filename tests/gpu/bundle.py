@@ -50,10 +50,11 @@ In a checkout, this says what is true on that machine:
 
     python{python} -m tests.gpu --bundle {folder}
 
-To use it for anything else, unpack it into an environment of its own, without a newer numpy:
+For anything else, the same environment to keep: the packages of the archive, and of the machine's
+only torch, transformers and what these need (all others could need a newer numpy):
 
-    python{python} -m venv --system-site-packages llmserve
-    tar -xJf {archive} -C llmserve/lib/python{python}/site-packages
+    python{python} -c 'import pathlib as p; from tests.gpu.environment import create; \
+        create(p.Path("{folder}"), p.Path("llmserve"))'
     llmserve/bin/python -m llmserve_cli --help
 """
 
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = (args.out / ARCHIVE).stat().st_size
     (args.out / PYTHON).write_text(f"{args.python}\n")
     (args.out / CONTENTS).write_text("\n".join(contents) + "\n")
-    read_me = _READ_ME.format(python=args.python, folder=args.out.name, archive=ARCHIVE)
+    read_me = _READ_ME.format(python=args.python, folder=args.out.name)
     (args.out / "README.txt").write_text(read_me)
     print(f"{args.out}: {size / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
     if size > LIMIT and args.level >= 6:

@@ -11,6 +11,7 @@ import tarfile
 import venv
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -38,7 +39,9 @@ def create(bundle: Path, folder: Path) -> Path:
     venv.create(folder, clear=True, symlinks=True, with_pip=False)
     site = folder / "lib" / f"python{running}" / "site-packages"
     with tarfile.open(bundle / ARCHIVE) as archive:
-        archive.extractall(site, filter="data")
+        # The first releases of 3.10 and 3.11 have no filters; the bundle is the user's own.
+        safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(site, **safely)
     link(site)
     return folder / "bin" / "python"
 

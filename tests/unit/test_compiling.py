@@ -121,8 +121,8 @@ def test_a_bomb_costs_this_process_little_time_and_memory(compiler: Compiler) ->
         refusals[name] = refusal(compiler.start(form))
         costs[name] = time.process_time() - began
         assert refusal(compiler.start(("regex", f"still|{len(costs)}"))) is None
-    # The limit on the process that tries them first is 0.1 s.
-    assert max(costs.values()) < 0.4, costs
+    # Compiled here they take 3 to 15 s; the limit on the process that tries them first is 0.1 s.
+    assert max(costs.values()) < 1.5, costs
     assert megabytes() - before < 200
     assert "takes too long" in str(refusals["terminals in common"])
     for name in ("references", "rules", "terminals"):
@@ -141,7 +141,7 @@ def test_a_bomb_that_goes_off_late_costs_a_step_little(
     matcher.compute_bitmask()
     matcher.consume_tokens(TOKENIZER.encode(first, special=False))
     matcher.compute_bitmask()
-    assert time.process_time() - began < 0.1
+    assert time.process_time() - began < 0.5
 
 
 def test_a_refusal_is_remembered(compiler: Compiler) -> None:

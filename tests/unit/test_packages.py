@@ -114,6 +114,10 @@ SHA = "ab" * 32
          f"https://x.example/b-1.0.tar.gz#sha256={SHA}"),
         ({"url": "https://x.example/b.whl", "archive_info": {"hashes": {"sha256": SHA}}},
          f"https://x.example/b.whl#sha256={SHA}"),
+        ({"url": "https://me:p@ss@x.example:8443/b.whl", "archive_info": {}},
+         "https://x.example:8443/b.whl"),
+        # A query can be a token.
+        ({"url": "https://x.example/b.whl?X-Amz-Signature=abc", "archive_info": {}}, ""),
         # Only this machine has these; the last would be an instruction of its own.
         ({"url": "file:///src/b", "vcs_info": GIT}, ""),
         ({"url": "file:///src/b", "dir_info": {}}, ""),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.container import Release, addresses, closed
+from llmserve.contract.container import UNKNOWN, Release, addresses, closed, release_in
 from llmserve.errors import ConfigError, UsageError
 from llmserve.names import near
 from llmserve.repository import config
@@ -217,7 +217,8 @@ def describe(
         image=image or (f"{IMAGE}-models" if in_image else built_image),
         built_image=built_image,
         build=docker_build(repository, own, base),
-        triton=triton_of(base),
+        # An image of one's own that names NVIDIA's release is that release.
+        triton=named if (named := release_in(image)) is not UNKNOWN else triton_of(base),
         models=tuple(models),
         folders=loaded,
         script=scripts[0] if scripts else "",

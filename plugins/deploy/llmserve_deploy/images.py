@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from llmserve.errors import UsageError
+from llmserve.plugin import install_command
 from llmserve.repository.dockerfile import MODELS, sources
 from llmserve.repository.wheels import make_wheels, wheels_in
 from llmserve_deploy.description import HUB_CACHE, USER, Deployment
@@ -60,7 +62,14 @@ def image_files(d: Deployment) -> dict[str, Any]:
 def vendored_wheels() -> dict[str, bytes]:
     """Return the wheels of the packages of ours that are installed here, by their file names."""
     with tempfile.TemporaryDirectory() as folder:
-        make_wheels({name: version(name) for name in OURS}, Path(folder))
+        try:
+            versions = {name: version(name) for name in OURS}
+        except PackageNotFoundError as error:
+            raise UsageError(
+                f"--vendor needs {error.name}, which the gateway's image runs",
+                mend=install_command(str(error.name)),
+            ) from None
+        make_wheels(versions, Path(folder))
         return {file: Path(folder, file).read_bytes() for file in wheels_in(Path(folder)).values()}
 
 

@@ -256,6 +256,14 @@ def test_each_release_accepts_the_command_that_is_written_for_it(
             assert "depends_on" not in gateway, "each would wait for the other"
 
 
+def test_an_image_that_names_a_release_is_that_release(repository: Path) -> None:
+    older = describe(repository, baked=False, image="nvcr.io/nvidia/tritonserver:24.10-py3")
+    assert older.triton.container == "24.10"
+    assert release("24.10").refused(older.triton_command()) == []
+    pushed = describe(repository, baked=False, image="registry.example/llmserve:1")
+    assert pushed.triton == describe(repository, baked=False).triton
+
+
 def test_quantities_and_claims_of_kubernetes_are_accepted(repository: Path) -> None:
     for more in ({"cpus": "0.5"}, {"cpus": "500m"}, {"memory": "1.5Gi"}, {"volume": "2024.models"}):
         describe(repository, baked=True, **more)
