@@ -82,15 +82,19 @@ class _Types:
         if not isinstance(properties, Mapping):
             return ""
         required = required if isinstance(required, (list, tuple)) else ()
+        # What is read again for every reference to it counts as well, though not all is written.
+        self._left -= len(required)
+        required = frozenset(name for name in required if isinstance(name, str))
         fields = []
         for name, part in properties.items():
             if self._left < 0:
                 fields.append("…")
                 break
-            about = _one_line(part.get("description")) if isinstance(part, Mapping) else ""
-            about = f" ({about})" if about else ""
-            mark = "" if name in required else "?"
+            about = part.get("description") if isinstance(part, Mapping) else ""
+            about = about if isinstance(about, str) else ""
             self._left -= len(name) + len(about)
+            about = f" ({about})" if (about := _one_line(about)) else ""
+            mark = "" if name in required else "?"
             fields.append(f"{name}{mark}: {self._type(part, depth)}{about}")
         return ", ".join(fields)
 
@@ -99,13 +103,19 @@ class _Types:
             return "any"
         self._left -= 1
         if isinstance(reference := schema.get("$ref"), str) and isinstance(self._places, Mapping):
+            self._left -= len(reference)
             return self._type(self._places.get(reference.rpartition("/")[2]), depth + 1)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, (list, tuple)):
             return self._joined(map(_dump, values))
-        kind = schema.get("type")
+        return self._type_of_kind(schema, schema.get("type"), depth)
+
+    def _type_of_kind(self, schema: Mapping[str, Any], kind: Any, depth: int) -> str:
+        """Write a type whose schema is for several kinds of value, as far as it is for one."""
+        if depth > _MAX_DEPTH:
+            return "any"
         if isinstance(kind, (list, tuple)):
-            return self._joined(self._type({**schema, "type": k}, depth + 1) for k in kind)
+            return self._joined(self._type_of_kind(schema, k, depth + 1) for k in kind)
         several = schema.get("anyOf") or schema.get("oneOf")
         if isinstance(several, (list, tuple)):
             return self._joined(self._type(part, depth + 1) for part in several)
@@ -115,12 +125,17 @@ class _Types:
         if kind == "object" or "properties" in schema:
             fields = self._fields(schema, depth + 1)
             return f"{{{fields}}}" if fields else "object"
+        self._left -= len(kind) if isinstance(kind, str) else 0
         return kind if isinstance(kind, str) else "any"
 
     def _joined(self, types: Iterable[str]) -> str:
-        text = " | ".join(dict.fromkeys(types))
-        self._left -= len(text)
-        return text
+        different: dict[str, None] = {}
+        for text in types:
+            different[text] = None
+            self._left -= len(text) + 1  # Equal ones take time, too.
+            if self._left < 0:
+                break
+        return " | ".join(different)
 
 
 def _one_line(text: Any) -> str:

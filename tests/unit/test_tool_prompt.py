@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -104,6 +105,39 @@ def test_an_object_that_contains_itself_ends() -> None:
     places = {"Wide": {"properties": {**wide, "text": texts}}}
     line = signature({"name": "f", "parameters": {"properties": wide, "$defs": places}})
     assert 10_000 < len(line) < 100_000
+
+
+_MANY = 200_000
+_REFERENCES = {f"p{i}": {"$ref": "#/$defs/Long"} for i in range(5_000)}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": [f"t{i}" for i in range(_MANY)]}}},
+        {"properties": {"a": {"type": [3] * _MANY, **dict.fromkeys(map(str, range(_MANY)))}}},
+        {"properties": dict.fromkeys(map(str, range(_MANY))), "required": ["b"] * _MANY},
+        {"properties": {"a": True}, "required": [[], {}, 3]},
+        *(
+            {"properties": _REFERENCES, "$defs": {"Long": long}}
+            for long in (
+                {"enum": ["x"] * _MANY},
+                {"type": ["x"] * _MANY},
+                {"anyOf": [True] * _MANY},
+                {"type": "x" * 1_000_000},
+                {"properties": {"a": {"description": " " * 1_000_000}}},
+                {"properties": {}, "required": ["b"] * _MANY},
+                {"$ref": "#/$defs/" + "x" * 1_000_000},
+            )
+        ),
+    ],
+)
+def test_a_long_schema_is_read_in_a_moment(parameters: Any) -> None:
+    """It is read on the loop of the gateway, whose other requests wait meanwhile."""
+    started = time.process_time()
+    line = signature({"name": "f", "parameters": parameters})
+    assert time.process_time() - started < 2
+    assert len(line) < 2_000_000
 
 
 def test_a_message_describes_the_tools_and_how_to_call_them() -> None:
