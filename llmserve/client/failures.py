@@ -31,6 +31,8 @@ _NOT_GRPC = re.compile(r"Socket closed|HTTP/2|SETTINGS|http1|GOAWAY", re.I)
 _UNKNOWN_MODEL = re.compile(r"(\[[^\]]*\]\s*)?Request for unknown model")
 # Only where the message begins: a refusal may quote any words of a request further on.
 _DEAD = re.compile(r"Stub process( '[^']*')? is not healthy")
+_QUEUE_FULL = "Exceeds maximum queue size"
+_WAITED = "Request timeout expired"
 _MAX_LENGTH = 600
 
 
@@ -81,18 +83,19 @@ def translate(code: str, details: str, target: Target) -> ClientError:
         return ModelNotReadyError(
             f"the server does not have {target.model!r}", mend="check the name"
         )
-    if "maximum queue size" in details:
+    message = one_line(details)
+    if message.startswith(_QUEUE_FULL):
         return RequestRejectedError(
             f"the queue of {target.model!r} is full",
             mend="try again later, or raise max_queue_size in its config.pbtxt",
         )
-    if "Request timeout expired" in details:
+    if message.startswith(_WAITED):
         return RequestTimeoutError(
             f"the request waited too long in the queue of {target.model!r}", mend="try again later"
         )
     if "protocol is restricted" in details:
-        return RequestRejectedError(one_line(details), mend="pass it to connect() in headers")
-    if _DEAD.match(one_line(details)):
+        return RequestRejectedError(message, mend="pass it to connect() in headers")
+    if _DEAD.match(message):
         return RequestRejectedError(
             f"the process that runs {target.model!r} has died",
             mend="look at the server's log, and try again: `llmserve serve` restarts it",

@@ -48,6 +48,12 @@ TOO_MANY = "inference request batch-size must be <= 8 for 'demo'"
         # Words that a request may contain are not the server's own.
         ("", "the regex cannot be enforced: '(Stub process 'a' is not healthy'",
          errors.RequestRejectedError, "the server refused the request: the regex"),
+        ("", "the regex cannot be enforced: 'Exceeds maximum queue size'",
+         errors.RequestRejectedError, "the server refused the request: the regex"),
+        ("", "the regex cannot be enforced: '[request id: 0] Request timeout expired'",
+         errors.RequestRejectedError, "the server refused the request: the regex"),
+        ("", "in ensemble 'demo', [request id: 0] Request timeout expired",
+         errors.RequestTimeoutError, "waited too long in the queue"),
         ("INVALID_ARGUMENT", f"[request id: <id_unknown>] {TOO_MANY}", errors.RequestRejectedError,
          f"the server refused the request: {TOO_MANY}"),
         ("", "max_tokens must be at least 0", errors.RequestRejectedError, "max_tokens must be"),

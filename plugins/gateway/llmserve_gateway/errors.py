@@ -37,7 +37,14 @@ _API_NAMES = {
     "json_object": "response_format",
     "return_log_probs": "logprobs",
 }
-_OVER_CONTEXT = re.compile(r"the model's context (?:of )?(\d+)")
+# All of them are for the beginning of a message: further on it may quote the request.
+_FAILED = re.compile(r"the model failed: |\w*(?:Error|Exception|Exit|Interrupt): ")
+_QUEUE_FULL = re.compile(r"the queue of '[^']*' is full")
+_NO_CHAT_TEMPLATE = re.compile(r"(?:this )?\S+ has no chat template")
+_OVER_CONTEXT = re.compile(
+    r"(?:the prompt has|(?:max_tokens|request_output_len) \d+ and the prompt's) \d+ "
+    r"(?:tokens|characters)[a-z, ]* the model's context (?:of )?(\d+)"
+)
 _PROMPT_TOKENS = re.compile(r"the prompt(?: has|'s) (\d+) tokens")
 _MAX_TOKENS = re.compile(r"(?:max_tokens|request_output_len) (\d+) and ")
 _UNSUPPORTED = re.compile(r"this model does not take (\w+)")
@@ -46,7 +53,6 @@ _INVALID = re.compile(
     r"(?: must be| takes|:| has (?:a character|no tokens)| is (?:empty|not )"
     r"| cannot | refuses | \d+ is over )"
 )
-_EXCEPTION = re.compile(r"\w*(?:Error|Exception|Exit|Interrupt): ")
 # A model whose process has died usually answers again after seven seconds.
 _RELOAD_SECONDS = "5"
 _PREFIX = "the server refused the request: "
@@ -150,17 +156,17 @@ def _from_refusal(message: str, names: Mapping[str, str]) -> ApiError:
         # It is being loaded again, which clients wait for.
         return ApiError(503, message, code="model_died", headers={"retry-after": _RELOAD_SECONDS})
     # llmserve.runtime reports failures of the model like this; a driver's exception has its type.
-    if "the model failed" in message or _EXCEPTION.match(message):
+    if _FAILED.match(message):
         return ApiError(500, message, code="model_failed")
-    if "queue" in message and "is full" in message:
+    if _QUEUE_FULL.match(message):
         return ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
-    if "no chat template" in message:
+    if _NO_CHAT_TEMPLATE.match(message):
         return bad_request(
             "this model has no chat template: use /v1/completions, or another model",
             "messages",
             "no_chat_template",
         )
-    if over := _OVER_CONTEXT.search(message):
+    if over := _OVER_CONTEXT.match(message):
         prompt, answer = _PROMPT_TOKENS.search(message), _MAX_TOKENS.match(message)
         return ContextError(
             int(over[1]), int(prompt[1]) if prompt else None, int(answer[1]) if answer else None

@@ -206,6 +206,18 @@ def test_corrupt_bodies_are_the_clients_fault(example: dict[str, Any]) -> None:
         (RequestRejectedError("the process that runs 'm' has died"), 503, None, "model_died"),
         (RequestRejectedError("the server refused the request: the regex cannot be enforced: the "
                               "process that runs 'm' has died"), 400, "regex", None),
+        *(
+            (RequestRejectedError("the server refused the request: the json schema cannot be "
+                                  f"enforced: unknown format {quoted!r}"),
+             400, "response_format", None)
+            for quoted in ("the model failed: KeyError: 'x'", "KeyError: x",
+                           "the queue of 'x' is full", "over the model's context of 5",
+                           "x has no chat template")
+        ),
+        (RequestRejectedError("the server refused the request: the model failed: KeyError: 'x'"),
+         500, None, "model_failed"),
+        (RequestRejectedError("the queue of 'm' is full: try again later"), 429, None,
+         "queue_full"),
         (RequestRejectedError("KeyError: 'x'"), 500, None, "model_failed"),
         (RequestRejectedError("this model does not take stop_words"), 400, "stop", None),
         (RequestRejectedError("top_k must be from -1 to 9, not 10"), 400, "top_k", None),
