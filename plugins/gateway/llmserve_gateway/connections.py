@@ -126,6 +126,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._by_line = True
         self._line = b""
+        self._last = b""
+        """The last bytes that arrived, in which the end of a head may have begun."""
         self._unread_since: float | None = None
         self._closing_since: float | None = None
 
@@ -209,12 +211,15 @@ class Connection(asyncio.Protocol):
             if self._by_line:
                 data = self._whole_lines(data)
             else:
-                self._head_bytes += len(data.partition(_HEAD_END)[0])
+                head = (self._last + data).partition(_HEAD_END)[0]
+                self._head_bytes += max(0, len(head) - len(self._last))
+        self._last = data[1 - len(_HEAD_END) :]
         if self._head_bytes + len(self._line) > _MAX_HEAD_BYTES:
             self._transport.write(b"" if self._running else _HEAD_TOO_LONG)
             self._transport.close()
         elif data:
-            with suppress(httptools.HttpParserError):  # The inner protocol refuses the request.
+            # The inner protocol refuses the request, or answers it as one of HTTP.
+            with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
                 self._parser.feed_data(data)
             self.inner.data_received(data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import time
@@ -9,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmserve_gateway.connections import Clocks, Connections
 from llmserve_gateway.keys import new_key
 from tests.gateways import gateway_command, gateway_process
 
@@ -156,6 +159,24 @@ def test_the_offer_of_another_protocol_is_ignored_wherever_it_is_split() -> None
             assert b"not a JSON object" in answer, UPGRADE[:at]
 
 
+def test_a_request_for_a_tunnel_is_refused() -> None:
+    with gateway_command() as port:
+        answer = ask(port, b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_the_offer_of_another_protocol_behind_another_request_is_answered() -> None:
+    with gateway_command() as port:
+        for first in (LIVE, UPGRADE):
+            with connect(port) as connection:
+                connection.sendall(first + UPGRADE)
+                answer, statuses = b"", list[bytes]()
+                while len(statuses) < 2 and (piece := connection.recv(65536)):
+                    answer += piece
+                    statuses = re.findall(rb"HTTP/1.1 (\d+)", answer)
+            assert statuses == [b"200" if first is LIVE else b"400", b"400"]
+
+
 def test_pipelined_requests_are_answered_in_their_order_wherever_they_are_split() -> None:
     requests = LIVE + UPGRADE.replace(b"connection: Upgrade\r\nupgrade: h2c\r\n", b"") + LIVE
     with gateway_command() as port:
@@ -184,6 +205,32 @@ def test_a_pipelined_body_is_no_header() -> None:
                 while answer.count(b"HTTP/1.1") < 2 and (piece := connection.recv(65536)):
                     answer += piece
             assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200"], at
+
+
+def test_a_body_is_no_header_though_the_end_of_a_pipelined_head_is_split() -> None:
+    """Over a socket, so much rarely arrives at once."""
+
+    class Transport(asyncio.Transport):
+        closed = False
+
+        def write(self, data: Any) -> None:
+            assert b"431" not in data
+
+        def close(self) -> None:
+            self.closed = True
+
+    for left in range(1, 4):
+        connections = Connections(1, Clocks(1, 1, 1, 1), lambda **_: asyncio.Protocol())
+        connection, transport = connections.new(app_state={}), Transport()
+        connection.connection_made(transport)
+        connection.data_received((LIVE + SLOW)[:-left])
+        connection.data_received(SLOW[-left:] + b"x" * 100_000)
+        assert not transport.closed
+        connection.data_received((LIVE * 2)[:-left])
+        connection.data_received(b"x: " + b"x" * 40_000)
+        assert not transport.closed
+        with pytest.raises(AssertionError):
+            connection.data_received(b"x" * 40_000)
 
 
 def test_headers_that_are_too_long_are_refused() -> None:
