@@ -102,13 +102,21 @@ def test_requests_that_are_answered_do_not_make_room() -> None:
     silent = socket.create_server(("127.0.0.1", 0))
     url = f"127.0.0.1:{silent.getsockname()[1]}"
     body = b'{"model": "m", "prompt": "Hi"}'
-    request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+        b"content-length: %d\r\n\r\n%s"
+    )
     with silent, gateway_process("spare_connections=0", url=url) as (_, port), ExitStack() as stack:
-        senders = [stack.enter_context(connect(port, 1)) for _ in range(2)]
+        senders = [stack.enter_context(connect(port)) for _ in range(2)]
         for connection in senders:
             connection.sendall(request % (len(body), body))
-        time.sleep(0.5)
+        for connection in senders:
+            begun = b""
+            while not begun.endswith(b"\r\n\r\n") and (piece := connection.recv(1)):
+                begun += piece
+            assert begun == b"HTTP/1.1 100 Continue\r\n\r\n", "it is being answered"
         assert ask(port) == b"", "there is no room"
+        senders[0].settimeout(1)
         with pytest.raises(TimeoutError):
             senders[0].recv(1)
         senders.pop().close()
