@@ -194,11 +194,11 @@ class Gateway:
     ) -> AsyncIterator[None]:
         """Hold the slots of a request, within the limits of its key and of the gateway."""
         tokens = request.estimated_tokens
-        if key and self.keys:
-            self.keys.charge(key, tokens)
         is_known = self.catalog.is_observed(request.model)
         if is_known and tokens > _MANY_TOKENS:
             await check_fits(request, self.catalog)
+        if key and self.keys:
+            self.keys.charge(key, tokens)
         # All names that are no models share the limit of one.
         model = request.model if is_known else ""
         async with self.admission.admit(model, tokens, request.answer_count, timeout):

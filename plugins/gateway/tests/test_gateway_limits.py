@@ -211,6 +211,19 @@ def test_tokens_per_minute_are_those_of_answers_too(tmp_path: Path, stream: bool
     assert set(statuses[allowed:]) == {429}
 
 
+def test_a_prompt_that_cannot_fit_takes_nothing_from_its_key(tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "me", tokens_per_minute=50)
+
+    async def go() -> list[int]:
+        async with serving(Models(), Settings(NO_TRITON, keys=tmp_path / "keys")) as client:
+            bodies = [{"model": "a", "prompt": prompt} for prompt in (GIANT, "Hi")]
+            headers = {"x-api-key": key}
+            asked = [await client.post("/v1/completions", json=b, headers=headers) for b in bodies]
+            return [answer.status_code for answer in asked]
+
+    assert asyncio.run(go()) == [400, 200]
+
+
 def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
     some = new_key(tmp_path / "keys", "some", models=["a"])
     every = new_key(tmp_path / "keys", "every")
