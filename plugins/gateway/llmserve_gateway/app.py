@@ -151,24 +151,23 @@ class Routes:
             all_ready = all(model["ready"] for model in state["models"].values())
             state = {**state, "ready": state["ready"] and all_ready}
         status = 200 if state["ready"] else 503
-        if name := request.path_params.get("name"):
+        try:
+            key = self._gateway.authenticate(request.headers, request.scope)
+        except ApiError:
+            # Not even which models there are.
+            return _json({"ready": state["ready"]}, status)
+        visible = key.models if key and key.models else None
+        name = request.path_params.get("name")
+        if name and (visible is None or name in visible):
             models = state["models"]
             model = models.get(name, {"ready": False, "why": state.get("why", "it is not loaded")})
             state = {**model, "ready": state["ready"] and model["ready"]}
             # Without any models, the gateway cannot know that this one does not exist.
             status = 200 if state["ready"] else 404 if models and name not in models else 503
-        return _json(self._visible_state(state, request), status)
-
-    def _visible_state(self, state: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        """Return what a client may know: without a key, only whether the gateway is ready."""
-        try:
-            key = self._gateway.authenticate(request.headers, request.scope)
-        except ApiError:
-            return {"ready": state["ready"]}
-        if key and key.models and "models" in state:
-            models = {name: state["models"].get(name) for name in key.models}
-            return {**state, "models": {name: model for name, model in models.items() if model}}
-        return state
+        elif visible is not None and "models" in state:
+            models = {name: model for name, model in state["models"].items() if name in visible}
+            state = {**state, "models": models}
+        return _json(state, status)
 
     async def document(self, request: Request, key: Key | None) -> Response:
         del request

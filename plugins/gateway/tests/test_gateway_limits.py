@@ -243,13 +243,14 @@ def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
                 ("prometheus", prometheus),
                 ("nobody", ""),
             ):
-                for path in ("/metrics", "/metrics/triton", "/readyz", "/readyz/b"):
+                for path in ("/metrics", "/metrics/triton", "/readyz", *named):
                     answers[who, path] = await client.get(path, headers={"x-api-key": key})
         return answers
 
     class Seen(Models):
         all: tuple[Any, ...] = ()
 
+    named = ("/readyz/a", "/readyz/b", "/readyz/c")
     answers = asyncio.run(go())
     for who, model, visible in (
         ("some", "a", True), ("some", "b", False), ("every", "a", True), ("every", "b", True),
@@ -259,9 +260,14 @@ def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
     assert answers["prometheus", "/metrics"].text.count('model_name="b"') > 0
     assert answers["prometheus", "/metrics/triton"].status_code == 503, "Triton is not there"
     assert answers["nobody", "/metrics"].status_code == 401
-    for path in ("/readyz", "/readyz/b"):
+    for path in ("/readyz", *named):
         assert answers["nobody", path].status_code == 200
         assert answers["nobody", path].json() == {"ready": True}
+    assert [answers["every", path].status_code for path in named] == [200, 200, 404]
+    assert answers["some", "/readyz/a"].json() == {"ready": True}
+    # Whether there is another model is not said.
+    for path in ("/readyz/b", "/readyz/c"):
+        assert answers["some", path].json() == answers["some", "/readyz"].json()
     assert answers["some", "/metrics/triton"].status_code == 403
     assert answers["every", "/metrics/triton"].status_code == 503
 
