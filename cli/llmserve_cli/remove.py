@@ -23,7 +23,10 @@ from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
-    "--force", is_flag=True, help="Delete a model that was edited, or not built by llmserve."
+    "--force",
+    is_flag=True,
+    help="Delete a model that was edited, not built by llmserve, or maybe served by a `serve` that "
+    "does not answer.",
 )
 def remove(model: str, repository: Path, yes: bool, force: bool) -> int:
     """Delete a model from a repository.
@@ -38,7 +41,10 @@ def remove(model: str, repository: Path, yes: bool, force: bool) -> int:
 
     publish.recover(repository)
     names = publish.check_removal(repository, model, force=force)
-    serving = [server for server in find_servers(repository=repository) if model in server.models]
+    servers = find_servers()
+    if not force:
+        _refuse_if_silent(servers, model)
+    serving = [server for server in servers if server.serves(model, repository)]
     if not yes and not _confirmed(repository, names, serving):
         click.echo("llmserve: nothing is deleted", err=True)
         return 1
@@ -47,6 +53,16 @@ def remove(model: str, repository: Path, yes: bool, force: bool) -> int:
     publish.remove(repository, model, force=force)
     click.echo(f"llmserve: {repository / model} is deleted", err=True)
     return 0
+
+
+def _refuse_if_silent(servers: list[Running], model: str) -> None:
+    """Refuse while a server does not say what it serves: it was stopped, or hangs."""
+    for server in servers:
+        if server.is_silent:
+            raise ServerError(
+                f"{server} does not answer, and may serve {model}",
+                mend="continue it, or stop it (--force deletes the model anyway)",
+            )
 
 
 def _confirmed(repository: Path, names: list[str], serving: list[Running]) -> bool:

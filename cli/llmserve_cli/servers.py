@@ -60,6 +60,9 @@ class Running:
     def process(self) -> str:
         return f"process {self.status.get('pid')}"
 
+    def serves(self, model: str, repository: Path) -> bool:
+        return self.repository == repository.resolve() and model in self.models
+
     def has_url(self, url: str) -> bool:
         return url in (self.url, *(replica["url"] for replica in self.status.get("replicas", ())))
 

@@ -87,7 +87,11 @@ async def listening(path: Path, answer: Handler) -> AsyncIterator[None]:
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     server = await asyncio.start_unix_server(serve, draft, limit=_MAX_LINE)
-    draft.replace(path)
+    try:
+        draft.replace(path)
+    except OSError:
+        server.close()
+        raise
     try:
         yield
     finally:
@@ -106,16 +110,20 @@ def announced(answer: Handler) -> Iterator[Path]:
 
     async def run() -> None:
         ended = asyncio.Event()
+        async with listening(path, answer):
+            started.set_result((asyncio.get_running_loop(), ended))
+            await ended.wait()
+
+    def work() -> None:
         try:
-            async with listening(path, answer):
-                started.set_result((asyncio.get_running_loop(), ended))
-                await ended.wait()
-        except OSError as error:
+            asyncio.run(run())
+        except BaseException as error:
             if started.done():
                 raise
+            # Whatever it is: the caller waits for it.
             started.set_exception(error)
 
-    thread = Thread(target=lambda: asyncio.run(run()), name="control", daemon=True)
+    thread = Thread(target=work, name="control", daemon=True)
     thread.start()
     loop, ended = started.result()
     try:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmserve.errors import ServerError
-from llmserve.repository.manifest import model_folders
 from llmserve.server.log import Progress
 from llmserve.server.settings import ServerSettings
 from llmserve.server.states import State, Watch
@@ -19,8 +18,7 @@ class Loading:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._state = State.LOADING
-        names = settings.models or [path.name for path in model_folders(settings.repository)]
-        self._models = {name: Watch(name) for name in names}
+        self._models = {name: Watch(name) for name in settings.names()}
 
     def follow(self, progress: Progress) -> None:
         """Record which models are ready."""
@@ -51,7 +49,8 @@ class Loading:
             "log": str(self._settings.log_file or ""),
             "state": self._state.value,
             "restarts": 0,
-            "models": [model.report() for model in self._models.values()],
+            # Another thread adds models meanwhile.
+            "models": [model.report() for model in list(self._models.values())],
             "frontends": [],
             "stopping": False,
         }

@@ -23,6 +23,7 @@ from llmserve.errors import (
 from llmserve.server import Progress, ServerSettings, control
 from llmserve.server.control import announced, ask, control_folder, listening, running_servers
 from llmserve.server.loading import Loading
+from llmserve.server.states import Watch
 from llmserve_cli.group import cli
 from tests.unit.scripted import Scripted
 
@@ -106,6 +107,32 @@ def test_a_server_is_listed_from_its_start_to_its_end(tmp_path: Path) -> None:
 
         asyncio.run(supervise())
     assert list(control_folder().iterdir()) == []
+
+
+def test_a_model_may_appear_while_a_status_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "repo" / "demo").mkdir(parents=True)
+    loading = Loading(ServerSettings(tmp_path / "repo"))
+
+    def report(_: Watch) -> dict[str, Any]:
+        loading.follow(Progress(1.0, loading=(), ready=("new",)))
+        return {}
+
+    monkeypatch.setattr(Watch, "report", report)
+    assert len(asyncio.run(loading.answer({"do": "status"}))["models"]) == 1
+
+
+def test_a_socket_that_cannot_be_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> AbstractContextManager[None]:
+        raise RuntimeError("whatever it is")
+
+    async def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return request
+
+    monkeypatch.setattr(control, "listening", fail)
+    with pytest.raises(RuntimeError, match="whatever it is"), announced(answer):
+        pass
 
 
 def test_what_a_killed_server_left_is_removed(runtime_folder: Path) -> None:
@@ -214,4 +241,21 @@ def test_a_served_model_is_unloaded_before_it_is_removed(
     assert server.asked == []
     assert run(*words, "--yes").stderr.endswith(f"{repository / 'demo'} is deleted\n")
     assert server.asked == [{"do": "unload", "model": "demo"}]
+    assert not (repository / "demo").exists()
+
+
+def test_a_model_that_a_silent_server_may_serve_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repo"
+    run("build", "--plugin", "hf", "--model", "demo", "--output", str(repository))
+    words = ["remove", "demo", "--repository", str(repository), "--yes"]
+    monkeypatch.setattr(control, "_TIMEOUT", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(control_folder() / "17-hangs.sock"))
+        listener.listen()
+        error = refused(*words)
+        assert str(error).startswith("process 17 does not answer, and may serve demo: continue it")
+        assert (repository / "demo").exists()
+        assert run(*words, "--force").exception is None
     assert not (repository / "demo").exists()
