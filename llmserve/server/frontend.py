@@ -66,9 +66,12 @@ class RunningFrontend:
         return self.process.why_it_ended()
 
     def _last_line(self) -> str:
-        with self.log_file.open("rb") as log:
-            log.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL))
-            lines = log.read().decode(errors="replace").split("\n")
+        try:
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return "its log is gone"
         return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
 
 

@@ -31,7 +31,7 @@ class WatchedFrontend(Watch):
                 try:
                     self.running = task.result()
                     self.loaded(now)
-                except LLMServeError as error:
+                except (LLMServeError, OSError) as error:
                     self.died(now, str(error))
         elif self.alive and self.running.process.wait(0) is not None:
             self.died(now, self.running.why_it_ended())

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.roles import Frontend, Place
+from llmserve.server import watched_frontend
 from llmserve.server.frontend import RunningFrontend, start_frontend
 from llmserve.server.guard import ZOMBIE, state_of
 from llmserve.server.launch import Launch, inherited_environment
@@ -111,8 +112,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningFrontend]]:
         running.stop(0.0)
 
 
-async def until_it_is_ready_again(frontend: WatchedFrontend) -> None:
-    requests = asyncio.create_task(frontend.ask(interval=0.1, timeout=0.5))
+async def until_it_is_ready_again(frontend: WatchedFrontend, *, ask: bool) -> None:
+    # Its guard may report an end only after the requests of so short an interval have failed.
+    interval = 0.1 if ask else 60.0
+    requests = asyncio.create_task(frontend.ask(interval, timeout=0.5))
     deadline = time.monotonic() + 30
     while not frontend.restarts or frontend.state is not State.READY:
         assert time.monotonic() < deadline
@@ -136,7 +139,7 @@ def test_a_frontend_that_hangs_or_ends_is_replaced_once(
     frontend = watched(start(), lines.append)
     old = frontend.running.process.pid
     os.kill(old if victim == "frontend" else guard_of(old), number)
-    asyncio.run(until_it_is_ready_again(frontend))
+    asyncio.run(until_it_is_ready_again(frontend, ask=number == signal.SIGSTOP))
     try:
         assert f"test: restarting ({why})" in lines
         assert frontend.restarts == 1
@@ -145,6 +148,30 @@ def test_a_frontend_that_hangs_or_ends_is_replaced_once(
         assert frontend.running.reacts(5.0)
     finally:
         frontend.running.stop(0.0)
+
+
+def test_a_frontend_that_cannot_be_started_yet_is_tried_again(
+    start: Callable[..., RunningFrontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reason is; and a log that someone has deleted is none to end."""
+    lines: list[str] = []
+    frontend = watched(start(), lines.append)
+    frontend.running.log_file.unlink()
+    frontend.running.stop(0.0)
+
+    def fail(_: RunningFrontend) -> RunningFrontend:
+        raise OSError("no space left")
+
+    async def until_it_is_tried() -> None:
+        deadline = time.monotonic() + 10
+        while "test: restarting (no space left)" not in lines:
+            assert time.monotonic() < deadline, lines
+            frontend.check(time.monotonic())
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(watched_frontend, "start_again", fail)
+    asyncio.run(until_it_is_tried())
+    assert frontend.running._last_line() == "its log is gone"
 
 
 def test_a_refusal_shows_that_a_frontend_does_not_hang(
