@@ -27,7 +27,6 @@ from llmserve.contract.container import (
 )
 from llmserve.errors import ServerError
 from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, ULIMITS, image_of
-from llmserve.repository.manifest import model_folders
 from llmserve.server.settings import Ports, ServerSettings
 
 _TRACE_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -101,7 +100,7 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
     folder = scratch / "models"
     if settings.renewable:
         folder.mkdir()
-        for name in settings.models or [path.name for path in model_folders(repository)]:
+        for name in settings.names():
             link_model(repository / name, folder / name)
     elif settings.models:
         folder.mkdir()

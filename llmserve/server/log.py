@@ -34,7 +34,8 @@ _UNREADABLE = re.compile(r"failed to read text proto from \S+")
 _STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
 # Triton reports the model's failure only when the stub's process has ended.
 _RAISED = re.compile(r"Failed to initialize Python stub: (?P<reason>.+)$")
-_MODEL_FILE = re.compile(r"/models/(?P<model>[^/\s]+)/\d+/")
+# The last such path: the repository's own path, or a library's, may have the same form.
+_MODEL_FILE = re.compile(r".*/models/(?P<model>[^/\s]+)/\d+/")
 _UNHEALTHY = "is not healthy"
 # What explains no end: information, warnings, tables, and the frames of a stack.
 _ORDINARY = re.compile(r"[IW]\d{4} |[+|]|\s*\d+# ")
@@ -148,7 +149,7 @@ class ServerLog:
 
 def _model_in(line: str) -> str | None:
     """Return the model whose file is named in a line."""
-    match = _MODEL_FILE.search(line)
+    match = _MODEL_FILE.match(line)
     return match and match["model"]
 
 

@@ -115,9 +115,9 @@ def _memory_of_models(settings: ServerSettings) -> dict[str, list[int]]:
     """
     from llmserve.repository import config
 
-    memory_of_models = {}
+    memory_of_models, names = {}, settings.names()
     for folder in model_folders(settings.repository):
-        if settings.models and folder.name not in settings.models:
+        if folder.name not in names:
             continue
         with suppress(ConfigError, OSError):
             model_config = config.read(folder)

@@ -42,6 +42,8 @@ _HOPELESS = re.compile(r"(?:ModuleNotFound|Import|FileNotFound|Syntax)Error\b")
 """Why a model fails to load as often as it is tried, until someone mends it."""
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
+_UNLOAD_BEGINS = 60.0
+"""Seconds after which a Triton that loads nothing and has not unloaded a model is stuck."""
 _GONE = 2.0
 """Seconds after which a missing folder is not one that a build is replacing."""
 _LAST_WORDS = 2.0
@@ -90,6 +92,8 @@ class Replica:
     notify: Callable[[str], None]
     stopping: bool = False
     _models: dict[str, _Model] = field(default_factory=dict)
+    _emptied: bool = False
+    """Whether a user has unloaded the last model that could answer: that is no failure."""
     _restart: asyncio.Task[None] | None = None
     _client: AsyncClient | None = None
     _checked_at: float = 0.0
@@ -114,7 +118,7 @@ class Replica:
     def failed(self) -> bool:
         """Whether nothing that could answer is left here."""
         models = [model.state is State.FAILED for model in self._models.values()]
-        return self.given_up or (bool(models) and all(models))
+        return self.given_up or (bool(models) and all(models) and not self._emptied)
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, and why."""
@@ -221,6 +225,7 @@ class Replica:
         if self._log.loads[model.name] > model.loads:
             model.died_at, model.served = None, True
             model.loaded(now)
+            self._emptied = False
         elif why := self._log.failures.get(model.name):
             if model.served and not _HOPELESS.match(why):
                 model.died(now, f"it failed to load: {why}")
@@ -284,13 +289,14 @@ class Replica:
                 # Alone, so that it does not keep the others from starting.
                 model.failed(time.monotonic(), f"{repository / model.name} is gone")
         left = [model for model in self._models.values() if model.state is not State.FAILED]
-        if not left:
+        if not left and not self._emptied:
             self._triton.failed(time.monotonic(), "")
             return
         ports = self.server.ports
         settings = replace(
             self.settings,
             models=tuple(model.name for model in left),
+            empty=not left,
             http_port=ports.http,
             grpc_port=ports.grpc,
             metrics_port=ports.metrics,
@@ -320,6 +326,7 @@ class Replica:
             else:
                 model.served = True
                 model.loaded(now)
+                self._emptied = False
 
     def _notify_of_start(self, line: str) -> None:
         self.notify(f"triton: {line}")
@@ -466,22 +473,42 @@ class Replica:
             raise ServerError("Triton is restarting", mend="wait until it is ready")
         # The model before its parts.
         names = (name, *self._models[name].parts)
+        server = self.server
         # Triton 2.51 waits forever for a process whose files go while it starts. It also loads a
         # model again whenever it cannot read another one.
         while self._triton.alive and not {*names}.isdisjoint(self._log.progress(0).loading):
             await asyncio.sleep(CHECK_INTERVAL)
+        if not self._triton.alive or self.server is not server:
+            # The next Triton loads the model: it was chosen before this could drop it.
+            raise ServerError("Triton is restarting", mend="wait until it is ready")
         for each in names:
             # Forgotten before its process ends.
             self._models.pop(each, None)
-            self.server.drop(each)
+        self._emptied = all(model.state is State.FAILED for model in self._models.values())
+        for each in names:
+            server.drop(each)
+        since = time.monotonic()
         while not self.stopping and not self.given_up:
+            if self.server is not server:
+                # It was started without the model.
+                server, since = self.server, time.monotonic()
             if self._triton.alive and self._log.stuck:
                 self._lost(time.monotonic(), f"Triton waits for {name}", fault=False)
-            elif self._triton.alive and not await asyncio.to_thread(self._any_ready, names):
+            elif self._triton.alive and not await asyncio.to_thread(self._may_answer, names):
                 self.notify(f"{name}: unloaded")
                 return
+            elif self._does_not_unload(since):
+                self._lost(time.monotonic(), f"Triton does not unload {name}")
             await asyncio.sleep(CHECK_INTERVAL)
         raise ServerError("Triton has ended", mend="see `llmserve status`")
 
-    def _any_ready(self, names: Iterable[str]) -> bool:
-        return any(self.server.takes_requests(name) for name in names)
+    def _does_not_unload(self, since: float) -> bool:
+        late = time.monotonic() - since > _UNLOAD_BEGINS
+        return self._triton.alive and late and not self._log.progress(0).loading
+
+    def _may_answer(self, names: Iterable[str]) -> bool:
+        """Return whether any model is ready; one of a Triton that hangs may answer later."""
+        try:
+            return any(self.server.takes_requests(name) for name in names)
+        except ServerError:
+            return True

@@ -32,12 +32,22 @@ from llmserve.server.stubs import Stubs
 
 UNLOADED = ("", "UNAVAILABLE")
 """The states of a model that takes no memory."""
+_NOT_READY = (400, 404)
+"""How Triton answers if a model is not ready, or not known."""
 _ESTABLISHED = "01"
 _HANG_TIMEOUT = 20.0
 """Seconds after which a server that does not answer is considered hung."""
 _TIMEOUT = 5.0
 """Seconds for requests that a server answers at once."""
 _POLL = 0.05
+
+
+class RefusedError(ServerError):
+    """An HTTP answer that is an error."""
+
+    def __init__(self, problem: str, code: int) -> None:
+        super().__init__(problem)
+        self.code = code
 
 
 class Server:
@@ -101,10 +111,15 @@ class Server:
         return {entry["name"]: entry.get("state", "") for entry in index}
 
     def takes_requests(self, name: str) -> bool:
-        """Return whether a model is ready; :meth:`models` forgets one whose folder was dropped."""
+        """Return whether a model is ready; :meth:`models` forgets one whose folder was dropped.
+
+        Raises :class:`ServerError` if the server does not say so: it may hang, and serve it later.
+        """
         try:
             self._ask(f"v2/models/{quote(name, safe='')}/ready", timeout=_TIMEOUT)
-        except ServerError:
+        except RefusedError as error:
+            if error.code not in _NOT_READY:
+                raise
             return False
         return True
 
@@ -231,7 +246,7 @@ class Server:
                 problem = in_plain_words(json.loads(error.read())["error"])
             except (ValueError, KeyError, TypeError):
                 problem = f"the server answered {error.code} to /{path}"
-            raise ServerError(problem) from None
+            raise RefusedError(problem, error.code) from None
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise ServerError(f"the server does not answer ({reason})") from error

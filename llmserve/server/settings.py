@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llmserve.errors import LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.repository.dockerfile import IMAGE
+from llmserve.repository.manifest import model_folders
 
 if TYPE_CHECKING:
     from llmserve.roles import Backend
@@ -58,6 +59,14 @@ class ServerSettings:
     backends: tuple[Backend, ...] | None = None
     replicas: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
+    empty: bool = False
+    """Whether a ``renewable`` server starts without any model, to load some later."""
+
+    def names(self) -> list[str]:
+        """Return the models to load."""
+        if self.empty:
+            return []
+        return [*self.models] or [path.name for path in model_folders(self.repository)]
 
     def ports(self) -> dict[str, int]:
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}

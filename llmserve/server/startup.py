@@ -100,9 +100,10 @@ def start(
             server = _start_once(settings, on_progress)
         except ModelsFailedError as error:
             failed = with_dependents(settings.repository, error.failures)
-            names = settings.models or [path.name for path in model_folders(settings.repository)]
+            names = settings.names()
             rest = tuple(name for name in names if name not in failed)
-            if not settings.partial or not rest:
+            # Without what no model of this server explains, it would fail in the same way again.
+            if not settings.partial or not rest or len(rest) == len(names):
                 raise
             left_out |= failed
             settings = replace(settings, models=rest)
@@ -158,7 +159,7 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
         if name not in names
     ]
     if settings.runtime == "embedded":
-        problems += missing_backends(settings, settings.models or names)
+        problems += missing_backends(settings, settings.names())
     if settings.runtime in ("embedded", "binary"):
         problems += shortages(settings)
     return problems

@@ -73,7 +73,7 @@ class Supervisor:
         try:
             async with AsyncExitStack() as stack:
                 if self.control is not None:
-                    await stack.enter_async_context(listening(self.control, self._answer))
+                    await self._listen(self.control, stack)
                 while not self._end.is_set():
                     self._check(time.monotonic())
                     with suppress(asyncio.TimeoutError):
@@ -110,6 +110,13 @@ class Supervisor:
         )
 
     # The control socket
+
+    async def _listen(self, control: Path, stack: AsyncExitStack) -> None:
+        try:
+            await stack.enter_async_context(listening(control, self._answer))
+        except OSError as error:
+            # The models are loaded, and clients are served without it.
+            self.notify(f"note: `llmserve reload` and others cannot reach this server: {error}")
 
     async def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         do, name = request.get("do"), str(request.get("model"))

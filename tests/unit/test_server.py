@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from llmserve.server import (
     find_problems,
     first_available,
     port_problems,
+    startup,
     stub_site,
     with_dependents,
 )
@@ -33,7 +36,8 @@ from llmserve.server.launch import (
     triton_args,
 )
 from llmserve.server.log import Progress, ServerLog, in_plain_words
-from llmserve.server.server import stand_ins
+from llmserve.server.readiness import ModelsFailedError
+from llmserve.server.server import Server, stand_ins
 from llmserve.server.settings import Ports, choose_ports
 from tests.support import metrics_page
 
@@ -316,6 +320,7 @@ def test_a_log_is_parsed(tmp_path: Path) -> None:
     assert log.stuck_model is None
     assert read(STUCK.replace("/m/x", "/m/models/x")).stuck_model == "x"
     assert read(RAISED).raised == {"slow": "ImportError: cannot import name 'x'"}
+    assert read(RAISED.replace("/tmp/x/", "/srv/models/7/1/")).raised.keys() == {"slow"}
     assert read(UNHEALTHY).unhealthy == {"hung"}
     assert read("llmserve: note: expect a tenth\n").notes == ["expect a tenth"]
     assert read(NONSENSE).why_it_ended() == "unrecognized option '--nonsense'"
@@ -334,6 +339,47 @@ def test_the_line_that_may_explain_an_end_is_a_recent_one_and_no_ordinary_one(
         file.write(CRASH + LOADED)
     log.read()
     assert log.last_words(since).startswith("terminate called after")
+
+
+def test_a_partial_server_is_not_started_again_with_the_same_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without what another model's name explains, it would fail in the same way for ever."""
+    (tmp_path / "repo" / "demo").mkdir(parents=True)
+    (tmp_path / "repo" / "demo" / "config.pbtxt").touch()
+    starts = []
+
+    def fail(settings: ServerSettings, _: object) -> Server:
+        starts.append(settings)
+        assert len(starts) == 1
+        raise ModelsFailedError({"other": "no weights"}, ServerLog(tmp_path / "log"))
+
+    monkeypatch.setattr(startup, "_start_once", fail)
+    settings = ServerSettings(tmp_path / "repo", runtime="binary", partial=True)
+    with pytest.raises(ModelsFailedError, match="'other' failed to load: no weights"):
+        startup.start(settings)
+
+
+@pytest.mark.parametrize("code", [200, 400, 404, 503, 0])
+def test_only_an_answer_says_that_a_model_takes_no_requests(code: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if code:
+                self.send_response(code)
+                self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.handle_request).start()
+        server = object.__new__(Server)
+        server.http_url = f"http://127.0.0.1:{http.server_port}"
+        if code in (503, 0):
+            with pytest.raises(ServerError):
+                server.takes_requests("m")
+        else:
+            assert server.takes_requests("m") == (code == 200)
 
 
 def test_a_model_fails_with_its_part_and_takes_its_other_parts_along(tmp_path: Path) -> None:

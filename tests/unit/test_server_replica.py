@@ -1,0 +1,203 @@
+"""A replica, whose Triton does what the test says: in an order that a real one rarely has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmserve.errors import LLMServeError, ServerError
+from llmserve.server import ServerSettings, replica
+from llmserve.server.replica import Replica
+from llmserve.server.settings import Ports
+from llmserve.server.stubs import Stubs
+from llmserve.server.supervisor import Supervisor
+
+LOADS = 'I1125 15:45:27.965258 24669 model_lifecycle.cc:472] "loading: {}:1"\n'
+
+
+class Triton:
+    """It serves the models that it has, until it ends."""
+
+    renewable = True
+    grpc_url, http_url, runtime = "127.0.0.1:1", "http://127.0.0.1:2", "Triton"
+
+    def __init__(self, log_file: Path, *names: str, **failures: str) -> None:
+        self.log_file, self.failures, self.ready = log_file, failures, [*names]
+        self.ports = Ports("127.0.0.1", 1, 2, 3)
+        # A group that no process has.
+        self.stubs = Stubs(2**30)
+        self.process = SimpleNamespace(why_it_ended=lambda: "killed by SIGKILL")
+        self.code: int | None = None
+        self.obeys = True
+        self.hangs = False
+
+    def models(self) -> dict[str, str]:
+        return dict.fromkeys(self.ready, "READY")
+
+    def wait(self, timeout: float) -> int | None:
+        return self.code
+
+    def stop(self, *, grace: float) -> None:
+        self.code = 0
+
+    def drop(self, name: str) -> None:
+        if self.obeys:
+            self.ready = [each for each in self.ready if each != name]
+
+    def takes_requests(self, name: str) -> bool:
+        if self.hangs:
+            raise ServerError("the server does not answer (timed out)")
+        return name in self.ready
+
+
+@pytest.fixture
+def restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+    """The settings of every Triton that replaced one."""
+    all_settings: list[ServerSettings] = []
+
+    def start(settings: ServerSettings, **_: Any) -> Triton:
+        all_settings.append(settings)
+        return Triton(tmp_path / "log", *settings.names())
+
+    monkeypatch.setattr(replica, "start", start)
+    monkeypatch.setattr(replica, "CHECK_INTERVAL", 0.01)
+    return all_settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "log").touch()
+    for name in ("a", "b"):
+        (tmp_path / "repo" / name).mkdir(parents=True)
+        (tmp_path / "repo" / name / "config.pbtxt").touch()
+    return tmp_path
+
+
+def supervised(folder: Path, triton: Any, lines: list[str] | None = None) -> Replica:
+    settings = ServerSettings(folder / "repo", renewable=True)
+    return Replica(settings, triton, (lines if lines is not None else []).append)
+
+
+async def until(one: Replica, done: Callable[[], Any]) -> None:
+    """Supervise it until something is so."""
+    deadline = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < deadline
+        one.check(time.monotonic())
+        await asyncio.sleep(0.01)
+
+
+async def outcome(one: Replica, name: str) -> str:
+    """Unload a model while it is supervised, and return the error."""
+    request = asyncio.create_task(one.unload(name))
+    await until(one, request.done)
+    error = request.exception()
+    assert error is None or isinstance(error, LLMServeError)
+    return str(error or "")
+
+
+def test_a_model_of_a_triton_that_ends_meanwhile_is_not_unloaded(
+    folder: Path, restarts: list[ServerSettings]
+) -> None:
+    triton = Triton(folder / "log", "a", "b")
+
+    async def scenario() -> None:
+        one = supervised(folder, triton)
+        with (folder / "log").open("a") as log:
+            log.write(LOADS.format("a"))
+        one.check(time.monotonic())
+        triton.code = 1
+        assert await outcome(one, "a") == "Triton is restarting: wait until it is ready"
+        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        assert restarts[0].models == ("a", "b")
+        assert await outcome(one, "a") == "", "it can be unloaded then"
+        await one.settle()
+
+    asyncio.run(scenario())
+
+
+def test_a_triton_that_does_not_unload_a_model_is_restarted_without_it(
+    folder: Path, restarts: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "_UNLOAD_BEGINS", 0.1)
+    triton = Triton(folder / "log", "a", "b")
+    triton.obeys = False
+    lines: list[str] = []
+
+    async def scenario() -> None:
+        one = supervised(folder, triton, lines)
+        assert await outcome(one, "a") == ""
+        await one.settle()
+
+    asyncio.run(scenario())
+    assert restarts[0].models == ("b",)
+    assert "triton: restarting (Triton does not unload a)" in lines
+    assert lines[-1] == "a: unloaded"
+
+
+def test_a_model_of_a_triton_that_does_not_answer_is_not_called_unloaded(folder: Path) -> None:
+    triton = Triton(folder / "log", "a", "b")
+    triton.hangs = True
+    lines: list[str] = []
+
+    async def scenario() -> None:
+        one = supervised(folder, triton, lines)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(one.unload("a"), 0.3)
+        await one.settle()
+
+    asyncio.run(scenario())
+    assert lines == []
+
+
+def test_a_user_may_unload_all_that_answers(folder: Path, restarts: list[ServerSettings]) -> None:
+    """It is no failure, not even if what is left has failed, or if Triton then ends."""
+    triton = Triton(folder / "log", "a", b="no weights")
+
+    async def scenario() -> None:
+        one = supervised(folder, triton)
+        assert await outcome(one, "a") == ""
+        assert not one.failed
+        assert await outcome(one, "b") == ""
+        triton.code = 1
+        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        assert restarts[0].names() == []
+        assert not one.failed
+        await one.settle()
+
+    asyncio.run(scenario())
+
+
+def test_if_all_models_have_failed_nothing_is_left_to_answer(folder: Path) -> None:
+    async def scenario() -> None:
+        one = supervised(folder, Triton(folder / "log", a="no weights"))
+        assert one.failed
+        assert one.why_it_failed() == {"a: no weights"}
+        await one.settle()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_has_loaded_goes_on_without_its_socket(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    settings = ServerSettings(folder / "repo", renewable=True)
+    triton: Any = Triton(folder / "log", "a")
+    gone = folder / "no folder" / "serve.sock"
+    server = Supervisor([settings], [triton], notify=lines.append, control=gone)
+    # What it would have waited for: it checks once, then its user stops it.
+    monkeypatch.setattr(Replica, "check", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    server.run()
+    assert lines[0].startswith(
+        "note: `llmserve reload` and others cannot reach this server: [Errno"
+    )
+    assert lines[1] == "stopping, requests in flight are finished first"
