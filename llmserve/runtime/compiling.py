@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.judge import Judge, UnenforceableError, compiled
+from llmserve.runtime.judge import Judge, SetupError, UnenforceableError, compiled
 from llmserve.runtime.protocols import Tokenizer
 
 _MAX_COMPILED = 64
@@ -48,18 +48,18 @@ class Compiler:
         self._tokenizer_json, self._eos_token = tokenizer_json, min(eos_ids)
         self._table: Any = None
         self._judge: Judge | None = None
+        self._refusal = ""
         self._thread = ThreadPoolExecutor(1, "llmserve-constraints")
         self._compiled: OrderedDict[Form, Future[Compiled]] = OrderedDict()
 
     def start(self, form: Form) -> Future[Compiled]:
         """Compile a form unless it is known; the result or the refusal comes later."""
         future = self._compiled.get(form)
-        if future is None or _was_not_checked(future):
+        if future is None or _tells_nothing(future):
             waiting = sum(not future.done() for future in self._compiled.values())
             if waiting >= _MAX_WAITING:
-                raise RequestError(
-                    "too many new constraints are waiting to be compiled: send it again later"
-                )
+                # The gateway answers 429 to a full queue, so that clients try again.
+                raise RequestError("the queue of new constraints is full: send it again later")
             future = self._compiled[form] = self._thread.submit(self._compile, form)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
@@ -84,6 +84,8 @@ class Compiler:
             self._judge.close()
 
     def _judged(self, form: Form) -> str:
+        if self._refusal:
+            raise RequestError(self._refusal)
         # The machine may have had no memory left for it: another one is started.
         for _ in range(2):
             try:
@@ -91,6 +93,13 @@ class Compiler:
                     library = Path(self._library.__file__).parent.parent
                     self._judge = Judge(self._tokenizer_json, self._eos_token, library)
                 return self._judge.grammar(*form)
+            except SetupError as error:
+                reason = next(iter(str(error).splitlines()), "")
+                self._refusal = (
+                    "this model's answers cannot be constrained: llguidance refuses its tokenizer: "
+                    f"{reason[:200]}"
+                )
+                raise RequestError(self._refusal) from None
             except OSError:
                 if self._judge is not None:
                     self._judge.close()
@@ -102,8 +111,11 @@ class _NotCheckedError(RequestError):
     """Nothing is known about the form, unlike about one that was refused."""
 
 
-def _was_not_checked(future: Future[Compiled]) -> bool:
-    return future.done() and isinstance(future.exception(), _NotCheckedError)
+def _tells_nothing(future: Future[Compiled]) -> bool:
+    """Return whether compiling has failed for a reason that is not the form's."""
+    error = future.exception() if future.done() else None
+    refused = isinstance(error, RequestError) and not isinstance(error, _NotCheckedError)
+    return error is not None and not refused
 
 
 def refusal(kind: str, message: str) -> RequestError:

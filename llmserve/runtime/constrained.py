@@ -54,6 +54,11 @@ class FormConstraint:
     def settle(self) -> None:
         """Wait until the form is compiled; raise :class:`RequestError` if it is refused."""
         if self._matcher is None:
+            # The same refusal is kept for all requests: raised itself, it would keep all of them.
+            if error := self._form.exception():
+                if isinstance(error, RequestError):
+                    raise RequestError(str(error))
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
             compiled = self._form.result()
             self._matcher, self._vocabulary = compiled.matcher.deep_copy(), compiled.vocabulary
 

@@ -60,6 +60,10 @@ def compiled(library: Any, table: Any, grammar: str) -> Any:
     return matcher
 
 
+class SetupError(Exception):
+    """No constraint can be checked for this tokenizer, however often the process is started."""
+
+
 class Judge:
     """The process that decides, for one tokenizer. It ends with the process that started it."""
 
@@ -74,7 +78,9 @@ class Judge:
         self._socket = near
         try:
             self._send(setup)
-            self._receive(_START_SECONDS)
+            answer = self._receive(_START_SECONDS)
+            if "error" in answer:
+                raise SetupError(answer["error"])
         except BaseException:
             self.close()
             raise
@@ -121,9 +127,16 @@ def main() -> None:
     # Ctrl-C reaches all processes of a terminal; the model's process decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path.append(setup["library"])
-    import llguidance
+    try:
+        import llguidance
 
-    table = llguidance.LLTokenizer(setup["tokenizer"], eos_token=setup["eos"])
+        table = llguidance.LLTokenizer(setup["tokenizer"], eos_token=setup["eos"])
+    except (MemoryError, OSError):
+        # There may be enough for it next time.
+        raise
+    except BaseException as error:  # a panic is no Exception
+        _answer({"error": f"{type(error).__name__}: {error}"})
+        return
     del setup
     _answer({})
     for line in sys.stdin.buffer:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
 import signal
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +22,12 @@ import llmserve.demo
 from llmserve.runtime import Generation, RequestError, Sampler, TransformersTokenizer
 from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.compiling import _MAX_WAITING, Compiled, Compiler
+from llmserve.runtime.constrained import FormConstraint
+from llmserve.runtime.judge import Judge
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import FakeRequest, make_parts
+from tests import support
 
 FOLDER = Path(llmserve.demo.__file__).parent / "model"
 TOKENIZER = TransformersTokenizer({"path": "."}, FOLDER)
@@ -150,13 +156,32 @@ def test_a_refusal_is_remembered(compiler: Compiler) -> None:
     assert compiler.start(BOMBS["divisors"]) is first
 
 
+@pytest.mark.parametrize("kept", [RequestError("refused"), ValueError("a fault")])
+def test_a_form_that_is_kept_keeps_no_request_that_asked_for_it(kept: Exception) -> None:
+    form: Future[Compiled] = Future()
+    form.set_exception(kept)
+
+    def ask() -> weakref.ref[Generation]:
+        generation = support.generation(b"p", 9)
+        generation.constraint = FormConstraint(generation, form)
+        with pytest.raises((RequestError, RuntimeError), match=str(kept)) as raised:
+            generation.settle()
+        assert isinstance(raised.value, RequestError) == isinstance(kept, RequestError)
+        return weakref.ref(generation)
+
+    references = [ask() for _ in range(3)]
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
+    assert kept.__traceback__ is None
+
+
 def test_too_many_new_constraints_are_refused_and_known_ones_are_not() -> None:
     compiler = Compiler(TOKENIZER, TOKENIZER.eos_ids)
     known = compiler.start(("regex", "known"))
     for number in range(_MAX_WAITING - 1):
         compiler.start(("regex", f"(a{{1000}}){{1000}}{number}"))
     more = (compiler.start(("regex", f"(b{{1000}}){{1000}}{n}")) for n in range(_MAX_WAITING))
-    with pytest.raises(RequestError, match="send it again later"):
+    with pytest.raises(RequestError, match="the queue of new constraints is full"):
         list(more)
     assert compiler.start(("regex", "known")) is known
     compiler.close()
@@ -167,6 +192,35 @@ def test_a_killed_judge_is_replaced(compiler: Compiler) -> None:
     assert compiler._judge is not None
     os.kill(compiler._judge.pid, signal.SIGKILL)
     assert refusal(compiler.start(("regex", "after"))) is None
+
+
+def test_a_failure_that_is_not_the_forms_is_not_remembered(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("llmserve.runtime.compiling.compiled", lambda *_: 1 / 0)
+        assert compiler.start(("regex", "fault")).exception(60)
+    assert refusal(compiler.start(("regex", "fault"))) is None
+
+
+def test_a_tokenizer_that_the_judge_cannot_read_is_a_refusal_that_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[str] = []
+
+    class Counted(Judge):
+        def __init__(self, *arguments: Any) -> None:
+            started.append("")
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("llmserve.runtime.compiling.Judge", Counted)
+    tokenizer: Any = SimpleNamespace(tokenizer_json=lambda: "{}")
+    compiler = Compiler(tokenizer, TOKENIZER.eos_ids)
+    for text in ("a", "b"):
+        said = refusal(compiler.start(("regex", text)))
+        assert "cannot be constrained: llguidance refuses its tokenizer: " in str(said)
+    assert len(started) == 1
+    compiler.close()
 
 
 def test_a_bomb_in_a_batch_fails_alone() -> None:
