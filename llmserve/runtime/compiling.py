@@ -78,7 +78,10 @@ class Compiler:
         return Compiled(matcher, self._table.vocab_size)
 
     def close(self) -> None:
-        """End the thread and the judge."""
+        """End the thread and the judge; forms that wait are dropped.
+
+        Otherwise the process would compile them before it ends.
+        """
         self._thread.shutdown(cancel_futures=True)
         if self._judge is not None:
             self._judge.close()

@@ -44,12 +44,13 @@ class TritonPythonModel:
         self._driver: Driver = part("stage" if "stage" in components else "batching")
 
         def start() -> None:
+            self._formatter = part("formatter")
             self._driver.start(
                 Parts(
                     name=args["model_name"],
                     tokenizer=part("tokenizer"),
                     generator=part("generator"),
-                    formatter=part("formatter"),
+                    formatter=self._formatter,
                     inputs=frozenset(contract["inputs"]),
                     extras=frozenset(contract["extras"]),
                     batched=config["max_batch_size"] > 0,
@@ -88,6 +89,9 @@ class TritonPythonModel:
         driver = getattr(self, "_driver", None)
         if driver is not None:
             driver.finalize()
+            # Only some formatters have this method.
+            if close := getattr(getattr(self, "_formatter", None), "close", None):
+                close()
 
 
 def _create(component: Mapping[str, Any], folder: Path) -> Any:

@@ -133,7 +133,11 @@ class Formatter(Protocol):
 
 
 class ConstrainingFormatter(Formatter, Protocol):
-    """A formatter that can also constrain answers if a request asks for it."""
+    """A formatter that can also constrain answers if a request asks for it.
+
+    If it has a method ``close``, it is called when the model is unloaded, after the driver's
+    ``finalize``.
+    """
 
     def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
         """Return the constraint on an answer, None for none; called before its first token.

@@ -36,6 +36,12 @@ class TextFormatter:
             self._compiler = Compiler(tokenizer, generation.eos_ids)
         return FormConstraint(generation, self._compiler.start(form))
 
+    def close(self) -> None:
+        """End what compiles constraints; what waits to be compiled is dropped."""
+        if self._compiler is not None:
+            self._compiler.close()
+            self._compiler = None
+
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         tensors = {
             "text_output": strings(

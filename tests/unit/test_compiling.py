@@ -10,7 +10,7 @@ import signal
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +187,21 @@ def test_too_many_new_constraints_are_refused_and_known_ones_are_not() -> None:
     compiler.close()
 
 
+def test_a_closed_formatter_compiles_nothing_that_still_waits() -> None:
+    formatter = TextFormatter({}, FOLDER)
+    constraints = []
+    for number in range(_MAX_WAITING):
+        bomb = f"{number}(a{{1000}}){{1000}}"
+        generation = support.generation(b"p", 9, eos=TOKENIZER.eos_ids, regex=bomb)
+        constraints.append(formatter.constrain(generation, TOKENIZER))
+    formatter.close()
+    formatter.close()
+    latest: Any = constraints[-1]
+    assert not latest.pending
+    with pytest.raises(CancelledError):
+        latest.settle()
+
+
 def test_a_killed_judge_is_replaced(compiler: Compiler) -> None:
     assert refusal(compiler.start(("regex", "before"))) is None
     assert compiler._judge is not None
@@ -245,3 +260,4 @@ def test_a_bomb_in_a_batch_fails_alone() -> None:
         None,
     ]
     assert requests[0].text == "yes"
+    formatter.close()

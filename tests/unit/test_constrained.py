@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,12 @@ TREE = {
 }
 GRAMMAR = 'start: "yes" | "no" " " /[0-9]{1,3}/'
 EBNF = 'root ::= "yes" | "no " [0-9]'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    FORMATTER.close()
 
 
 def start(values: Mapping[str, Any], seed: int, max_tokens: int) -> tuple[Generation, Sampler]:

@@ -132,6 +132,16 @@ def test_unloading_a_model_that_never_loaded_is_harmless() -> None:
     TritonPythonModel().finalize()
 
 
+def test_unloading_closes_a_formatter_that_can_be_closed_after_its_driver() -> None:
+    model, calls = TritonPythonModel(), []
+    driver: Any = SimpleNamespace(finalize=lambda: calls.append("driver"))
+    model._driver, model._formatter = driver, object()
+    model.finalize()
+    model._formatter = SimpleNamespace(close=lambda: calls.append("formatter"))
+    model.finalize()
+    assert calls == ["driver", "driver", "formatter"]
+
+
 def test_a_model_is_ready_unless_its_driver_is_not() -> None:
     model = TritonPythonModel()
     for driver, ready in ((object(), True), (SimpleNamespace(is_ready=lambda: False), False)):

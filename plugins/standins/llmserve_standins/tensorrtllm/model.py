@@ -66,6 +66,8 @@ class TritonPythonModel:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join()
+        if self._compiler is not None:
+            self._compiler.close()
         self._notice.clear()
 
     def _accept(self, request: PendingRequest) -> None:
