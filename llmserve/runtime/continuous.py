@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
+from llmserve.runtime.errors import RequestError
 from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts
 from llmserve.runtime.steps import StepDriver
@@ -76,7 +77,7 @@ class ContinuousDriver(StepDriver):
     def _watch(self) -> None:
         """Look for disconnected clients; while all cores compute, one check takes 0.5 ms."""
         while not self._unloaded.wait(_CANCEL_INTERVAL):
-            for job in list(self._active):
+            for job in [*list(self._active), *(job for job, _ in list(self._pending))]:
                 job.responder.cancelled(now=True)
 
     def _take_arrived(self) -> bool:
@@ -97,11 +98,14 @@ class ContinuousDriver(StepDriver):
             self._pending.append(arrived)
 
     def _admit_pending(self) -> None:
-        ready = [(job, at) for job, at in self._pending if not job.pending]
+        # A client that has gone needs no constraint.
+        ready = [item for item in self._pending if item[0].responder.gone or not item[0].pending]
         if ready:
             self._pending = [(job, at) for job, at in self._pending if (job, at) not in ready]
         for job, at in ready:
-            if self._admit(job):
+            if job.responder.gone:
+                self._give_up(job, RequestError("the request was cancelled"))
+            elif self._admit(job):
                 self._active[job] = 0.0
                 self._metrics.began(job, at)
 

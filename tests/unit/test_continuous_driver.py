@@ -90,6 +90,20 @@ def test_steps_do_not_wait_for_a_constraint_to_be_compiled(model: Model, running
     wait_until_closed(long)
 
 
+@pytest.mark.parametrize("running", [False, True])
+def test_a_request_that_is_cancelled_does_not_wait_for_its_constraint(
+    model: Model, running: bool
+) -> None:
+    long = model.send("ab", max_tokens=ENDLESS if running else 1)
+    slow = model.send("slow", max_tokens=5)
+    slow.cancelled = True
+    wait_until_closed(slow)
+    assert slow.text == ""
+    long.cancelled = True
+    wait_until_closed(long)
+    assert not model.driver._pending
+
+
 def test_a_request_with_a_constraint_that_is_not_ready_is_answered_when_unloading() -> None:
     model = Model()
     request = model.send("slow")
