@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,10 @@ def _weights_type(folder: Path) -> str:
     for path in folder.rglob("*.safetensors"):
         for tensor in _tensors(path):
             if isinstance(tensor, dict) and {"data_offsets", "dtype"} <= tensor.keys():
-                begin, end = tensor["data_offsets"]
-                sizes[str(tensor["dtype"])] += end - begin
+                # A file that others wrote may have anything there.
+                with suppress(TypeError, ValueError):
+                    begin, end = tensor["data_offsets"]
+                    sizes[str(tensor["dtype"])] += end - begin
     return sizes.most_common(1)[0][0] if sizes else ""
 
 

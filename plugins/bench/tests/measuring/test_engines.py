@@ -50,6 +50,10 @@ def test_damaged_weights_have_no_type(repository: Path, tmp_path: Path) -> None:
         weights.unlink()
         weights.write_bytes(content)
         assert "weights" not in engine_of(tmp_path, "demo")
+    for offsets in ("7", "[0]", '["a", "b"]', "null"):
+        header = f'{{"w": {{"dtype": "F16", "data_offsets": {offsets}}}}}'.encode()
+        weights.write_bytes(len(header).to_bytes(8, "little") + header)
+        assert "weights" not in engine_of(tmp_path, "demo")
 
 
 def test_the_conditions_of_a_report_name_the_engines() -> None:
