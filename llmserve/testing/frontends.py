@@ -13,13 +13,14 @@ from typing import ClassVar
 
 import pytest
 
-from llmserve.errors import ServerError
+from llmserve.errors import PortInUseError, ServerError
 from llmserve.registry import Registry
 from llmserve.roles import Frontend, Place
 from llmserve.server.frontend import RunningFrontend, start_frontend
 from llmserve.server.settings import free_port
 
 _GRACE = 5.0
+_ATTEMPTS = 3
 _ANOTHER_ADDRESS = "127.0.0.2"
 
 
@@ -39,9 +40,7 @@ class FrontendConformance:
         with ExitStack() as stack:
             running = []
             for number in range(2):
-                running.append(
-                    start_frontend(self._registered(), self.place(), tmp_path / f"{number}.log")
-                )
+                running.append(self._started(tmp_path / f"{number}.log"))
                 stack.callback(running[-1].stop, 0.0)
             yield running
 
@@ -52,6 +51,20 @@ class FrontendConformance:
         return Place(
             f"{host}:{free_port(host, 0, 'Triton')}", host, port, _GRACE, models=self.models
         )
+
+    def _started(self, log: Path) -> RunningFrontend:
+        for _ in range(_ATTEMPTS - 1):
+            place = self.place()
+            try:
+                return start_frontend(self._registered(), place, log)
+            except ServerError:
+                try:
+                    free_port(place.host, place.port, "frontend")
+                except PortInUseError:
+                    # Someone else took the port before the frontend could.
+                    continue
+                raise
+        return start_frontend(self._registered(), self.place(), log)
 
     def _registered(self) -> Frontend:
         return Registry.load().get(Frontend, self.frontend)

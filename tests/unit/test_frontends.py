@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,22 @@ def test_the_suite_finds_a_frontend_that_listens_everywhere(
         else:
             with pytest.raises(AssertionError):
                 suite.test_it_listens_at_its_place_and_nowhere_else([running])
+    finally:
+        running.stop(0.0)
+
+
+def test_the_suite_starts_a_frontend_elsewhere_if_someone_takes_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = Suite("127.0.0.1")
+    free = suite.place()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        places = [replace(free, port=other.getsockname()[1]), free]
+        monkeypatch.setattr(suite, "place", lambda: places.pop(0))
+        running = suite._started(tmp_path / "log")
+    try:
+        assert running.place == free
     finally:
         running.stop(0.0)
 
