@@ -226,6 +226,8 @@ def test_corrupt_bodies_are_the_clients_fault(example: dict[str, Any]) -> None:
         (RequestRejectedError("min_tokens 9 is over max_tokens 4"), 400, "min_tokens", None),
         (RequestRejectedError("the json schema cannot be enforced"), 400, "response_format", None),
         (RequestRejectedError("the regex cannot be enforced: x"), 400, "regex", None),
+        (RequestRejectedError("the server refused the request: the queue of new constraints is "
+                              "full: send it again later"), 429, None, "queue_full"),
         (RequestRejectedError("the chat template refuses these"), 400, "messages", None),
         (RequestRejectedError("the text has a character that UTF-8"), 400, "prompt", None),
         (RequestRejectedError("the prompt has a fault"), 400, None, None),
