@@ -163,9 +163,11 @@ class Server:
         """Unload a model and wait until it is gone. For ``renewable`` servers."""
         self.drop(name)
         deadline = time.monotonic() + timeout
-        while (state := self.models().get(name, "")) not in UNLOADED:
+        # Triton's index forgets it before Triton has looked: loaded again by then, it would look
+        # unchanged to Triton, and nobody would load it.
+        while self.takes_requests(name) or self.models().get(name, "") not in UNLOADED:
             if time.monotonic() > deadline:
-                raise ServerError(f"model {name!r} is still {state} after {timeout:g} s")
+                raise ServerError(f"model {name!r} is still loaded after {timeout:g} s")
             time.sleep(_POLL)
 
     def renew(self, name: str) -> None:

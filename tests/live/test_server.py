@@ -55,6 +55,9 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
     assert echo(server, "here", model="second") == "here"
     server.unload("second")
     assert server.models() == {"echo": "READY"}
+    server.load("second")
+    assert echo(server, "again", model="second") == "again"
+    server.unload("second")
     with pytest.raises(ServerError, match="'broken' failed to load: ModuleNotFoundError: No mod"):
         server.load("second", "broken")
     eventually(lambda: server.models() == {"echo": "READY"})
