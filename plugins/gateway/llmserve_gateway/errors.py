@@ -39,7 +39,7 @@ _API_NAMES = {
 }
 # All of them are for the beginning of a message: further on it may quote the request.
 _FAILED = re.compile(r"the model failed: |\w*(?:Error|Exception|Exit|Interrupt): ")
-_QUEUE_FULL = re.compile(r"the queue of '[^']*' is full")
+_QUEUE_FULL = re.compile(r"the queue of ('[^']*'|new constraints) is full")
 _NO_CHAT_TEMPLATE = re.compile(r"(?:this )?\S+ has no chat template")
 _OVER_CONTEXT = re.compile(
     r"(?:the prompt has|(?:max_tokens|request_output_len) \d+ and the prompt's) \d+ "
