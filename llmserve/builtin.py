@@ -104,7 +104,7 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
 
 
 def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve.repository.source_files import (
+    from llmserve.builder.source_files import (
         check_vocabulary,
         has_chat_template,
         tokenizer_files,

@@ -19,6 +19,12 @@ from llmserve.builder.causal import place_causal_model as place_causal_model
 from llmserve.builder.causal import place_instances as place_instances
 from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
+from llmserve.builder.source import DEMO as DEMO
+from llmserve.builder.source import ModelSource as ModelSource
+from llmserve.builder.source import read_object as read_object
+from llmserve.builder.source_files import check_vocabulary as check_vocabulary
+from llmserve.builder.source_files import tokenizer_files as tokenizer_files
+from llmserve.builder.source_files import weight_files as weight_files
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError
@@ -35,12 +41,6 @@ from llmserve.options import Value as Value
 from llmserve.packages import install_command as install_command
 from llmserve.repository.problems import CheckedModel as CheckedModel
 from llmserve.repository.problems import Problem as Problem
-from llmserve.repository.source import DEMO as DEMO
-from llmserve.repository.source import ModelSource as ModelSource
-from llmserve.repository.source import read_object as read_object
-from llmserve.repository.source_files import check_vocabulary as check_vocabulary
-from llmserve.repository.source_files import tokenizer_files as tokenizer_files
-from llmserve.repository.source_files import weight_files as weight_files
 from llmserve.roles import Backend as Backend
 from llmserve.roles import Batching as Batching
 from llmserve.roles import Formatter as Formatter

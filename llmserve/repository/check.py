@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from llmserve.builder.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
+from llmserve.builder.source_files import check_code, config_files
 from llmserve.errors import ConfigError, ModelSourceError, reason
 from llmserve.packages import (
     EMBEDDED,
@@ -27,8 +29,6 @@ from llmserve.repository.config import ModelConfig
 from llmserve.repository.manifest import Manifest, model_folders, parts_of
 from llmserve.repository.problems import CheckedModel, Problem
 from llmserve.repository.runtimes import check_models, problem_with
-from llmserve.repository.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
-from llmserve.repository.source_files import check_code, config_files
 from llmserve.roles import ROLES
 from llmserve.runtime.contract import MANIFEST
 

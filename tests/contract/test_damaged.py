@@ -12,11 +12,11 @@ import pytest
 
 import llmserve
 from llmserve.builder.build import BuildSpec, build_spec
+from llmserve.builder.source import resolve
+from llmserve.builder.source_files import vocabulary_size
 from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, ModelSourceError
 from llmserve.repository.manifest import Manifest, references
-from llmserve.repository.source import resolve
-from llmserve.repository.source_files import vocabulary_size
 from llmserve.runtime.contract import MANIFEST
 from tests.support import edit_json
 

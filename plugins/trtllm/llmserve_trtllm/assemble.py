@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmserve.builder.source_files import model_vocabulary
 from llmserve.plugin import (
     DEMO,
     Assembly,
@@ -15,7 +16,6 @@ from llmserve.plugin import (
     tokenizer_files,
     weight_files,
 )
-from llmserve.repository.source_files import model_vocabulary
 from llmserve_trtllm import engine, models, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
