@@ -39,8 +39,10 @@ from llmserve.options import INT32_MAX as INT32_MAX
 from llmserve.options import Option as Option
 from llmserve.options import Value as Value
 from llmserve.packages import install_command as install_command
-from llmserve.repository.problems import CheckedModel as CheckedModel
-from llmserve.repository.problems import Problem as Problem
+from llmserve.problems import Problem as Problem
+from llmserve.repository.repository import CheckedModel as CheckedModel
+from llmserve.repository.repository import Model as Model
+from llmserve.repository.repository import Repository as Repository
 from llmserve.roles import Backend as Backend
 from llmserve.roles import Batching as Batching
 from llmserve.roles import Formatter as Formatter

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import LLMServeError, RequestRejectedError, ServerError, UsageError
 from llmserve.names import near
-from llmserve.repository.manifest import model_folders, parts_of
+from llmserve.repository.repository import Repository
 from llmserve.server.launch import POLL
 from llmserve.server.log import ServerLog
 from llmserve.server.readiness import ModelsFailedError
@@ -163,7 +163,7 @@ class Replica:
             since=time.monotonic(),
             loads=self._log.loads[name],
             served=state is State.READY,
-            parts=tuple(parts_of(self.settings.repository, name)),
+            parts=Repository.open(self.settings.repository).parts_of(name),
         )
 
     def _take_over(self, server: Server) -> None:
@@ -418,11 +418,11 @@ class Replica:
 
     async def reload(self, name: str) -> None:
         """Load or reload a model; the old one answers until the new one is loaded."""
-        repository = self.settings.repository
-        names = [path.name for path in model_folders(repository)]
-        # An existing path is not enough: an empty name, or a dot, is the repository itself.
-        if name not in names:
-            raise ServerError(f"no model {name!r} in {repository}", mend=near(name, names))
+        # Read again: the model may be new, or built anew.
+        repository = Repository.open(self.settings.repository)
+        if name not in repository.models:
+            mend = near(name, repository.models)
+            raise ServerError(f"no model {name!r} in {repository.path}", mend=mend)
         if not self.server.renewable:
             raise ServerError("this Triton cannot reload a model", mend="stop and start it")
         if not self._triton.alive:
@@ -436,7 +436,7 @@ class Replica:
         for problem in await asyncio.to_thread(check, repository):
             if problem.fatal:
                 raise ServerError(str(problem))
-        parts = (*parts_of(repository, name), name)
+        parts = (*repository.parts_of(name), name)
         for part in parts:
             if part not in self._models:
                 self._models[part] = self._watched(part, State.LOADING)

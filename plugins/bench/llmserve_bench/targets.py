@@ -15,9 +15,8 @@ from llmserve.builder.plan import BuildSpec, known_options, make_plan
 from llmserve.client import ModelInfo, connect
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.options import parse_assignments
-from llmserve.plugin import Pair, Recipe
+from llmserve.plugin import Pair, Recipe, Repository
 from llmserve.registry import Registry
-from llmserve.repository.manifest import parts_of
 from llmserve.server import ServerSettings, start
 from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter
@@ -166,7 +165,7 @@ def serving(
             on_step(f"building {variant.label}")
             build_spec(variant.spec(model, repository), registry=registry, report=on_step)
         on_step(f"serving {', '.join(variant.label for variant in variants)}")
-        models = tuple(part for name in names for part in (*parts_of(repository, name), name))
+        models = Repository.open(repository).with_parts(names)
         settings = ServerSettings(
             repository, http_port=0, grpc_port=0, metrics_port=0, models=models
         )
