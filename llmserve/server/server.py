@@ -15,8 +15,8 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
+from llmserve.contract.names import STAND_IN_METRIC
 from llmserve.errors import ServerError, UsageError
-from llmserve.runtime.contract import STAND_IN_METRIC
 from llmserve.server.launch import (
     Instance,
     Launch,

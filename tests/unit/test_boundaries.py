@@ -13,9 +13,11 @@ import pytest
 
 from llmserve.builder.causal import PLACEMENT_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
+from llmserve.contract import tensors
+from llmserve.contract.options import OPTIONS
+from llmserve.contract.tensors import Tensor
 from llmserve.registry import Registry
 from llmserve.roles import Backend
-from llmserve.runtime import contract
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "llmserve"
@@ -51,10 +53,11 @@ OUTSIDE = {
     "llguidance", "numpy", "torch", "transformers", "triton_python_backend_utils",
     *sys.stdlib_module_names,
 }  # fmt: skip
+CONTRACT = {f"contract.{path.stem}" for path in (CORE / "contract").glob("*.py")}
 SERVER = {
     "client", "contract.container", "errors", "names", "packages", "registry", "repository",
     "repository.check",
-    "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
+    "repository.dockerfile", "repository.manifest", "roles", "contract.names",
 }  # fmt: skip
 
 
@@ -63,9 +66,9 @@ SERVER = {
     [
         ("", None, None),
         ("contract", set(), {*sys.stdlib_module_names}),
-        ("runtime", set(), OUTSIDE),
+        ("runtime", CONTRACT, OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
-        ("client", {"errors", "packages", "registry", "roles", "tools"}, None),
+        ("client", {*CONTRACT, "errors", "packages", "registry", "roles", "tools"}, None),
         ("server", SERVER, None),
     ],
 )
@@ -178,9 +181,8 @@ def names_of_our_plugins() -> set[str]:
     }
     plugin_names: set[str] = set()
     core_names = {option.name for option in (*SOURCE_OPTIONS, *REQUEST_OPTIONS, *PLACEMENT_OPTIONS)}
-    tensors = [value for value in vars(contract).values() if isinstance(value, contract.Tensor)]
-    tensors += (*contract.SAMPLING, *contract.TEXT_FORMAT_INPUTS)
-    core_names |= {tensor.name for tensor in tensors}
+    core_names |= {value.name for value in vars(tensors).values() if isinstance(value, Tensor)}
+    core_names |= {name for row in OPTIONS.values() for name in (row.name, *row.aliases)}
     for entry in Registry.load().entries:
         component = entry.component
         # Backend names are Triton's, whichever package provides the backend.
