@@ -43,7 +43,7 @@ def is_in(module: str, package: str) -> bool:
 
 
 def sources(folder: Path) -> list[Path]:
-    paths = sorted(folder.rglob("*.py"))
+    paths = sorted([*folder.rglob("*.py"), *folder.rglob("*.pyi")])
     return [path for path in paths if "tests" not in path.relative_to(ROOT).parts]
 
 
@@ -52,7 +52,7 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "contract.container", "errors", "names", "packages", "registry", "repository",
+    "client", "contract.container", "errors", "lazy", "names", "packages", "registry", "repository",
     "repository.check",
     "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
@@ -63,9 +63,9 @@ SERVER = {
     [
         ("", None, None),
         ("contract", set(), {*sys.stdlib_module_names}),
-        ("runtime", set(), OUTSIDE),
+        ("runtime", {"lazy"}, OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
-        ("client", {"errors", "packages", "registry", "roles", "tools"}, None),
+        ("client", {"errors", "lazy", "packages", "registry", "roles", "tools"}, None),
         ("server", SERVER, None),
     ],
 )
@@ -130,9 +130,9 @@ def module_of(path: Path, above: Path) -> str:
 def import_graph() -> dict[str, set[str]]:
     """Return which of our modules imports which, including imports for types and in functions."""
     homes = ((CORE, ROOT), (ROOT / "cli", ROOT / "cli"))
-    paths = {module_of(path, above): path for home, above in homes for path in sources(home)}
-    graph = {}
-    for module, path in paths.items():
+    paths = [(module_of(path, above), path) for home, above in homes for path in sources(home)]
+    graph: dict[str, set[str]] = {module: set() for module, _ in paths}
+    for module, path in paths:
         imported = set()
         for node in nodes_of(path):
             if isinstance(node, ast.Import):
@@ -140,8 +140,8 @@ def import_graph() -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 submodules = {f"{node.module}.{alias.name}" for alias in node.names}
                 # A name that is not a module belongs to the module it is imported from.
-                imported |= submodules & paths.keys() or {node.module}
-        graph[module] = imported & paths.keys() - {module}
+                imported |= submodules & graph.keys() or {node.module}
+        graph[module] |= imported & graph.keys() - {module}
     return graph
 
 
