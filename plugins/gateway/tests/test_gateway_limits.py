@@ -125,6 +125,32 @@ def test_a_prompt_that_cannot_fit_is_refused_by_name(
     assert triton.read == []
 
 
+def test_a_slow_model_is_asked_once_for_what_it_takes() -> None:
+    class Slow(Models):
+        asked = 0
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            self.asked += 1
+            await asyncio.sleep(0.05)
+            return await super().generate(name, prompt, **options)
+
+    triton = Slow()
+    body = json.dumps({"model": "a", "prompt": GIANT}).encode()
+
+    async def go() -> list[int]:
+        async with serving(triton, Settings(NO_TRITON)) as client:
+            left = asyncio.ensure_future(client.post("/v1/completions", content=body))
+            others = [client.post("/v1/completions", content=body) for _ in range(3)]
+            waiting = asyncio.gather(*others)
+            while not triton.asked:
+                await asyncio.sleep(0.001)
+            left.cancel()
+            return [answer.status_code for answer in await waiting]
+
+    assert asyncio.run(go()) == [400] * 3
+    assert triton.asked == 1
+
+
 def test_a_prompt_that_may_fit_is_left_to_the_model() -> None:
     triton = Models()
 
