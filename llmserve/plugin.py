@@ -20,6 +20,7 @@ from llmserve.builder.causal import place_instances as place_instances
 from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
+from llmserve.contract.address import Address as Address
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError
 from llmserve.errors import LLMServeError as LLMServeError

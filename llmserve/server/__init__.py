@@ -9,6 +9,7 @@ http://127.0.0.1:8000
 
 from __future__ import annotations
 
+from llmserve.contract.address import Address as Address
 from llmserve.server.log import Progress as Progress
 from llmserve.server.server import Server as Server
 from llmserve.server.settings import Runtime as Runtime

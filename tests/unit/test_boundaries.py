@@ -52,8 +52,8 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "contract.container", "errors", "names", "packages", "registry", "repository",
-    "repository.check",
+    "client", "contract.address", "contract.container", "errors", "names", "packages", "registry",
+    "repository", "repository.check",
     "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
 

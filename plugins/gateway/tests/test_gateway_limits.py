@@ -15,11 +15,12 @@ import pytest
 from llmserve.client import Completion
 from llmserve.client.model import ModelInfo
 from llmserve.errors import ModelNotReadyError
+from llmserve.plugin import Address
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from tests.gateways import NO_TRITON, TEXT, Triton
+from tests.gateways import NO_TRITON, TEXT, URL, Triton
 
 GIANT = "giant " * 650_000  # 3.9 MB
 LONGEST = 512 * 512
@@ -256,7 +257,8 @@ def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
     prometheus = new_key(tmp_path / "keys", "prometheus", models=["none"], all_metrics=True)
 
     async def go() -> dict[tuple[str, str], Any]:
-        settings = Settings(NO_TRITON, keys=tmp_path / "keys", triton_metrics="http://127.0.0.1:9")
+        tritons = (Address(URL, metrics="http://127.0.0.1:9"),)
+        settings = Settings(tritons, keys=tmp_path / "keys")
         answers = {}
         async with serving(Seen(), settings) as client:
             for name in ("a", "b"):
