@@ -7,6 +7,7 @@ from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.ensemble import Assembly as Assembly
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
+from llmserve.contract.address import Address as Address
 from llmserve.commands import lazy_command as lazy_command
 from llmserve.commands import section as section
 from llmserve.errors import ConfigError as ConfigError

@@ -52,8 +52,13 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
+<<<<<<< HEAD
     "client", "contract.container", "errors", "lazy", "names", "packages", "registry", "repository",
     "repository.check",
+=======
+    "client", "contract.address", "contract.container", "errors", "names", "packages", "registry",
+    "repository", "repository.check",
+>>>>>>> main
     "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
 
