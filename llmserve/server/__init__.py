@@ -7,8 +7,12 @@
 http://127.0.0.1:8000
 """
 
-from __future__ import annotations
+from llmserve.lazy import lazy
 
+<<<<<<< HEAD
+__getattr__, __dir__ = lazy(__name__)
+=======
+from llmserve.contract.address import Address as Address
 from llmserve.server.log import Progress as Progress
 from llmserve.server.server import Server as Server
 from llmserve.server.settings import Runtime as Runtime
@@ -21,3 +25,4 @@ from llmserve.server.startup import settings_of_each as settings_of_each
 from llmserve.server.startup import start as start
 from llmserve.server.startup import start_all as start_all
 from llmserve.server.startup import with_dependents as with_dependents
+>>>>>>> main
