@@ -1,3 +1,4 @@
+from llmserve.contract.address import Address as Address
 from llmserve.server.log import Progress as Progress
 from llmserve.server.server import Server as Server
 from llmserve.server.settings import Runtime as Runtime

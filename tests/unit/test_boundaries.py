@@ -52,13 +52,8 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-<<<<<<< HEAD
-    "client", "contract.container", "errors", "lazy", "names", "packages", "registry", "repository",
-    "repository.check",
-=======
-    "client", "contract.address", "contract.container", "errors", "names", "packages", "registry",
-    "repository", "repository.check",
->>>>>>> main
+    "client", "contract.address", "contract.container", "errors", "lazy", "names", "packages",
+    "registry", "repository", "repository.check",
     "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
 
