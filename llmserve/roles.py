@@ -12,10 +12,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmserve.contract.address import Address
+from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
+from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
 from llmserve.options import Option, Value
-from llmserve.runtime import contract
-from llmserve.runtime.contract import Tensor
 from llmserve.tools import ToolReader
 
 if TYPE_CHECKING:
@@ -98,14 +99,7 @@ class Batching(Component):
     """
 
     mode: str = "batch"
-    inputs: tuple[Tensor, ...] = (
-        contract.MAX_TOKENS,
-        contract.STREAM,
-        contract.STOP_WORDS,
-        contract.INCLUDE_STOP,
-        contract.INPUT_IDS,
-        contract.PROMPT_ONLY,
-    )
+    inputs: tuple[Tensor, ...] = ANSWER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +111,8 @@ class Formatter(Component):
     needed for that; the model requires those of them that are installed where it is built.
     """
 
-    inputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_INPUTS
-    outputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_OUTPUTS
+    inputs: tuple[Tensor, ...] = TEXT_FORMAT_INPUTS
+    outputs: tuple[Tensor, ...] = TEXT_FORMAT_OUTPUTS
     constrains_with: tuple[str, ...] = ()
     extra_inputs: InitVar[tuple[Tensor, ...]] = ()
     extra_outputs: InitVar[tuple[Tensor, ...]] = ()
@@ -129,30 +123,12 @@ class Formatter(Component):
         super().__post_init__()
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two builds worth comparing: ``compare --pair`` measures ``second`` against ``first``.
-
-    Both are written ``label=recipe:option=value``. ``common`` are options of both; each is used if
-    the recipe has it, and none is if the user has set any of ``unless``.
-    """
-
-    name: str
-    first: str
-    second: str
-    common: Mapping[str, str] = field(default_factory=dict)
-    unless: tuple[str, ...] = ()
-
-    def defaults(self, asked: Mapping[str, str]) -> Mapping[str, str]:
-        return {} if any(name in asked for name in self.unless) else self.common
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Role):
     """One component per role, under a name that ``--plugin`` selects.
 
     ``defaults`` replaces defaults of the components' options; ``client`` is the module whose
-    source becomes the emitted ``client.py``; ``pairs`` are comparisons worth offering by name.
+    source becomes the emitted ``client.py``; ``pairs`` is of older plugins, and not read.
     ``suits`` ranks the recipe for builds without ``--plugin``: for ``"cpu"`` and ``"cuda"``, the
     recipe with the highest number is used.
     """
@@ -163,7 +139,7 @@ class Recipe(Role):
     formatter: str = "text"
     defaults: Mapping[str, Value] = field(default_factory=dict)
     client: str = "llmserve.client.script"
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[object, ...] = ()
     suits: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -188,25 +164,43 @@ class Backend(Role):
 class Place:
     """Where a frontend listens, and which Tritons it forwards to.
 
-    ``url`` is Triton's gRPC address, ``metrics`` the URL of Triton's metrics. ``replicas`` are the
-    gRPC addresses of other Tritons that serve the same, ``replica_metrics`` the URLs of their
-    metrics. ``status`` is the socket at which ``serve`` reports the state of each model. Without
-    the file ``keys``, a frontend accepts connections only from this machine, unless ``open``.
-    ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
+    All ``tritons`` serve the same models. ``url`` is the gRPC address of the first, ``metrics`` the
+    URL of its metrics. ``status`` is the socket at which ``serve`` reports the state of each model.
+    Without the file ``keys``, a frontend accepts connections only from this machine, unless
+    ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     """
 
-    url: str
+    tritons: tuple[Address, ...]
     host: str
     port: int
     grace: float
-    metrics: str = ""
     models: tuple[str, ...] = ()
     keys: Path | None = None
     open: bool = False
     status: Path | None = None
     collector: str = ""
-    replicas: tuple[str, ...] = ()
-    replica_metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Tests of frontends may give the gRPC address alone.
+        if isinstance(self.tritons, str):
+            object.__setattr__(self, "tritons", (Address(self.tritons),))
+
+    @property
+    def url(self) -> str:
+        return self.tritons[0].grpc
+
+    @property
+    def metrics(self) -> str:
+        return self.tritons[0].metrics
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The gRPC addresses of all Tritons but the first."""
+        return tuple(triton.grpc for triton in self.tritons[1:])
+
+    @property
+    def replica_metrics(self) -> tuple[str, ...]:
+        return tuple(triton.metrics for triton in self.tritons[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +267,10 @@ _ELEMENTS: Mapping[str, type] = {
     "outputs": Tensor,
     "requires": str,
     "weights": str,
-    "pairs": Pair,
 }
 """The tuple fields of roles, with the type of their elements."""
+
+
+def Pair(*words: object, **_: object) -> object:
+    """Of API 2: ``compare`` takes the builds themselves, and what a recipe offers is not read."""
+    return words

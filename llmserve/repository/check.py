@@ -15,6 +15,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.builder.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
 from llmserve.builder.source_files import check_code, config_files
+from llmserve.contract.names import MANIFEST
 from llmserve.errors import ModelSourceError, reason
 from llmserve.packages import (
     EMBEDDED,
@@ -32,7 +33,6 @@ from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import CheckedModel, Model, Repository
 from llmserve.repository.runtimes import check_models, problem_with
 from llmserve.roles import ROLES
-from llmserve.runtime.contract import MANIFEST
 
 __all__ = ["Problem", "check_repository", "not_a_repository"]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import reason
 from llmserve.problems import Problem
 from llmserve.registry import Registry
@@ -29,7 +30,6 @@ from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Model
 from llmserve.roles import Generator
 from llmserve.runtime import protocols
-from llmserve.runtime.contract import MESSAGES
 
 _PROTOCOLS: dict[str, type[Any]] = {
     "tokenizer": protocols.Tokenizer,

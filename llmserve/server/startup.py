@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from llmserve.contract.names import THREADS
 from llmserve.errors import LLMServeError, PortInUseError, ServerError
 from llmserve.names import near
 from llmserve.packages import install_command
 from llmserve.problems import Problem
 from llmserve.repository.repository import Repository
-from llmserve.runtime.contract import THREADS
 from llmserve.server.embedded import find_embedded, missing_backends, prepare_embedded
 from llmserve.server.launch import (
     Instance,

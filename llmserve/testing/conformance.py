@@ -43,9 +43,8 @@ class RecipeConformance(RecipeChecks):
         """Builds contain no time, no path of this machine and no random order."""
         folders = triton.repository / name, self._build(name, tmp_path / "repo").folder
         first, second = (Model(folder).files for folder in folders)
-        changed = sorted(
-            file for file in {**first, **second} if first.get(file) != second.get(file)
-        )
+        files = {**first, **second}
+        changed = sorted(file for file in files if first.get(file) != second.get(file))
         promise = "two builds with the same arguments write the same files"
         self._expect([], changed, promise=promise, roles=ALL_ROLES)
         old, new = ((folder / "llmserve.json").read_text().splitlines() for folder in folders)
