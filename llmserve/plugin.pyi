@@ -7,9 +7,9 @@ from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.ensemble import Assembly as Assembly
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
-from llmserve.contract.address import Address as Address
 from llmserve.commands import lazy_command as lazy_command
 from llmserve.commands import section as section
+from llmserve.contract.address import Address as Address
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError
 from llmserve.errors import LLMServeError as LLMServeError
