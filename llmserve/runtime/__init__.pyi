@@ -7,6 +7,7 @@ from llmserve.runtime.generation import Constraint as Constraint
 from llmserve.runtime.generation import Generation as Generation
 from llmserve.runtime.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
 from llmserve.runtime.job import Job as Job
+from llmserve.runtime.job import begin as begin
 from llmserve.runtime.location import located as located
 from llmserve.runtime.logprobs import Logprob as Logprob
 from llmserve.runtime.metrics import Metrics as Metrics
@@ -34,5 +35,6 @@ from llmserve.runtime.responder import failure as failure
 from llmserve.runtime.responder import respond as respond
 from llmserve.runtime.responder import tensors_of as tensors_of
 from llmserve.runtime.sampling import Sampler as Sampler
+from llmserve.runtime.steps import JobRunner as JobRunner
 from llmserve.runtime.text import IncrementalDecoder as IncrementalDecoder
 from llmserve.runtime.text_formatter import TextFormatter as TextFormatter

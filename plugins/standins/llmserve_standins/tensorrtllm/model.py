@@ -57,7 +57,7 @@ class TritonPythonModel:
                 try:
                     self._accept(request)
                 except Exception as error:
-                    request.fail(error)
+                    request.responder.fail(error)
             self._changed.notify_all()
 
     def finalize(self) -> None:
@@ -76,7 +76,7 @@ class TritonPythonModel:
             # It ends the request with its id, and gets an empty response.
             if not request.id:
                 message = "Trying to stop a request but request ID is not provided"
-                request.refuse(message, internal=True)
+                request.responder.refuse(message, internal=True)
             for row in (row for other in same_id for row in other.rows):
                 row.cancel()
             request.send_new()
@@ -103,7 +103,9 @@ class TritonPythonModel:
             for request in running:
                 self._step(request)
             with self._changed:
-                self._requests = [request for request in self._requests if not request.closed]
+                self._requests = [
+                    request for request in self._requests if not request.responder.closed
+                ]
 
     def _start_waiting(self) -> list[PendingRequest]:
         """Start waiting requests that fit, in static batches only when none runs; return all."""
@@ -127,7 +129,7 @@ class TritonPythonModel:
                     row.push(row.sampler.choose(next_logits(self._model, row)))
             request.send_new()
         except Exception as error:
-            request.fail(error)
+            request.responder.fail(error)
 
 
 def load_model(settings: Settings) -> Any:

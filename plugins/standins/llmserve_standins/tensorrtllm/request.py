@@ -64,17 +64,17 @@ class TokenSequence(Generation):
         return list(_IDS.encode(self.take()))
 
 
-class PendingRequest(Responder):
+class PendingRequest:
     """Sends the tokens of its sequences: pieces as they are generated, or all at the end."""
 
     def __init__(self, raw: Any, settings: Settings, pb: Any) -> None:
         parts: Any = SimpleNamespace(pb_utils=pb)
-        super().__init__(raw, parts)
+        self.responder = Responder(raw, parts)
         self.id: str = raw.request_id()
         self.inputs = tensors_of(raw)
         self.started = False
         self.rows: list[TokenSequence] = []
-        self._settings, self._pb = settings, pb
+        self._settings = settings
         self._outputs = frozenset(raw.requested_output_names()) or settings.outputs.keys()
         self.streams = self.flag("streaming")
         # A stream has only new tokens.
@@ -140,7 +140,7 @@ class PendingRequest(Responder):
         sequence = TokenSequence(
             ids, params, max_tokens=length,
             eos_ids=frozenset() if end < 0 or end == _NO_END else frozenset({end}),
-            decode=_IDS.decode, is_cancelled=self.cancelled,
+            decode=_IDS.decode, is_cancelled=self.responder.cancelled,
         )  # fmt: skip
         sequence.sampler = Sampler(sequence, _IDS)
         names = ("guided_decoding_guide_type", "guided_decoding_guide")
@@ -161,10 +161,10 @@ class PendingRequest(Responder):
             return
         if self._echo:
             pieces = [[*row.prompt_ids, *ids] for row, ids in zip(self.rows, pieces, strict=True)]
-        tensors = self._tensors(pieces) if pieces else []
-        self._send(self._pb.InferenceResponse(output_tensors=tensors), done)
+        tensors = self._tensors(pieces) if pieces else {}
+        self.responder.send_tensors(tensors, final=done)
 
-    def _tensors(self, pieces: Sequence[Sequence[int]]) -> list[Any]:
+    def _tensors(self, pieces: Sequence[Sequence[int]]) -> dict[str, Any]:
         rows, settings = self.rows, self._settings
         width = max(map(len, pieces))
         if settings.is_0_5 and not self.streams:
@@ -187,4 +187,4 @@ class PendingRequest(Responder):
                 sizes = (max(size, 1) for size in settings.outputs[name])
                 values[name] = np.zeros((len(rows), *sizes), np.float32)
         names = (name for name in settings.outputs if name in self._outputs and name in values)
-        return [self._pb.Tensor(name, values[name]) for name in names]
+        return {name: values[name] for name in names}
