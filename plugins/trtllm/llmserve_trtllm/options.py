@@ -34,12 +34,11 @@ class BuildOption(Option):
     kind: type[Value] = str
     versions: tuple[Range, ...] = ()
     uses: frozenset[str] = frozenset()
-    older_key: tuple[Range, str] | None = None
 
     @classmethod
     def read(cls, row: list[str], maximum: int) -> BuildOption:
         """Read a row of ``options.txt``; numbers without an upper limit get ``maximum``."""
-        name, kind, default, limits, text, scope, key = [*row, "", ""][:7]
+        name, kind, default, limits, text, scope = [*row, ""][:6]
         low, is_range, high = limits.partition(":")
         unset = cls(
             name,
@@ -51,7 +50,6 @@ class BuildOption(Option):
             kind=_TYPES[kind],
             versions=tuple(Range.parse(word) for word in scope.split() if ":" in word),
             uses=frozenset(word for word in scope.split() if ":" not in word),
-            older_key=(Range.parse(key.split()[0]), key.split()[1]) if key else None,
         )
         return replace(unset, default=unset.check(default)) if default else unset
 
@@ -64,9 +62,6 @@ class BuildOption(Option):
 
     def exists_in(self, version: Version) -> bool:
         return not self.versions or any(version in versions for versions in self.versions)
-
-    def key(self, version: Version) -> str:
-        return self.older_key[1] if self.older_key and version in self.older_key[0] else self.name
 
     def unused(self, options: Mapping[str, Value], version: Version) -> str:
         """Return why the option has no effect in a build, or an empty string."""
@@ -96,7 +91,7 @@ def engine_parameters(options: Mapping[str, Value], version: Version) -> dict[st
         value = options[parameter.name]
         if value != "" and parameter.exists_in(version):
             text = str(value)
-            written[parameter.key(version)] = text.lower() if isinstance(value, bool) else text
+            written[parameter.name] = text.lower() if isinstance(value, bool) else text
     return written
 
 

@@ -18,7 +18,7 @@ _TAG = re.compile(r"(?:\S+:)?(\d\d\.\d\d)(?:-\S+)?")
 class Version:
     """A release of TensorRT-LLM; suffixes after the patch number change no interface.
 
-    >>> Version.parse("v0.12.0") < Version.parse("1.2.0rc6.post2")
+    >>> Version.parse("v0.19.0") < Version.parse("1.2.0rc6.post2")
     True
     >>> str(Version.parse("0.19"))
     '0.19.0'
@@ -33,7 +33,7 @@ class Version:
         match = _VERSION.fullmatch(text.strip())
         if match is None:
             raise OptionError(
-                f"{text!r} is not a version of TensorRT-LLM", mend="write it like 0.12.0 or 1.2.1"
+                f"{text!r} is not a version of TensorRT-LLM", mend="write it like 0.19.0 or 1.2.1"
             )
         return cls(int(match[1]), int(match[2]), int(match[3] or 0))
 
@@ -97,8 +97,9 @@ CONTAINERS = {
     for tag in tags
 }
 
-# Between 0.5.0, the version of the tutorials, and this one the templates changed in every release.
-FIRST_CONFIGURABLE = Version(0, 12)
+TUTORIALS = Version(0, 5)
+# Between the version of the tutorials and this one the templates changed in every release.
+FIRST_CONFIGURABLE = Version(0, 19)
 # The first version whose LLM API serves a model without an engine.
 FIRST_LLMAPI = Version(1, 0)
 # The newest version that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
@@ -106,10 +107,20 @@ DEFAULT = Version(1, 2, 1)
 
 
 def choose_version(version: str, container: str) -> Version:
-    """Return the version to build for, from either option; they must not contradict.
+    """Return the version to build for, from either option, which must be supported.
 
-    A container is a tag such as 24.08, or the image's full name.
+    A container is a tag such as 25.05, or the image's full name.
     """
+    chosen = _named_version(version, container)
+    if chosen < FIRST_CONFIGURABLE and not chosen.same_release(TUTORIALS):
+        raise IncompatibleError(
+            f"TensorRT-LLM {chosen} is not supported",
+            mend=f"build for {TUTORIALS}, or for {FIRST_CONFIGURABLE} or later",
+        )
+    return chosen
+
+
+def _named_version(version: str, container: str) -> Version:
     requested = Version.parse(version) if version else None
     if not container:
         return requested or DEFAULT
