@@ -9,7 +9,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from llmserve.errors import IncompatibleError
 from llmserve.plugin import ModelConfig
-from llmserve_trtllm.options import PARAMETERS, refuse
+from llmserve_trtllm.options import PARAMETERS
+from llmserve_trtllm.refusals import refuse
 from llmserve_trtllm.versions import Version
 
 from .building import DEFAULTS, cases, steps
@@ -213,7 +214,8 @@ def test_every_parameter_that_a_version_reads_can_be_set(built: Built, version: 
     release = Version.parse(version)
     settable = [p for p in PARAMETERS if p.exists_in(release) and p.name != "max_beam_width"]
     options = {
-        p.name: SPECIAL_VALUES.get(p.name, (p.choices or (VALUES[p.kind],))[0]) for p in settable
+        p.name: SPECIAL_VALUES.get(p.name, (p.choices or (VALUES[p.kind or str],))[0])
+        for p in settable
     }
     written = parameters(built(version, **options)["tensorrt_llm"])
     for parameter in settable:
