@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.client.model import ModelInfo
+from llmserve.client import ModelInfo
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
     RequestRejectedError,
     ServerError,
 )
-from llmserve.server.control import ask
+from llmserve.server import ask
 from llmserve_gateway.errors import ApiError, from_llmserve, has_died
 from llmserve_gateway.replicas import Replicas, is_replica_failure
 

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llmserve.client.model import ModelInfo
+from llmserve.client import ModelInfo
 from llmserve.client.tool_prompt import PLACE, needs_tools, takes_tools, with_tools_in_messages
 from llmserve.client.tools import Tools
 from llmserve.errors import UsageError
-from llmserve.plugin import ToolParser, ToolReader
-from llmserve.registry import Registry
+from llmserve.plugin import Registry, ToolParser, ToolReader
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.tool_parsers import Arguments, Json

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.client import Completion
-from llmserve.client.model import ModelInfo
+from llmserve.client import Completion, ModelInfo
 from llmserve.errors import UsageError
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.tool_readers import read_prompt

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Generation, Params, RequestError, Responder, Sampler, tensors_of
-from llmserve.runtime.compiling import Compiler
-from llmserve.runtime.constrained import FormConstraint
+from llmserve.runtime import (
+    Compiler,
+    FormConstraint,
+    Generation,
+    Params,
+    RequestError,
+    Responder,
+    Sampler,
+    tensors_of,
+)
 from llmserve_standins.tensorrtllm.settings import Settings
 
 _SCORES = {"cum_log_probs", "output_log_probs", "context_logits", "generation_logits"}
@@ -52,16 +60,26 @@ class IdTokenizer:
 _IDS: Any = IdTokenizer()
 
 
-class TokenSequence(Generation):
+@dataclass
+class TokenSequence:
     """One sequence. Like TensorRT-LLM, it withholds the id that ends it, and sends stop words."""
 
+    generation: Generation
+    sampler: Sampler
     cache: Any = None
     """The model's keys and values of the tokens so far."""
-    sampler: Sampler
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return list(self.generation.prompt_ids)
+
+    @property
+    def done(self) -> bool:
+        return self.generation.done
 
     def take_ids(self) -> list[int]:
         """Return the tokens since the last call, except for the one that ends an answer."""
-        return list(_IDS.encode(self.take()))
+        return list(_IDS.encode(self.generation.take()))
 
 
 class PendingRequest:
@@ -137,21 +155,20 @@ class PendingRequest:
             bad_words=self._words(row, "bad_words_list"),
         )
         end = value("end_id", _NO_END)
-        sequence = TokenSequence(
+        generation = Generation(
             ids, params, max_tokens=length,
             eos_ids=frozenset() if end < 0 or end == _NO_END else frozenset({end}),
             decode=_IDS.decode, is_cancelled=self.responder.cancelled,
         )  # fmt: skip
-        sequence.sampler = Sampler(sequence, _IDS)
         names = ("guided_decoding_guide_type", "guided_decoding_guide")
         kind, guide = (value(name, b"").decode() for name in names)
         if kind == "json":
             kind, guide = "json_schema", '{"type":"object"}'
         # Like the real backend, it ignores an unknown type.
         if compiler and kind in ("json_schema", "regex", "ebnf_grammar"):
-            sequence.constraint = FormConstraint(sequence, compiler.start((kind, guide)))
-            sequence.settle()
-        return sequence
+            generation.constraint = FormConstraint(generation, compiler.start((kind, guide)))
+            generation.settle()
+        return TokenSequence(generation, Sampler(generation, _IDS))
 
     def send_new(self) -> None:
         """Send the new tokens, if any are due; without sequences, send an empty final response."""
@@ -169,10 +186,10 @@ class PendingRequest:
         width = max(map(len, pieces))
         if settings.is_0_5 and not self.streams:
             # 0.5.0 pads whole answers to their maximum length.
-            width = max(len(row.prompt_ids) + row.max_tokens for row in rows)
+            width = max(len(row.prompt_ids) + row.generation.max_tokens for row in rows)
         ids = np.zeros((len(rows), 1, width), np.int32)
         for index, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
-            ids[index] = min(row.eos_ids, default=0)
+            ids[index] = min(row.generation.eos_ids, default=0)
             ids[index, 0, : len(piece)] = piece
         lengths = np.array([[len(piece)] for piece in pieces], np.int32)
         values: dict[str, Any] = {"output_ids": ids, "sequence_length": lengths}

@@ -246,8 +246,7 @@ class _Answer:
 def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
     """Return a ``TritonPythonModel`` of the installed backend ``tensorrtllm``."""
     from llmserve.errors import PluginError
-    from llmserve.registry import Registry
-    from llmserve.roles import Backend
+    from llmserve.plugin import Backend, Registry
 
     try:
         backend = Registry.load().get(Backend, "tensorrtllm")
