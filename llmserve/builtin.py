@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve.errors import OptionError
 from llmserve.hookspecs import hookimpl
 from llmserve.options import Option
-from llmserve.roles import Batching, Formatter, Tokenizer
+from llmserve.roles import Batching, Formatter, Tokenizer, ToolParser
 from llmserve.runtime import contract
 
 if TYPE_CHECKING:
@@ -101,6 +101,13 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
             constrains_with=("llguidance",),
         )
     ]
+
+
+@hookimpl
+def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
+    from llmserve.client.tools.parsers import PARSERS
+
+    return PARSERS
 
 
 def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:

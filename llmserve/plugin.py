@@ -20,6 +20,8 @@ from llmserve.builder.causal import place_instances as place_instances
 from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
+from llmserve.client.tools.parts import ToolPart as ToolPart
+from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError
 from llmserve.errors import LLMServeError as LLMServeError
@@ -53,8 +55,6 @@ from llmserve.roles import Tokenizer as Tokenizer
 from llmserve.roles import ToolParser as ToolParser
 from llmserve.runtime import contract as contract
 from llmserve.runtime.contract import Tensor as Tensor
-from llmserve.tools import ToolPart as ToolPart
-from llmserve.tools import ToolReader as ToolReader
 
 if TYPE_CHECKING:
     import click

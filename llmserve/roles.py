@@ -12,11 +12,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmserve.client.tools.parts import ToolReader
 from llmserve.errors import PluginError
 from llmserve.options import Option, Value
 from llmserve.runtime import contract
 from llmserve.runtime.contract import Tensor
-from llmserve.tools import ToolReader
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext

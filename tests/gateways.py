@@ -69,7 +69,7 @@ class Triton:
 
 
 def request_via(
-    triton: Triton,
+    triton: Any,
     path: str,
     tracer: Any = None,
     settings: Settings | None = None,

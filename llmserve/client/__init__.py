@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from llmserve.client.results import Piece as Piece
     from llmserve.client.results import ToolCall as ToolCall
     from llmserve.client.sync import Client as Client
+    from llmserve.client.tools.calls import read_calls as read_calls
+    from llmserve.client.tools.calls import stream_calls as stream_calls
+    from llmserve.client.tools.formats import ToolFormats as ToolFormats
+    from llmserve.client.tools.prompt import TOOLS_PLACE as TOOLS_PLACE
+    from llmserve.client.tools.request import Tools as Tools
+    from llmserve.client.tools.request import ToolsError as ToolsError
 
 # Imported on first use: gRPC and its messages take a quarter of a second to import.
 _MODULES = {
@@ -35,8 +41,14 @@ _MODULES = {
     "ModelInfo": "llmserve.client.model",
     "ModelState": "llmserve.client.model",
     "Piece": "llmserve.client.results",
+    "TOOLS_PLACE": "llmserve.client.tools.prompt",
     "Timeouts": "llmserve.client.deadlines",
     "ToolCall": "llmserve.client.results",
+    "ToolFormats": "llmserve.client.tools.formats",
+    "Tools": "llmserve.client.tools.request",
+    "ToolsError": "llmserve.client.tools.request",
+    "read_calls": "llmserve.client.tools.calls",
+    "stream_calls": "llmserve.client.tools.calls",
 }
 
 CONNECT_SECONDS = 5.0
@@ -79,13 +91,18 @@ def connect_async(
     headers: Mapping[str, str] | None = None,
     timeout: Timeout = None,
     connect_timeout: float = CONNECT_SECONDS,
+    places_tools: bool = True,
 ) -> AsyncClient:
-    """Return a client for asyncio; the arguments are those of :func:`connect`."""
+    """Return a client for asyncio; the arguments are those of :func:`connect`.
+
+    Without ``places_tools`` it sends conversations as they are: the caller has placed their tools
+    and calls with its own :class:`ToolFormats`, and reads calls itself.
+    """
     from llmserve.client.aio import AsyncClient
     from llmserve.client.url import Endpoint
 
     endpoint = Endpoint(url, tls, root_certificates, headers, connect_timeout)
-    return AsyncClient(endpoint, timeout=timeout)
+    return AsyncClient(endpoint, timeout=timeout, places_tools=places_tools)
 
 
 def __getattr__(name: str) -> Any:

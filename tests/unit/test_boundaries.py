@@ -65,7 +65,7 @@ SERVER = {
         ("contract", set(), {*sys.stdlib_module_names}),
         ("runtime", set(), OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
-        ("client", {"errors", "packages", "registry", "roles", "tools"}, None),
+        ("client", {"errors", "registry", "roles"}, None),
         ("server", SERVER, None),
     ],
 )
