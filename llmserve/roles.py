@@ -129,30 +129,12 @@ class Formatter(Component):
         super().__post_init__()
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two builds worth comparing: ``compare --pair`` measures ``second`` against ``first``.
-
-    Both are written ``label=recipe:option=value``. ``common`` are options of both; each is used if
-    the recipe has it, and none is if the user has set any of ``unless``.
-    """
-
-    name: str
-    first: str
-    second: str
-    common: Mapping[str, str] = field(default_factory=dict)
-    unless: tuple[str, ...] = ()
-
-    def defaults(self, asked: Mapping[str, str]) -> Mapping[str, str]:
-        return {} if any(name in asked for name in self.unless) else self.common
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Role):
     """One component per role, under a name that ``--plugin`` selects.
 
     ``defaults`` replaces defaults of the components' options; ``client`` is the module whose
-    source becomes the emitted ``client.py``; ``pairs`` are comparisons worth offering by name.
+    source becomes the emitted ``client.py``; ``pairs`` is of older plugins, and not read.
     ``suits`` ranks the recipe for builds without ``--plugin``: for ``"cpu"`` and ``"cuda"``, the
     recipe with the highest number is used.
     """
@@ -163,7 +145,7 @@ class Recipe(Role):
     formatter: str = "text"
     defaults: Mapping[str, Value] = field(default_factory=dict)
     client: str = "llmserve.client.script"
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[object, ...] = ()
     suits: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -273,6 +255,5 @@ _ELEMENTS: Mapping[str, type] = {
     "outputs": Tensor,
     "requires": str,
     "weights": str,
-    "pairs": Pair,
 }
 """The tuple fields of roles, with the type of their elements."""

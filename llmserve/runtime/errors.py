@@ -5,13 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from llmserve.contract.failures import FAILURES, Failure
+
 
 class RequestError(Exception):
     """A request that cannot be served; the message is one line for the user who sent it.
 
     The user has to fix it, so Triton answers 400 / INVALID_ARGUMENT and nothing is logged as a
-    failure of the server.
+    failure of the server. ``code`` is one of ``llmserve.contract.failures``, ``param`` the option
+    that is at fault, and ``details`` are numbers that a program may need.
     """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "invalid_request",
+        param: str | None = None,
+        **details: int,
+    ) -> None:
+        super().__init__(message)
+        if code not in FAILURES:
+            raise ValueError(f"there is no failure code {code!r}: use one of {', '.join(FAILURES)}")
+        self.code, self.param, self.details = code, param, details
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(self.code, str(self), self.param, self.details)
+
+    def again(self) -> RequestError:
+        """Return the same refusal without its traceback, which would keep a request's memory."""
+        return RequestError(str(self), code=self.code, param=self.param, **self.details)
+
+
+def invalid_value(name: str, problem: str) -> RequestError:
+    """Return the error for the value of an option; the message begins with the option's name."""
+    return RequestError(f"{name} {problem}", code="invalid_value", param=name)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime.errors import RequestError, invalid_value
 from llmserve.runtime.logprobs import MAX_LOGPROBS
 
 _INT32 = 2**31 - 1
@@ -39,9 +39,9 @@ def whole_number(low: int, high: int) -> Reader:
         except (TypeError, ValueError):
             number = None
         if number is None:
-            raise RequestError(f"{name} takes a whole number, not {_quoted(value)}")
+            raise invalid_value(name, f"takes a whole number, not {_quoted(value)}")
         if not low <= number <= high:
-            raise RequestError(f"{name} must be from {low} to {high}, not {_quoted(number)}")
+            raise invalid_value(name, f"must be from {low} to {high}, not {_quoted(number)}")
         return number
 
     return read
@@ -58,10 +58,10 @@ def any_number(low: float, high: float, *, open_low: bool = False) -> Reader:
         except (TypeError, ValueError):
             number = math.nan
         if math.isnan(number):
-            raise RequestError(f"{name} takes a number, not {_quoted(value)}")
+            raise invalid_value(name, f"takes a number, not {_quoted(value)}")
         if not low <= number <= high or (open_low and number == low):
             above = "above" if open_low else "from"
-            raise RequestError(f"{name} must be {above} {low:g} to {high:g}, not {number:g}")
+            raise invalid_value(name, f"must be {above} {low:g} to {high:g}, not {number:g}")
         return number
 
     return read
@@ -70,12 +70,12 @@ def any_number(low: float, high: float, *, open_low: bool = False) -> Reader:
 def _boolean(name: str, value: Any) -> bool:
     if value in (True, False, "true", "false"):
         return value in (True, "true")
-    raise RequestError(f"{name} takes true or false, not {_quoted(value)}")
+    raise invalid_value(name, f"takes true or false, not {_quoted(value)}")
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise RequestError(f"{name} takes text, not {_quoted(value)}")
+        raise invalid_value(name, f"takes text, not {_quoted(value)}")
     return check_text(name, value)
 
 
@@ -87,9 +87,9 @@ def _words(name: str, value: Any, maximum: int = _MAX_WORDS) -> tuple[str, ...]:
         except (ValueError, RecursionError):
             value = [value]
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise RequestError(f"{name} takes a list of words, not {_quoted(value)}")
+        raise invalid_value(name, f"takes a list of words, not {_quoted(value)}")
     if len(value) > maximum or any(len(word) > _MAX_WORD_LENGTH for word in value):
-        raise RequestError(f"{name} takes at most {maximum} words of {_MAX_WORD_LENGTH} characters")
+        raise invalid_value(name, f"takes at most {maximum} words of {_MAX_WORD_LENGTH} characters")
     return tuple(check_text(name, word) for word in value if word)
 
 
@@ -97,7 +97,7 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     """Read token ids: a list, or as a request parameter, a JSON array."""
     ids = _from_json(name, value)
     if not isinstance(ids, (list, tuple)) or not ids:
-        raise RequestError(f"{name} takes a list of token ids, not {_quoted(value)}")
+        raise invalid_value(name, f"takes a list of token ids, not {_quoted(value)}")
     read = whole_number(0, _INT32)
     return tuple(read(name, token) for token in ids)
 
@@ -105,9 +105,10 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
 def _biases(name: str, value: Any) -> dict[int, float]:
     biases = _from_json(name, value)
     if not isinstance(biases, dict) or len(biases) > _MAX_BIASES:
-        raise RequestError(
-            f"{name} takes a JSON object of at most {_MAX_BIASES} numbers by token ids, "
-            f"not {_quoted(value)}"
+        raise invalid_value(
+            name,
+            f"takes a JSON object of at most {_MAX_BIASES} numbers by token ids, "
+            f"not {_quoted(value)}",
         )
     read_id, read_bias = whole_number(0, _INT32), any_number(-100, 100)
     return {read_id(name, token): read_bias(name, bias) for token, bias in biases.items()}
@@ -116,7 +117,7 @@ def _biases(name: str, value: Any) -> dict[int, float]:
 def _dict(name: str, value: Any) -> dict[str, Any]:
     content = _from_json(name, value)
     if not isinstance(content, dict):
-        raise RequestError(f"{name} takes a JSON object, not {_quoted(value)}")
+        raise invalid_value(name, f"takes a JSON object, not {_quoted(value)}")
     return content
 
 
@@ -126,7 +127,7 @@ def _from_json(name: str, value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise RequestError(f"{name} takes JSON, not {_quoted(value)}") from None
+        raise invalid_value(name, f"takes JSON, not {_quoted(value)}") from None
 
 
 def check_text(name: str, text: str) -> str:
@@ -134,7 +135,7 @@ def check_text(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"{name} is not UTF-8: half a character at {error.start}") from None
+        raise invalid_value(name, f"is not UTF-8: half a character at {error.start}") from None
     return text
 
 
@@ -249,5 +250,6 @@ def read_params(values: Mapping[str, Any], *, extras: frozenset[str] = frozenset
             unknown.append(name)
     for name in unknown:
         if close := difflib.get_close_matches(name, READERS, n=1, cutoff=0.8):
-            raise RequestError(f"unknown parameter {name!r}: did you mean {close[0]!r}?")
+            problem = f"unknown parameter {name!r}: did you mean {close[0]!r}?"
+            raise RequestError(problem, code="unknown_option", param=name)
     return Params(**params, extra=extra)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llmserve.runtime.contract import ALIASES, DEFAULT_LENGTH, FILL_CONTEXT
-from llmserve.runtime.errors import RequestError, panics_as_errors
+from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts, Tokenizer
 
@@ -54,7 +54,8 @@ def read_prompts(
     if not 1 <= count <= _MAX_PROMPTS:
         raise RequestError(f"a request takes 1 to {_MAX_PROMPTS} prompts, not {count}")
     if texts is not None and chats is not None and texts.size != chats.size:
-        raise RequestError(f"{texts.size} text_input and {chats.size} messages: send only one")
+        problem = f"{texts.size} text_input and {chats.size} messages: send only one"
+        raise RequestError(problem, code="conflicting_options")
     prompts = []
     for row in range(count):
         values = dict(shared)
@@ -96,8 +97,8 @@ def answer_limit(prompt: Prompt, context_length: int | None, default: int) -> in
         return 1
     limit = _limit(prompt, context_length, default)
     if prompt.params.min_tokens > limit:
-        raise RequestError(
-            f"min_tokens {prompt.params.min_tokens} is over max_tokens {limit}: lower it"
+        raise invalid_value(
+            "min_tokens", f"{prompt.params.min_tokens} is over max_tokens {limit}: lower it"
         )
     return limit
 
@@ -110,12 +111,20 @@ def _limit(prompt: Prompt, context_length: int | None, default: int) -> int:
     if limit < 1:
         raise RequestError(
             f"the prompt has {used} tokens and the model's context {context_length}: shorten the "
-            f"prompt to at most {context_length - 1} tokens"
+            f"prompt to at most {context_length - 1} tokens",
+            code="context_length_exceeded",
+            context=context_length,
+            prompt_tokens=used,
         )
     if max_tokens is not None and max_tokens > limit:
         raise RequestError(
             f"max_tokens {max_tokens} and the prompt's {used} tokens are over the model's context "
-            f"of {context_length}: ask for at most {limit}"
+            f"of {context_length}: ask for at most {limit}",
+            code="context_length_exceeded",
+            param="max_tokens",
+            context=context_length,
+            prompt_tokens=used,
+            max_tokens=max_tokens,
         )
     if max_tokens is not None:
         return max_tokens
@@ -133,21 +142,26 @@ def _prompt(text: str, messages: Any, params: Params, parts: Parts) -> Prompt:
     elif messages:
         kwargs = params.chat_template_kwargs
         if "messages" in kwargs or "self" in kwargs:
-            raise RequestError("chat_template_kwargs cannot contain messages or self")
+            raise invalid_value("chat_template_kwargs", "cannot contain messages or self")
         # Only a tokenizer that declares template options gets any.
         encode_chat: Any = tokenizer.encode_chat
         ids = encode_chat(_messages(messages), **kwargs)
     elif not text and params.prompt_only:
         return Prompt("", [], params)
     elif not text:
-        raise RequestError("text_input is empty: send at least one character")
+        raise _empty("text_input is empty")
     elif parts.defaults.get("chat"):
         ids = tokenizer.encode_chat([{"role": "user", "content": text}])
     else:
         ids = tokenizer.encode(text)
     if not ids:
-        raise RequestError("text_input has no tokens: send at least one character")
+        raise _empty("text_input has no tokens")
     return Prompt(text, ids, params)
+
+
+def _empty(problem: str) -> RequestError:
+    problem += ": send at least one character"
+    return RequestError(problem, code="empty_prompt", param="text_input")
 
 
 def _refuse_long(text: str, parts: Parts) -> None:
@@ -162,7 +176,9 @@ def _refuse_long(text: str, parts: Parts) -> None:
     if len(text) > _NEVER_MORE * context or len(parts.tokenizer.encode(beginning)) > context:
         raise RequestError(
             f"the prompt has {len(text)} characters, which are over the model's context of "
-            f"{context} tokens: shorten the prompt to at most {context - 1} tokens"
+            f"{context} tokens: shorten the prompt to at most {context - 1} tokens",
+            code="context_length_exceeded",
+            context=context,
         )
 
 
@@ -170,9 +186,11 @@ def _checked_ids(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """Refuse ids that are not tokens, which could crash the model's process."""
     size = getattr(tokenizer, "vocab_size", None)
     if size is None:
-        raise RequestError("input_ids: this model does not accept token ids, send text_input")
+        problem = "input_ids: this model does not accept token ids, send text_input"
+        raise RequestError(problem, code="unsupported_option", param="input_ids")
     if max(ids) >= size:
-        raise RequestError(f"input_ids: {max(ids)} is not a token, send ids from 0 to {size - 1}")
+        problem = f"input_ids: {max(ids)} is not a token, send ids from 0 to {size - 1}"
+        raise RequestError(problem, code="invalid_value", param="input_ids")
     return list(ids)
 
 
@@ -188,7 +206,8 @@ def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
         readable = canonical in READERS or name in parts.extras
         is_input = name in parts.inputs or canonical in parts.inputs
         if readable and not is_input and name != FILL_CONTEXT:
-            raise RequestError(f"this model does not take {name}")
+            problem = f"this model does not take {name}"
+            raise RequestError(problem, code="unsupported_option", param=name)
         values[canonical] = value
     return values
 
@@ -200,7 +219,7 @@ def _row_value(name: str, tensor: Any, row: int, count: int, batched: bool) -> A
         return items.tolist() if name == "input_ids" else [_text(word, name) for word in items]
     flat = tensor.reshape(-1)
     if not flat.size:
-        raise RequestError(f"{name} is empty: leave it out or send a value")
+        raise invalid_value(name, "is empty: leave it out or send a value")
     value = flat[row] if flat.size == count else flat[0]
     return _text(value, name) if isinstance(value, bytes) else value.item()
 
@@ -212,18 +231,17 @@ def _text(value: Any, name: str) -> str:
         return str(bytes(value).decode("utf-8"))
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise RequestError(
-            f"{name} is not UTF-8: byte 0x{byte:02x} at position {error.start}"
-        ) from None
+        problem = f"is not UTF-8: byte 0x{byte:02x} at position {error.start}"
+        raise invalid_value(name, problem) from None
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
     try:
         messages = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"messages is not JSON: {error}") from None
+        raise invalid_value("messages", f"is not JSON: {error}") from None
     if not messages or not isinstance(messages, list) or not all(map(_is_message, messages)):
-        raise RequestError('messages takes a JSON list of {"role": …, "content": …}')
+        raise invalid_value("messages", 'takes a JSON list of {"role": …, "content": …}')
     check_text("messages", json.dumps(messages, ensure_ascii=False))
     return messages
 

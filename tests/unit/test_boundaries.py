@@ -63,7 +63,7 @@ SERVER = {
     [
         ("", None, None),
         ("contract", set(), {*sys.stdlib_module_names}),
-        ("runtime", set(), OUTSIDE),
+        ("runtime", {"contract.failures"}, OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
         ("client", {"errors", "registry", "roles"}, None),
         ("server", SERVER, None),

@@ -18,6 +18,7 @@ from llmserve.api import API
 from llmserve.builder.plan import BuildSpec, make_plan, suited_recipe
 from llmserve.errors import PluginError
 from llmserve.options import Option
+from llmserve.plugin import Pair
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
 from llmserve.runtime.contract import Tensor
@@ -140,7 +141,8 @@ def unmarked() -> ModuleType:
     return plugin
 
 
-RECIPE = Recipe(name="r", summary="", generator="")
+# As plugins write it that offered comparisons by name, which nothing reads any more.
+RECIPE = Recipe(name="r", summary="", generator="", pairs=(Pair("a", "one=x:", "two=y:"),))
 
 
 @pytest.mark.parametrize(

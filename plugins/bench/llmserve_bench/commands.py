@@ -166,14 +166,10 @@ def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete models, recipes, pairs, and the settings that a sweep may vary."""
+    """Complete models, recipes, and the settings that a sweep may vary."""
     names: Iterable[str]
     if param.name == "plugin":
         names = (recipe.name for recipe in Registry.load().all(Recipe))
-    elif param.name == "pair":
-        from llmserve_bench import targets
-
-        names = ("list", *targets.find_pairs(Registry.load()))
     elif param.name == "vary":
         from llmserve_bench import measure, targets
 
@@ -237,7 +233,6 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
 
 @click.command()
 @click.argument("subjects", nargs=-1, shell_complete=_complete)
-@click.option("--pair", shell_complete=_complete, help="A predefined pair; --pair list shows them.")
 @click.option("--model", help="Model to build variants of: a folder, a hub id, or 'demo'.")
 @_url_option
 @_build_option
@@ -254,31 +249,16 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
 
     \b
     llmserve compare demo demo-iterative --concurrency 1,8,32
-    llmserve compare --pair static-inflight --model demo --concurrency 98 --requests 98
+    llmserve compare static=iterative:batching=static iterative: --model demo
     llmserve compare one=hf:max_batch_size=0 eight=hf:max_batch_size=8 --model gpt2
     """
     from llmserve_bench import measure, targets
 
-    registry, pair, model = Registry.load(), options["pair"], options["model"]
-    pairs = targets.find_pairs(registry)
-    if pair == "list":
-        for offered in pairs.values():
-            build = "".join(f" --build {key}={value}" for key, value in offered.common.items())
-            click.echo(f"{offered.name}: {offered.first} {offered.second}{build}")
-        raise SystemExit(0)
-    texts, settings = options["subjects"], parse_assignments(options["build"])
-    overridden = set[str]()
-    if pair is not None:
-        if texts:
-            raise click.UsageError("give a pair or subjects, not both")
-        if pair not in pairs:
-            names = ", ".join(pairs) or "no installed recipe offers one"
-            raise click.UsageError(f"there is no pair {pair!r}: {names}")
-        texts, overridden = (pairs[pair].first, pairs[pair].second), settings.keys() - {"batching"}
-        settings = {**pairs[pair].defaults(settings), **settings}
-    subjects = [targets.parse_subject(text, overridden) for text in texts]
+    registry, model = Registry.load(), options["model"]
+    settings = parse_assignments(options["build"])
+    subjects = [targets.parse_subject(text) for text in options["subjects"]]
     if len(subjects) < 2:
-        raise click.UsageError("give two subjects or more, or --pair")
+        raise click.UsageError("give two subjects or more")
     levels = _numbers(options["concurrency"] or str(_CONCURRENCY))
     loads = [load_at(level) for level in levels]
     variants = [subject for subject in subjects if isinstance(subject, targets.Variant)]
@@ -295,7 +275,7 @@ def compare(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
             for subject in subjects
         ]
         compared = [replace(target, tokenizer=options["tokenizer"]) for target in compared]
-        return measure.compare(compared, loads, plan, rounds=options["rounds"], title=pair or "")
+        return measure.compare(compared, loads, plan, rounds=options["rounds"])
 
 
 @click.command()

@@ -97,9 +97,7 @@ def bench(target: Target, load: Load, plan: Plan, tools: Sequence[str] = ()) -> 
     return Result("bench", case.subject.name, started, 1, machine(), (case,), *ends)
 
 
-def compare(
-    targets: Sequence[Target], loads: Sequence[Load], plan: Plan, *, rounds: int, title: str
-) -> Result:
+def compare(targets: Sequence[Target], loads: Sequence[Load], plan: Plan, *, rounds: int) -> Result:
     """Measure every model under every load; if the server dies, keep what was measured."""
     started, infos = now(), [target.info() for target in targets]
     # One tokenizer for all, so that every model gets the same prompts.
@@ -111,7 +109,7 @@ def compare(
     failure = next((f"{c.name}, {c.why}" for c in cases if c.state == "failed"), None)
     if not any(case.runs for case in cases):
         raise LLMServeError(failure or "interrupted before a run was complete")
-    title = title or " against ".join(by_name)
+    title = " against ".join(by_name)
     return Result("compare", title, started, rounds, machine(), tuple(cases), interrupted, failure)
 
 

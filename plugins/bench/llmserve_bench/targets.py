@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from llmserve.builder.plan import BuildSpec, known_options, make_plan
 from llmserve.client import ModelInfo, connect
 from llmserve.errors import LLMServeError, UsageError
 from llmserve.options import parse_assignments
-from llmserve.plugin import Pair, Recipe
 from llmserve.registry import Registry
 from llmserve.repository.manifest import parts_of
 from llmserve.server import ServerSettings, start
@@ -101,11 +100,11 @@ class Variant:
             return None
 
 
-def parse_subject(text: str, overridden: Collection[str] = ()) -> Variant | Target:
+def parse_subject(text: str) -> Variant | Target:
     """Parse a subject of ``compare``.
 
     ``PLUGIN:KEY=VALUE,...`` (or ``PLUGIN:``) must be built; ``MODEL`` or ``MODEL@URL`` is already
-    served. A leading ``LABEL=`` names either. Settings that are ``overridden`` are left out.
+    served. A leading ``LABEL=`` names either.
 
     >>> parse_subject("static=iterative:batching=static")
     Variant(label='static', plugin='iterative', settings={'batching': 'static'})
@@ -120,12 +119,8 @@ def parse_subject(text: str, overridden: Collection[str] = ()) -> Variant | Targ
     plugin, colon, settings = rest.partition(":")
     if url or not colon:
         return Target(model, url, label or rest)
-    own = [s for s in settings.split(",") if s and s.split("=")[0] not in overridden]
-    return Variant(label or rest.rstrip(":"), plugin, parse_assignments(own))
-
-
-def find_pairs(registry: Registry) -> dict[str, Pair]:
-    return {pair.name: pair for recipe in registry.all(Recipe) for pair in recipe.pairs}
+    own = parse_assignments([setting for setting in settings.split(",") if setting])
+    return Variant(label or rest.rstrip(":"), plugin, own)
 
 
 def with_settings(

@@ -6,16 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from llmserve.registry import Registry
 from llmserve.testing import LiveTriton
 from llmserve_bench.figures import figures_of
 from llmserve_bench.measure import Plan, bench
 from llmserve_bench.output import load
 from llmserve_bench.prompts import Lengths, Prompts
 from llmserve_bench.results import Load
-from llmserve_bench.targets import Target, Variant, find_pairs, parse_subject
+from llmserve_bench.targets import Target
 from tests.support import run
 
 PLAN = Plan(Prompts(input_tokens=Lengths(12, 4), output_tokens=Lengths(10, 3)))
@@ -103,16 +100,16 @@ def test_bench_measures_a_dataset(triton: LiveTriton, tmp_path: Path) -> None:
     assert lengths[:4] == lengths[4:] == sorted(set(lengths[:4]))
 
 
-def test_compare_builds_and_serves_a_pair(tmp_path: Path) -> None:
+def test_compare_builds_and_serves_two_variants(tmp_path: Path) -> None:
     stdout_of(
-        "compare", "--pair", "static-inflight", "--model", "demo", *LIGHT,
+        "compare", "static=iterative:batching=static", "inflight=iterative:",
+        "--model", "demo", *LIGHT,
         "--build", "max_batch_size=4", "--rounds", "1", "--requests", "6", "--concurrency", "3",
-        "--output-tokens", "8,4", "--json", str(tmp_path / "pair.json"),
+        "--output-tokens", "8,4", "--json", str(tmp_path / "compared.json"),
         "--report", str(tmp_path / "report"),
     )  # fmt: skip
-    result = load(tmp_path / "pair.json")
+    result = load(tmp_path / "compared.json")
     assert [case.subject.name for case in result.cases] == ["static", "inflight"]
-    # The user's options override the pair's own sizes, but not the setting that it compares.
     builds = [case.subject.build for case in result.cases]
     assert [build["max_batch_size"] for build in builds] == ["4", "4"]
     assert builds[0]["batching"] == "static"
@@ -134,13 +131,3 @@ def test_a_sweep_builds_serves_measures_and_ranks(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "sweep.json").read_text())
     rates = [place["throughput"] for place in content["summary"]["ranking"]]
     assert rates == sorted(rates, reverse=True)
-
-
-@pytest.mark.parametrize("name", find_pairs(Registry.load()))
-def test_every_predefined_pair_can_be_built(name: str) -> None:
-    registry = Registry.load()
-    pair = find_pairs(registry)[name]
-    for text in (pair.first, pair.second):
-        variant = parse_subject(text)
-        assert isinstance(variant, Variant)
-        assert variant.option_names(registry)

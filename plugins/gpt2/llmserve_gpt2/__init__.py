@@ -10,7 +10,6 @@ from llmserve.plugin import (
     BuildContext,
     Generator,
     Option,
-    Pair,
     Recipe,
     Tensor,
     contract,
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 STEP_TOKENS = Tensor("step_tokens", "TYPE_INT32")
 """The number of tokens that a request of a sequence asks for; defaults to one."""
 
-_DIRECT_OLDEST = Pair(
-    "sequence-direct-oldest",
-    "direct=gpt2-onnx:batching=sequence-direct",
-    "oldest=gpt2-onnx:batching=sequence-oldest",
-)
 _INPUTS = (
     contract.MAX_TOKENS,
     contract.STOP_WORDS,
@@ -137,7 +131,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator=f"graph-{form}",
             batching="sequence-direct",
             formatter="text",
-            pairs=(_DIRECT_OLDEST,) if form == "onnx" else (),
         )
         for form, label in (("onnx", "ONNX"), ("torchscript", "TorchScript"))
     ]

@@ -11,7 +11,6 @@ from llmserve.plugin import (
     BuildContext,
     Generator,
     Option,
-    Pair,
     Recipe,
     contract,
     hookimpl,
@@ -21,7 +20,6 @@ from llmserve.plugin import (
 # Triton keeps the slot of a cancelled request's sequence until that has been idle for long enough
 # (seen on 2.51). So there are many more slots than sequences in flight.
 _SEQUENCE_SLOTS = 65_536
-_STATIC = "static=iterative:batching=static,max_batch_size=8"
 
 
 @hookimpl
@@ -102,10 +100,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator="stepwise",
             batching="iterative",
             suits={"cpu": 10, "cuda": 10},
-            pairs=(
-                Pair("static-inflight", _STATIC, "inflight=iterative:max_batch_size=64"),
-                Pair("static-iterative", "static=hf:batching=static", "iterative=iterative:"),
-            ),
         )
     ]
 

@@ -10,7 +10,6 @@ from llmserve.plugin import (
     BuildContext,
     Generator,
     Option,
-    Pair,
     Recipe,
     contract,
     hookimpl,
@@ -115,13 +114,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             generator="openvino",
             batching="continuous",
             suits={"cpu": 20},
-            pairs=(
-                Pair(
-                    "openvino-static-inflight",
-                    "static=openvino:batching=static,max_batch_size=8",
-                    "inflight=openvino:max_batch_size=64",
-                ),
-            ),
         )
     ]
 

@@ -10,7 +10,6 @@ from llmserve.plugin import (
     CheckedModel,
     Generator,
     Option,
-    Pair,
     Problem,
     Recipe,
     hookimpl,
@@ -19,10 +18,6 @@ from llmserve.plugin import (
 if TYPE_CHECKING:
     from llmserve.plugin import Assembly
 
-# This works for any model, and without TensorRT-LLM a stand-in answers. To use an engine:
-# --build engine=DIR.
-_LLMAPI = {"layout": "llmapi", "stand_in": "true"}
-_ENGINE = ("layout", "engine", "build_engine")
 _LIMITS = "llmserve_trtllm.runtime.engine_request:EngineLimits"
 _BATCH_SIZE = Option(
     "max_batch_size",
@@ -74,16 +69,6 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
             summary="TensorRT-LLM's engines or its LLM API",
             generator="tensorrt_llm",
             batching="inflight",
-            pairs=(
-                Pair(
-                    "trtllm-static-inflight",
-                    "static=trtllm:batching=static",
-                    "inflight=trtllm:",
-                    {**_LLMAPI, "decoupled": "false"},
-                    _ENGINE,
-                ),
-                Pair("hf-trtllm", "hf=hf:", "trtllm=trtllm:", _LLMAPI, _ENGINE),
-            ),
         )
     ]
 

@@ -146,7 +146,6 @@ def test_unwritable_outputs_are_refused_before_anything_is_measured(
         ("compare a", "two subjects or more"),
         ("compare a b --concurrency 1,x", "not a list of numbers"),
         ("compare a hf:", "name its --model"),
-        ("compare --pair nope", "there is no pair 'nope'"),
         ("sweep demo --plugin hf --vary x", "varies nothing"),
         ("sweep demo --plugin hf --vary foo=1", "no option 'foo'"),
         ("sweep demo --plugin hf --vary max_batch_size=x", "max_batch_size takes a whole number"),
@@ -179,8 +178,6 @@ def test_names_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "model_repository" / "demo" / "config.pbtxt").write_text("")
     assert completions(bench, [], "d") == ["demo"]
     assert completions(compare, ["demo"], "d") == ["demo"]
-    assert "list" in completions(compare, ["--pair"], "l")
-    assert "static-inflight" in completions(compare, ["--pair"], "static")
     assert "max_batch_size=" in completions(sweep, ["m", "--plugin", "hf", "--vary"], "max_")
     assert completions(sweep, ["m", "--vary"], "conc") == ["concurrency="]
     assert "hf" in completions(sweep, ["m", "--plugin"], "h")

@@ -137,7 +137,7 @@ def test_a_comparison_keeps_the_rounds_before_a_server_dies() -> None:
 
         targets = [Target(name, server.url) for name in ("whole", "pieces")]
         plan = Plan(Prompts(), on_step=step)
-        result = measure.compare(targets, [load], plan, rounds=3, title="")
+        result = measure.compare(targets, [load], plan, rounds=3)
     assert [len(case.runs) for case in result.cases] == [1, 1]
     assert "round 2 of 3" in (result.ended_early or "")
 

@@ -1,0 +1,150 @@
+"""What a request can fail of: a row per failure, and how one crosses Triton's single error string.
+
+The runtime writes ``[llmserve context_length_exceeded param=max_tokens context=64] words``. The
+client reads it once, and nothing else looks into the words. A new failure is a row here and the
+place that raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a code means, and what an HTTP API answers to it."""
+
+    code: str
+    status: int
+    meaning: str
+    api: str = ""
+    """What OpenAI's API calls it, if not by the code."""
+    retry_after: int | None = None
+    """The seconds after which the same request may succeed."""
+
+    @property
+    def api_code(self) -> str:
+        return self.api or self.code
+
+
+_ROWS = (
+    Row("invalid_request", 400, "the request cannot be read, or its parts contradict one another"),
+    Row("invalid_value", 400, "an option has a value of the wrong type or out of range"),
+    Row("unknown_option", 400, "no such option; the name is close to another", "unknown_parameter"),
+    Row("unsupported_option", 400, "this model does not have the option", "unsupported_parameter"),
+    Row("conflicting_options", 400, "two options that cannot be used together"),
+    Row("empty_prompt", 400, "the prompt has no tokens"),
+    Row("no_chat_template", 400, "messages were sent to a model without a chat template"),
+    Row("context_length_exceeded", 400, "the prompt and its answer do not fit the model's context"),
+    Row("queue_full", 429, "too many requests wait for the model", retry_after=1),
+    Row("constraint_queue_full", 429, "too many new constraints are compiled", retry_after=1),
+    Row("timeout", 504, "no complete answer within the request's time limit"),
+    Row("timeout_in_queue", 504, "the request waited too long in the model's queue", "timeout"),
+    Row("cancelled", 499, "the client cancelled the request"),
+    # A model whose process has died usually answers again after seven seconds.
+    Row("model_died", 503, "the process that runs the model has died", retry_after=5),
+    Row("model_failed", 500, "the model raised an error; the server's log has the traceback"),
+    Row("no_memory", 503, "the server has too little memory for the request", retry_after=5),
+    Row("not_ready", 404, "the server does not have the model or still loads it",
+        "model_not_found"),
+    Row("unreachable", 503, "no server answers at the address", "backend_unavailable", 2),
+    Row("restricted", 500, "the server wants a header that closes its interfaces to others"),
+    Row("unknown", 400, "a server or model that is not llmserve's refused in its own words"),
+)  # fmt: skip
+FAILURES: Mapping[str, Row] = {row.code: row for row in _ROWS}
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that crosses Triton; the details are numbers, such as the length of the context."""
+
+    code: str
+    words: str
+    param: str | None = None
+    details: Mapping[str, int] = field(default_factory=dict)
+
+
+_OPENING, _CLOSING = "[llmserve ", "] "
+
+
+def write(failure: Failure) -> str:
+    """Return what Triton sends for a failure.
+
+    >>> write(Failure("invalid_value", "top_k takes a whole number, not 'x'", "top_k"))
+    "[llmserve invalid_value param=top_k] top_k takes a whole number, not 'x'"
+    """
+    # A parameter's name may come from the request: only a plain one cannot end the prefix.
+    named = [f"param={failure.param}"] if failure.param and _is_plain(failure.param) else []
+    numbers = [f"{name}={value}" for name, value in failure.details.items()]
+    return _OPENING + " ".join([failure.code, *named, *numbers]) + _CLOSING + failure.words
+
+
+def read(text: str) -> Failure:
+    """Read what Triton sent; words without a code, and a code that is no row, are ``unknown``.
+
+    >>> read("in ensemble 'm', [llmserve no_memory] too much at once").code
+    'no_memory'
+    """
+    words = without_wrappers(text)
+    opening, _, rest = words.partition("]")
+    if opening.startswith(_OPENING):
+        code, *pairs = opening.removeprefix(_OPENING).split(" ")
+        named = dict(_pairs(pairs))
+        param = named.pop("param", None)
+        details = {name: int(value) for name, value in named.items() if _is_number(value)}
+        return Failure(code if code in FAILURES else UNKNOWN, rest.lstrip(), param, details)
+    return Failure(UNKNOWN, words)
+
+
+def without_wrappers(text: str) -> str:
+    """Remove what Triton puts in front of a model's own words.
+
+    >>> without_wrappers("in ensemble 'm', [request id: 7] too long")
+    'too long'
+    """
+    while (inner := _unwrapped(text.lstrip())) is not None:
+        text = inner
+    return text.strip()
+
+
+_ENSEMBLE, _EXCEPTION = "in ensemble '", "TritonModelException: "
+FAILED = "Failed to process the request(s) for model"
+"""Triton's words for an exception in the code of a Python model."""
+_REQUEST_ID = "[request id: "
+
+
+def _unwrapped(text: str) -> str | None:
+    if text.startswith(_EXCEPTION):
+        return text.removeprefix(_EXCEPTION)
+    if text.startswith(_ENSEMBLE):
+        return _after(text, "', ")
+    if text.startswith(FAILED):
+        return _after(text, ", message: ")
+    if text.startswith(_REQUEST_ID):
+        # The sender chooses the id: only one like ours, or none, can be told from what follows it.
+        number, _, rest = text.removeprefix(_REQUEST_ID).partition(_CLOSING)
+        return rest if number == "<id_unknown>" or _is_number(number) else None
+    return None
+
+
+def _after(text: str, end: str) -> str | None:
+    _, found, rest = text.partition(end)
+    return rest if found else None
+
+
+def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
+    for word in words:
+        name, _, value = word.partition("=")
+        yield name, value
+
+
+def _is_plain(name: str) -> bool:
+    return name.isascii() and name.replace("_", "").replace(".", "").isalnum()
+
+
+def _is_number(text: str) -> bool:
+    # int() refuses numbers of thousands of digits.
+    return text.isascii() and text.isdigit() and len(text) < 20

@@ -1,0 +1,78 @@
+"""A failure crosses Triton as a prefix of its one error string, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmserve.contract.failures import FAILURES, UNKNOWN, Failure, read, without_wrappers, write
+from llmserve.runtime import RequestError
+
+WRAPPERS = [
+    "{}",
+    "in ensemble 'm', {}",
+    "[request id: <id_unknown>] {}",
+    "in ensemble 'm', [request id: 5] {}",
+    "Failed to process the request(s) for model instance 'm_0_0', message: {}",
+    "in ensemble 'm', Failed to process the request(s) for model 'm', message: "
+    "TritonModelException: {}",
+]
+QUOTES = st.one_of(
+    st.text(),
+    st.sampled_from(
+        [
+            "[llmserve model_died] ", "] [llmserve queue_full] x", "[request id: 5] ",
+            "in ensemble 'm', [llmserve no_memory] x", "TritonModelException: [llmserve unknown]",
+            "Stub process 'm' is not healthy", "Exceeds maximum queue size", "x] y", "param=x",
+        ]
+    ),
+)  # fmt: skip
+QUOTED = st.lists(QUOTES, max_size=4).map("".join)
+
+
+@given(
+    st.sampled_from(sorted(FAILURES)),
+    QUOTED,
+    st.one_of(st.none(), st.sampled_from(["top_k", "stop.words"]), QUOTED),
+    st.dictionaries(st.sampled_from(["context", "prompt_tokens"]), st.integers(0, 2**40)),
+    st.sampled_from(WRAPPERS),
+)
+def test_what_is_written_is_read_whatever_it_quotes(
+    code: str, words: str, param: str | None, details: dict[str, int], wrapper: str
+) -> None:
+    failure = Failure(code, f"top_k {words}".strip(), param, details)
+    found = read(wrapper.format(write(failure)))
+    plain = param is not None and param.replace("_", "").replace(".", "").isalnum()
+    expected = param if param and plain and param.isascii() else None
+    assert found == Failure(code, failure.words, expected, details)
+
+
+@given(QUOTED, st.sampled_from(WRAPPERS))
+def test_words_that_quote_a_request_are_no_failure_of_ours(words: str, wrapper: str) -> None:
+    assert read(wrapper.format(f"ValueError: {words}")).code == UNKNOWN
+
+
+@given(QUOTED)
+def test_an_id_that_a_client_chose_hides_no_prefix(words: str) -> None:
+    found = read(f"[request id: x{words}] unexpected inference input")
+    assert found.code == UNKNOWN
+
+
+def test_a_code_of_a_newer_server_is_unknown_and_keeps_its_words() -> None:
+    found = read("[llmserve out_of_cheese param=x] there is none")
+    assert (found.code, found.words, found.param) == (UNKNOWN, "there is none", "x")
+    assert read("[llmserve no_memory]") == Failure("no_memory", "")
+    assert without_wrappers("in ensemble 'm") == "in ensemble 'm"
+
+
+def test_a_refusal_has_a_code_of_the_contract() -> None:
+    assert RequestError("no").code == "invalid_request"
+    with pytest.raises(ValueError, match="'no_cheese'"):
+        RequestError("no", code="no_cheese")
+    error = RequestError("no", code="invalid_value", param="top_k", context=5)
+    assert (
+        error.again().failure
+        == error.failure
+        == Failure("invalid_value", "no", "top_k", {"context": 5})
+    )
