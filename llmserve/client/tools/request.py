@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llmserve.contract.options import FORMS
 from llmserve.errors import OptionError
 
 MAX_TOOLS = 128
 """The maximum number of tools in a request, and of tool calls in an answer."""
 _OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _NAME = re.compile(r"[\w.\-]{1,64}")
-_FORMS = ("json_schema", "json_object", "choice", "regex", "grammar")
 # Calls are read by programs: white space would only cost tokens.
 _COMPACT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}}
 # A schema with one of these keywords may allow properties that "properties" does not list.
@@ -91,7 +91,7 @@ class Tools:
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's options in the form that models accept, with these tools."""
-        if form := next((form for form in _FORMS if options.get(form)), None):
+        if form := next((form.name for form in FORMS if options.get(form.name)), None):
             raise ToolsError(
                 f"tools cannot be combined with constrained answers ({form})", mend="leave out one"
             )

@@ -15,6 +15,7 @@ import pytest
 from llmserve.client import Completion
 from llmserve.client.model import ModelInfo
 from llmserve.errors import UsageError
+from llmserve.plugin import Address
 from llmserve_gateway.commands import read_prompt
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.replicas import Replicas
@@ -174,7 +175,7 @@ def test_a_conversation_with_calls_asks_for_the_template_once(
     request = {"model": "m", **body, name: [*body[name], *answered]}
     with scripted.serving() as url:
         for _ in range(2):
-            assert request_via(Replicas([url]), path, json=request).status_code == 200
+            assert request_via(Replicas([Address(url)]), path, json=request).status_code == 200
     assert [bool(messages) for messages in scripted.messages] == [False, True] * 2
 
 

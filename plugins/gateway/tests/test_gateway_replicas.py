@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmserve.client import Completion, Piece
 from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
+from llmserve.plugin import Address
 from llmserve_gateway import replicas
 from llmserve_gateway.replicas import Replicas, _Request, blocks
 from llmserve_gateway.triton_metrics import join_pages
@@ -21,7 +22,7 @@ SYSTEM = {"role": "system", "content": "You answer questions from sailors. " * 1
 
 
 def make_replicas(count: int) -> Replicas:
-    return Replicas([f"127.0.0.1:{port}" for port in range(1, count + 1)])
+    return Replicas([Address(f"127.0.0.1:{port}") for port in range(1, count + 1)])
 
 
 def make_request(prompt: str = "", **options: Any) -> _Request:
@@ -155,7 +156,7 @@ def test_a_failed_replica_serves_again_after_it_answers_a_canary(
 
     async def go() -> None:
         _, _, group = await answer_of([GONE], ["b"])
-        connect: Callable[[str], Any] = lambda _: canaries.pop(0)  # noqa: E731
+        connect: Callable[[str], Any] = lambda _, **_options: canaries.pop(0)  # noqa: E731
         monkeypatch.setattr(replicas, "connect_async", connect)
         failed = group.all[0]
         assert not failed.serves("m")
