@@ -105,10 +105,8 @@ def _biases(maximum: int) -> Reader:
     def read(name: str, value: Any) -> dict[int, float]:
         biases = _from_json(name, value)
         if not isinstance(biases, dict) or len(biases) > maximum:
-            raise invalid_value(
-                name,
-                f"takes a JSON object of at most {maximum} numbers by token ids, not {_quoted(value)}",
-            )
+            what = f"a JSON object of at most {maximum} numbers by token ids"
+            raise invalid_value(name, f"takes {what}, not {_quoted(value)}")
         read_id, read_bias = whole_number(0, INT32), any_number(*BIASES)
         return {read_id(name, token): read_bias(name, bias) for token, bias in biases.items()}
 
