@@ -11,6 +11,8 @@ from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
+from llmserve.client.tools.parts import ToolPart as ToolPart
+from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.commands import lazy_command as lazy_command
 from llmserve.commands import section as section
 from llmserve.contract.address import Address as Address
@@ -57,5 +59,3 @@ from llmserve.roles import Tokenizer as Tokenizer
 from llmserve.roles import ToolParser as ToolParser
 from llmserve.runtime import contract as contract
 from llmserve.runtime.contract import Tensor as Tensor
-from llmserve.tools import ToolPart as ToolPart
-from llmserve.tools import ToolReader as ToolReader
