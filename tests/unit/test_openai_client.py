@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from llmserve.client.openai import KEY, OpenAIClient
 from llmserve.errors import LLMServeError, UnreachableError
-from llmserve_cli.openai_client import KEY, OpenAIClient
 from tests.support import http_server, reply
 
 ANSWERS = {
