@@ -52,7 +52,8 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "contract.address", "contract.container", "errors", "names", "packages", "registry",
+    "client", "contract.address", "contract.container", "contract.failures",
+    "errors", "names", "packages", "registry",
     "repository", "repository.check",
     "repository.dockerfile", "repository.manifest", "roles", "runtime.contract",
 }  # fmt: skip
