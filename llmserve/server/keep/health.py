@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from llmserve.errors import LLMServeError, RequestRejectedError, UsageError
-from llmserve.server.states import Watch
+from llmserve.server.states import State, Watch
 
 INTERVAL = 5.0
 """Seconds between two checks; a model that was idle since the last is asked for a token."""
@@ -52,6 +52,11 @@ class Client(Protocol):
     async def generate(
         self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
     ) -> Any: ...
+
+
+def is_alive(state: str) -> bool:
+    """Return whether a model or server that reports this state serves requests."""
+    return Watch("", state=State(state)).alive
 
 
 async def ask(client: Client, model: str, timeout: float) -> None:

@@ -126,5 +126,8 @@ class Kept:
             "log": str(self.server.log_file),
             "state": self.triton.state.value,
             "restarts": self.triton.restarts,
-            "models": [model.report() for model in self.models.values()],
+            "models": [
+                {**model.report(), "loads": self.log.loads[model.name]}
+                for model in self.models.values()
+            ],
         }

@@ -152,7 +152,7 @@ def test_a_failed_replica_serves_again_after_it_answers_a_canary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     canaries = [Scripted(GONE), Scripted("it", " lives")]
-    monkeypatch.setattr(replicas, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(replicas, "BACK_EVERY", 0.001)
 
     async def go() -> None:
         _, _, group = await answer_of([GONE], ["b"])
