@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Any, Protocol
 
 from llmserve.errors import LLMServeError, RequestRejectedError, UsageError
-from llmserve.server.states import State, Watch
+from llmserve.server.states import State as State
+from llmserve.server.states import Watch as Watch
 
 INTERVAL = 5.0
 """Seconds between two checks; a model that was idle since the last is asked for a token."""
@@ -59,7 +60,7 @@ def is_alive(state: str) -> bool:
     return Watch("", state=State(state)).alive
 
 
-async def ask(client: Client, model: str, timeout: float) -> None:
+async def ask_for_token(client: Client, model: str, timeout: float) -> None:
     """Ask a model for a token; raise what prevents the answer."""
     await client.generate(model, "a", max_tokens=1, timeout=timeout)
 
@@ -135,7 +136,7 @@ class Monitor:
             info = await client.model(name)
             if "text_input" not in info.inputs or "text_output" not in info.outputs:
                 return
-            await ask(client, name, self._slow)
+            await ask_for_token(client, name, self._slow)
         except LLMServeError as error:
             found, why = finding(error), error.problem
             if found is Finding.DIED:

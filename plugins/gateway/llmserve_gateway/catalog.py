@@ -22,9 +22,8 @@ from llmserve.errors import (
     RequestRejectedError,
     ServerError,
 )
+from llmserve.server import health
 from llmserve.server.control import ask
-from llmserve.server.keep.health import SLOW_UNSEEN, Finding, Monitor, finding, is_alive
-from llmserve.server.states import State, Watch
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.replicas import Replicas, is_replica_failure
 
@@ -38,10 +37,10 @@ _OPTIONAL = ("chat_template", "longest_prompt")
 
 
 @dataclass
-class Health(Watch):
+class Health(health.Watch):
     """The state of a model as its answers show it; it is loaded again without notice."""
 
-    state: State = State.READY
+    state: health.State = health.State.READY
     answers: int = 0
     description: dict[str, Any] | None = field(default=None, repr=False)
     described: object = None
@@ -56,11 +55,11 @@ class Health(Watch):
 class _Heard:
     """The answers to the gateway's requests, all that it knows of models that it does not ask."""
 
-    def __init__(self, health: Mapping[str, Health]) -> None:
-        self._health = health
+    def __init__(self, models: Mapping[str, Health]) -> None:
+        self._models = models
 
     async def answers(self) -> Mapping[str, int]:
-        return {name: health.answers for name, health in self._health.items()}
+        return {name: model.answers for name, model in self._models.items()}
 
     def seconds(self) -> Mapping[str, float]:
         return {}
@@ -86,22 +85,22 @@ class Catalog:
         self._client = client
         self._named = named
         self._supervisor = supervisor
-        self._health: dict[str, Health] = {}
+        self._models: dict[str, Health] = {}
         self._describing: dict[str, asyncio.Future[None]] = {}
         self._asked: list[Health] = []
         """The models that this gateway asks for a token at the moment."""
-        self._monitor = Monitor(
-            client, lambda: self._asked, _Heard(self._health), slow=SLOW_UNSEEN, strict=True
+        self._monitor = health.Monitor(
+            client, lambda: self._asked, _Heard(self._models), slow=health.SLOW_UNSEEN, strict=True
         )
 
     @property
     def observed(self) -> list[str]:
         """The models whose health has been observed."""
-        return list(self._health)
+        return list(self._models)
 
     def is_observed(self, name: str) -> bool:
         """Return whether a model of this name has been seen, so that it is not just a word."""
-        return name in self._health
+        return name in self._models
 
     async def offered(self, *, refresh: bool = False) -> list[ModelInfo]:
         """Return the loaded models with text input and output that are not part of another."""
@@ -188,14 +187,14 @@ class Catalog:
 
     async def _description(self, name: str) -> dict[str, Any]:
         """Return what a model reports about itself; :meth:`watch` keeps it up to date."""
-        health = self.health(name)
-        if health.description is None:
+        model = self.health(name)
+        if model.description is None:
             if (asked := self._describing.get(name)) is None:
                 # Who asks meanwhile waits for the same answer, even if this request is cancelled.
                 asked = self._describing[name] = asyncio.ensure_future(self._describe(name))
                 asked.add_done_callback(lambda _: self._describing.pop(name))
             await asyncio.shield(asked)
-        return health.description or {}
+        return model.description or {}
 
     async def _describe(self, name: str, process: object = None) -> None:
         with suppress(LLMServeError, asyncio.TimeoutError):
@@ -217,20 +216,20 @@ class Catalog:
     # Health
 
     def health(self, name: str) -> Health:
-        return self._health.setdefault(name, Health(name))
+        return self._models.setdefault(name, Health(name))
 
     def record_answer(self, name: str) -> None:
-        health = self.health(name)
-        health.answers += 1
-        health.answered(time.monotonic())
+        model = self.health(name)
+        model.answers += 1
+        model.answered(time.monotonic())
 
     def record_failure(self, name: str, error: LLMServeError) -> None:
         if is_replica_failure(error) and self._client().is_available(name):
             return  # Other replicas serve the model.
-        found, now = finding(error), time.monotonic()
-        if found is Finding.DIED:
+        found, now = health.finding(error), time.monotonic()
+        if found is health.Finding.DIED:
             self.health(name).died(now, str(error))
-        elif found is not Finding.REFUSED:
+        elif found is not health.Finding.REFUSED:
             self.health(name).missed(now, str(error))
 
     async def watch(self, interval: float) -> None:
@@ -247,7 +246,9 @@ class Catalog:
         names = [info.name for info in await self.offered(refresh=True)]
         reports = {report["name"]: report for report in await self.supervised()}
         models = [self.health(name) for name in names]
-        self._asked = [m for m in models if m.name not in reports or m.state is not State.READY]
+        self._asked = [
+            m for m in models if m.name not in reports or m.state is not health.State.READY
+        ]
         processes = {name: _process(reports.get(name)) for name in names}
         outdated = [
             self._describe(model.name, processes[model.name])
@@ -275,7 +276,7 @@ class Catalog:
         return {
             model["name"]: f"{model['state']}: {model['why']}"
             for model in await self.supervised()
-            if not is_alive(model["state"])
+            if not health.is_alive(model["state"])
         }
 
     async def state(self) -> dict[str, Any]:
@@ -287,11 +288,11 @@ class Catalog:
         down = await self._down()
         models: dict[str, dict[str, Any]] = {}
         for info in offered:
-            health = self.health(info.name)
+            model = self.health(info.name)
             reasons = [down[name] for name in (info.name, *info.parts) if name in down]
-            models[info.name] = {"ready": health.alive and not reasons}
+            models[info.name] = {"ready": model.alive and not reasons}
             if not models[info.name]["ready"]:
-                models[info.name]["why"] = reasons[0] if reasons else health.why
+                models[info.name]["why"] = reasons[0] if reasons else model.why
         for name in self._named:
             why = "the model is not loaded, or has no text input and output"
             models.setdefault(name, {"ready": False, "why": why})

@@ -25,7 +25,7 @@ from llmserve.errors import (
     UnreachableError,
 )
 from llmserve.plugin import Address
-from llmserve.server.keep.health import BACK_EVERY, BACK_WITHIN, Finding, ask, finding
+from llmserve.server import health
 
 _BLOCK = 256
 """Bytes, about sixty tokens: a long system prompt groups its chats, a short one spreads them."""
@@ -202,13 +202,13 @@ class Replicas:
             replica.excluded.discard(_ALL if unreachable else model)
 
     async def _canary(self, replica: Replica, model: str, *, unreachable: bool) -> bool:
-        await asyncio.sleep(BACK_EVERY)
+        await asyncio.sleep(health.BACK_EVERY)
         # A gRPC channel waits longer and longer before it reconnects.
         client = connect_async(replica.url) if unreachable else replica.client
         try:
-            await ask(client, model, BACK_WITHIN)
+            await health.ask_for_token(client, model, health.BACK_WITHIN)
         except LLMServeError as error:
-            if finding(error) in (Finding.DIED, Finding.SILENT):
+            if health.finding(error) in (health.Finding.DIED, health.Finding.SILENT):
                 if unreachable:
                     await client.close()
                 return False
@@ -238,7 +238,7 @@ async def _gather(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def is_replica_failure(error: LLMServeError) -> bool:
     """Return whether the replica failed, rather than the request."""
     unavailable = isinstance(error, (UnreachableError, ModelNotReadyError))
-    return unavailable or finding(error) is Finding.DIED
+    return unavailable or health.finding(error) is health.Finding.DIED
 
 
 def blocks(model: str, prompt: str, options: Mapping[str, Any]) -> list[bytes]:
