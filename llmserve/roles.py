@@ -12,12 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmserve.client.tools.parts import ToolReader
 from llmserve.contract.address import Address
+from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
+from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
 from llmserve.options import Option, Value
-from llmserve.runtime import contract
-from llmserve.runtime.contract import Tensor
-from llmserve.tools import ToolReader
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -99,14 +99,7 @@ class Batching(Component):
     """
 
     mode: str = "batch"
-    inputs: tuple[Tensor, ...] = (
-        contract.MAX_TOKENS,
-        contract.STREAM,
-        contract.STOP_WORDS,
-        contract.INCLUDE_STOP,
-        contract.INPUT_IDS,
-        contract.PROMPT_ONLY,
-    )
+    inputs: tuple[Tensor, ...] = ANSWER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +111,8 @@ class Formatter(Component):
     needed for that; the model requires those of them that are installed where it is built.
     """
 
-    inputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_INPUTS
-    outputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_OUTPUTS
+    inputs: tuple[Tensor, ...] = TEXT_FORMAT_INPUTS
+    outputs: tuple[Tensor, ...] = TEXT_FORMAT_OUTPUTS
     constrains_with: tuple[str, ...] = ()
     extra_inputs: InitVar[tuple[Tensor, ...]] = ()
     extra_outputs: InitVar[tuple[Tensor, ...]] = ()

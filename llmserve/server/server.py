@@ -16,8 +16,8 @@ from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from llmserve.contract.address import Address
+from llmserve.contract.names import STAND_IN_METRIC
 from llmserve.errors import ServerError, UsageError
-from llmserve.runtime.contract import STAND_IN_METRIC
 from llmserve.server.launch import (
     Instance,
     Launch,
