@@ -111,11 +111,11 @@ def test_a_death_of_a_process_that_has_been_replaced_counts_for_nothing() -> Non
     model = Model(DIED)
     model.process = False
 
-    async def generate(name: str, prompt: str = "", **_: Any) -> None:
+    async def generate(model_name: str, prompt: str = "", **_: Any) -> None:
         model.starts += 1
         raise DIED
 
-    model.generate = generate  # type: ignore[method-assign]
+    model.generate = generate  # type: ignore[method-assign,assignment]
     assert checked(model)[0].state is State.READY
 
 
