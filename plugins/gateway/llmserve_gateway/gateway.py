@@ -314,7 +314,7 @@ class Gateway:
         health = self.catalog.health(record.model)
         async with aclosing(self._pieces(exchange)) as pieces:
             async for piece in pieces:
-                health.answered = time.monotonic()
+                health.answers += 1
                 if record.first_output is None:
                     # Not earlier: until the model generates something, an error can set the status.
                     record.first_output = time.perf_counter()
