@@ -87,7 +87,7 @@ class Readiness:
         self._given_up |= stubs.kill_given_up(progress.loading, now)
 
     def _died_while_loading(self, progress: Progress, before: float) -> dict[str, str]:
-        """Return what Triton may wait for forever (workarounds.DIED_LOADING)."""
+        """Return what keeps Triton from becoming ready (workarounds.DIED_LOADING)."""
         return {
             name: f"its process died while it was loading ({how})"
             for name, (when, how) in self._died.items()
