@@ -34,6 +34,8 @@ _MAX_NAME = 200
 _OPTIONAL = ("chat_template", "longest_prompt")
 """What models of older versions do not report about prompts."""
 
+Supervisor = Path | Callable[[], dict[str, Any]] | None
+
 
 @dataclass
 class Health(health.Watch):
@@ -79,7 +81,7 @@ class Catalog:
         self,
         client: Callable[[], Replicas],
         named: Sequence[str] = (),
-        supervisor: Path | None = None,
+        supervisor: Supervisor = None,
     ) -> None:
         self._client = client
         self._named = named
@@ -257,14 +259,18 @@ class Catalog:
         await asyncio.gather(self._monitor.check(), *outdated)
 
     async def supervised(self) -> list[dict[str, Any]]:
-        """Return the model states from ``serve``, if it started this gateway.
+        """Return the model states from who keeps Triton alive, if that is known.
 
         ``serve`` notices at once that a model's process has died, a canary only when it is sent.
         """
         if self._supervisor is None:
             return []
         try:
-            reply = await asyncio.to_thread(ask, self._supervisor, {"do": "status"}, _QUICK_SECONDS)
+            if isinstance(self._supervisor, Path):
+                status = {"do": "status"}
+                reply = await asyncio.to_thread(ask, self._supervisor, status, _QUICK_SECONDS)
+            else:
+                reply = self._supervisor()
         except ServerError:
             return []
         models: list[dict[str, Any]] = reply.get("models", [])
