@@ -10,13 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.build import build_spec
-from llmserve.builder.plan import BuildSpec, known_options, make_plan
 from llmserve.client import ModelInfo, connect
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.options import parse_assignments
-from llmserve.plugin import Repository
-from llmserve.registry import Registry
+from llmserve.plugin import (
+    BuildSpec,
+    Registry,
+    Repository,
+    build_spec,
+    known_options,
+    make_plan,
+    parse_assignments,
+)
 from llmserve.server import ServerSettings, start
 from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter

@@ -18,6 +18,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError
+from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
@@ -102,12 +103,12 @@ class Routes:
             raise bad_request("send prompt or messages, not both", "prompt")
         if messages is not None:
             options["messages"] = read_messages(messages)
-            options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
+            options["chat_template_kwargs"] = fields.option(OPTIONS["chat_template_kwargs"])
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
                 options = replace(tools, choice="auto", named=None).options(options)
             info = await self._catalog.info(name)
-            options = await self._gateway.readers.place_tools(info, options, tools)
+            options = await self._gateway.tools.place(info, options, tools)
         elif not isinstance(prompt, str):
             raise bad_request("prompt must be a string, or send messages", "prompt")
         report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
@@ -135,7 +136,7 @@ class Routes:
         names = ("messages", "chat_template_kwargs")
         options = {name: parsed.options[name] for name in names if name in parsed.options}
         info = await self._catalog.info(parsed.model)
-        options = await self._gateway.readers.place_tools(info, options, parsed.tools)
+        options = await self._gateway.tools.place(info, options, parsed.tools)
         report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
         return _json({"input_tokens": len(report["ids"])})
 
@@ -249,7 +250,7 @@ class Routes:
         offered = await self._offered(key)
         if len(offered) == 1 and fields.take("model") in (None, offered[0]):
             return offered[0]
-        name = fields.text("model")
+        name: str = fields.text("model")
         self._gateway.check_model(key, name)
         return name
 

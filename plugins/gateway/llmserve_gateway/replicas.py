@@ -17,16 +17,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from llmserve.client import AsyncClient, Completion, Piece, connect_async
-from llmserve.client.model import ModelInfo
+from llmserve.client import AsyncClient, Completion, ModelInfo, Piece, connect_async
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
-    RequestTimeoutError,
     UnreachableError,
 )
 from llmserve.plugin import Address
-from llmserve_gateway.errors import has_died
+from llmserve.server import health
 
 _BLOCK = 256
 """Bytes, about sixty tokens: a long system prompt groups its chats, a short one spreads them."""
@@ -35,8 +33,6 @@ _MAX_REMEMBERED = 1 << 16
 _SLACK = 2
 _SLACK_SHARE = 1 / 4
 """To keep a prefix, a replica may have this many requests, or this part, more than others."""
-_RETRY_SECONDS = 0.5
-_CANARY_SECONDS = 5.0
 _GATHER_SECONDS = 1.0
 _ALL = ""
 
@@ -81,7 +77,7 @@ class Replicas:
     """Offers what a gateway needs of :class:`AsyncClient`; a request stays with its replica."""
 
     def __init__(self, tritons: Sequence[Address]) -> None:
-        self.all = [Replica(triton, connect_async(triton.grpc)) for triton in tritons]
+        self.all = [Replica(triton, _connect(triton.grpc)) for triton in tritons]
         self._readers: OrderedDict[bytes, set[Replica]] = OrderedDict()
         """The replicas that have read a block and all blocks before it; recent blocks are last."""
         self._canaries: set[asyncio.Future[None]] = set()
@@ -205,14 +201,13 @@ class Replicas:
             replica.excluded.discard(_ALL if unreachable else model)
 
     async def _canary(self, replica: Replica, model: str, *, unreachable: bool) -> bool:
-        await asyncio.sleep(_RETRY_SECONDS)
+        await asyncio.sleep(health.BACK_EVERY)
         # A gRPC channel waits longer and longer before it reconnects.
-        client = connect_async(replica.url) if unreachable else replica.client
+        client = _connect(replica.url) if unreachable else replica.client
         try:
-            await client.generate(model, "Hi", max_tokens=1, timeout=_CANARY_SECONDS)
+            await health.ask_for_token(client, model, health.BACK_WITHIN)
         except LLMServeError as error:
-            # A replica that refuses a request is alive.
-            if is_replica_failure(error) or isinstance(error, RequestTimeoutError):
+            if health.finding(error) in (health.Finding.DIED, health.Finding.SILENT):
                 if unreachable:
                     await client.close()
                 return False
@@ -221,6 +216,11 @@ class Replicas:
             self._old_clients.append(replica.client)
             replica.client = client
         return True
+
+
+def _connect(url: str) -> AsyncClient:
+    # The gateway has one place for the templates of all replicas.
+    return connect_async(url, places_tools=False)
 
 
 async def _gather(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -242,7 +242,7 @@ async def _gather(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def is_replica_failure(error: LLMServeError) -> bool:
     """Return whether the replica failed, rather than the request."""
     unavailable = isinstance(error, (UnreachableError, ModelNotReadyError))
-    return unavailable or has_died(error.problem)
+    return unavailable or health.finding(error) is health.Finding.DIED
 
 
 def blocks(model: str, prompt: str, options: Mapping[str, Any]) -> list[bytes]:

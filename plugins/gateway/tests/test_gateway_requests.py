@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
-from llmserve.client import Completion, Piece
-from llmserve.client.results import Logprob
-from llmserve.client.tools import ToolsError
+from llmserve.client import Completion, Logprob, Piece, ToolsError
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
