@@ -34,7 +34,7 @@ class ScriptedTriton:
     """
 
     pieces: Sequence[str] = ("x ", "x ", "x ", "x ")
-    """The text of every answer."""
+    """The text of every answer; a request's ``max_tokens`` is the most pieces that it gets."""
     tokens: Sequence[int] = ()
     """How many tokens each piece contains; by default one."""
     reason: str = "stop"
@@ -57,8 +57,6 @@ class ScriptedTriton:
     """Whether clients may list the models; Triton's API for it can be closed to them."""
     models: Mapping[str, str] = field(default_factory=lambda: MODELS)
     """The models, with how each exchanges requests and responses."""
-    ours: bool = True
-    """Whether their configurations say that llmserve built them; only such models get canaries."""
     inputs: Sequence[str] = ()
     """What they take besides ``text_input``: names of tensors of text."""
 
@@ -149,9 +147,8 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
             config.output.add(name=output, data_type=kind, dims=[1])
         exchange = self.script.models[name]
         config.model_transaction_policy.decoupled = exchange == "stream"
-        if self.script.ours:
-            config.parameters["llmserve.exchange"].string_value = exchange
-            config.parameters["llmserve.version"].string_value = __version__
+        config.parameters["llmserve.exchange"].string_value = exchange
+        config.parameters["llmserve.version"].string_value = __version__
         return service_pb2.ModelConfigResponse(config=config)
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:
@@ -186,7 +183,8 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
             if self._fails(request):
                 yield service_pb2.ModelStreamInferResponse(error_message="scripted to fail")
                 continue
-            for at in range(len(self.script.pieces)):
+            most = request.parameters["max_tokens"].int64_param or len(self.script.pieces)
+            for at in range(min(most, len(self.script.pieces))):
                 time.sleep(self.script.gap if at else 0)
                 piece = self._piece(request, at)
                 yield service_pb2.ModelStreamInferResponse(infer_response=piece)

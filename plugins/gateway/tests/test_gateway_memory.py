@@ -33,9 +33,7 @@ threading.Thread(target=report, daemon=True).start()
 
 
 # Until the client leaves.
-ENDLESS = ScriptedTriton(
-    ["x"] * 1_000_000, gap=0.002, counts=False, models={"m": "stream"}, ours=False
-)
+ENDLESS = ScriptedTriton(["x"] * 1_000_000, gap=0.002, models={"m": "stream"})
 
 
 async def cut(port: int, streams: int) -> None:
