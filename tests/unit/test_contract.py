@@ -13,7 +13,7 @@ import pytest
 
 from llmserve.contract.options import ALIASES, OPTIONS, RequestOption
 from tests.reference import FOLDER, PAGES
-from tests.unit.test_boundaries import module_of, nodes_of, sources
+from tests.unit.test_boundaries import ROOT, module_of, nodes_of, sources
 
 _WITH_A_ROW = '''
 import importlib.util, json, sys, types

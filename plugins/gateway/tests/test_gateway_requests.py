@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
-from llmserve.client import Completion, Piece, ToolsError
-from llmserve.client.results import Logprob
+from llmserve.client import Completion, Logprob, Piece, ToolsError
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,

@@ -14,7 +14,7 @@ import openai
 import pydantic
 import pytest
 
-from llmserve.demo import demo_model_path
+from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
 from tests.support import install
 
