@@ -34,6 +34,7 @@ from llmserve.errors import OutputError as OutputError
 from llmserve.errors import PluginError as PluginError
 from llmserve.errors import UsageError as UsageError
 from llmserve.hookspecs import hookimpl as hookimpl
+from llmserve.names import near as near
 from llmserve.options import INT32_MAX as INT32_MAX
 from llmserve.options import Option as Option
 from llmserve.options import Value as Value
@@ -49,6 +50,10 @@ from llmserve.repository.manifest import Manifest as Manifest
 from llmserve.repository.repository import CheckedModel as CheckedModel
 from llmserve.repository.repository import Model as Model
 from llmserve.repository.repository import Repository as Repository
+from llmserve.repository.wheels import Wheels as Wheels
+from llmserve.repository.wheels import make_wheels as make_wheels
+from llmserve.repository.wheels import wheels_in as wheels_in
+from llmserve.repository.wheels import wheels_named as wheels_named
 from llmserve.roles import Backend as Backend
 from llmserve.roles import Batching as Batching
 from llmserve.roles import Formatter as Formatter
