@@ -105,15 +105,25 @@ def without_wrappers(text: str) -> str:
     >>> without_wrappers("in ensemble 'm', [request id: 7] too long")
     'too long'
     """
-    while (inner := _unwrapped(text.lstrip())) is not None:
-        text = inner
-    return text.strip()
+    return list(_layers(text))[-1].strip()
+
+
+def is_raised(text: str) -> bool:
+    """Return whether Triton says that a Python model did not handle an exception."""
+    return any(layer.startswith(_RAISED) for layer in _layers(text))
 
 
 _ENSEMBLE, _EXCEPTION = "in ensemble '", "TritonModelException: "
-FAILED = "Failed to process the request(s) for model"
-"""Triton's words for an exception in the code of a Python model."""
+_RAISED = "Failed to process the request(s) for model"
 _REQUEST_ID = "[request id: "
+
+
+def _layers(text: str) -> Iterator[str]:
+    """Yield a message, and what is left of it without one more wrapper each time."""
+    inner: str | None = text
+    while inner is not None:
+        yield (inner := inner.lstrip())
+        inner = _unwrapped(inner)
 
 
 def _unwrapped(text: str) -> str | None:
@@ -121,7 +131,7 @@ def _unwrapped(text: str) -> str | None:
         return text.removeprefix(_EXCEPTION)
     if text.startswith(_ENSEMBLE):
         return _after(text, "', ")
-    if text.startswith(FAILED):
+    if text.startswith(_RAISED):
         return _after(text, ", message: ")
     if text.startswith(_REQUEST_ID):
         # The sender chooses the id: only one like ours, or none, can be told from what follows it.

@@ -65,7 +65,7 @@ SERVER = {
         ("contract", set(), {*sys.stdlib_module_names}),
         ("runtime", {"contract.failures"}, OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
-        ("client", {"errors", "packages", "registry", "roles", "tools"}, None),
+        ("client", {"contract.failures", "errors", "packages", "registry", "roles", "tools"}, None),
         ("server", SERVER, None),
     ],
 )
