@@ -30,8 +30,8 @@ MODULES = (
     "llmserve.server",
     "llmserve.testing",
 )
-"""The public modules. Their public names are those in ``__all__``, or without it, those that are
-re-exported (``import X as X``) or defined there."""
+"""The public modules. Their public names are those in ``__all__`` or, without it, those that are
+defined there."""
 
 GROUP = "llmserve"
 """The entry point group in which plugins are searched for."""

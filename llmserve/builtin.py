@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmserve.contract.options import CHAT_TEMPLATE_KWARGS, FORMS
+from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import OptionError
 from llmserve.hookspecs import hookimpl
 from llmserve.options import Option
 from llmserve.roles import Batching, Formatter, Tokenizer
-from llmserve.runtime import contract
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -31,7 +32,7 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
             summary="The model's own tokenizer, as AutoTokenizer loads it",
             runtime="llmserve.runtime.hf_tokenizer:TransformersTokenizer",
             prepare=_prepare_tokenizer,
-            inputs=(contract.MESSAGES, contract.CHAT_TEMPLATE_KWARGS),
+            inputs=(MESSAGES, CHAT_TEMPLATE_KWARGS),
             requires=("transformers",),
         )
     ]
@@ -96,7 +97,7 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
             name="text",
             summary="text_output with its finish reason and token counts",
             runtime="llmserve.runtime.text_formatter:TextFormatter",
-            extra_inputs=contract.FORMS,
+            extra_inputs=FORMS,
             requires=(),
             constrains_with=("llguidance",),
         )

@@ -12,10 +12,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmserve.contract.address import Address
+from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
+from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
 from llmserve.options import Option, Value
-from llmserve.runtime import contract
-from llmserve.runtime.contract import Tensor
 from llmserve.tools import ToolReader
 
 if TYPE_CHECKING:
@@ -98,14 +99,7 @@ class Batching(Component):
     """
 
     mode: str = "batch"
-    inputs: tuple[Tensor, ...] = (
-        contract.MAX_TOKENS,
-        contract.STREAM,
-        contract.STOP_WORDS,
-        contract.INCLUDE_STOP,
-        contract.INPUT_IDS,
-        contract.PROMPT_ONLY,
-    )
+    inputs: tuple[Tensor, ...] = ANSWER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +111,8 @@ class Formatter(Component):
     needed for that; the model requires those of them that are installed where it is built.
     """
 
-    inputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_INPUTS
-    outputs: tuple[Tensor, ...] = contract.TEXT_FORMAT_OUTPUTS
+    inputs: tuple[Tensor, ...] = TEXT_FORMAT_INPUTS
+    outputs: tuple[Tensor, ...] = TEXT_FORMAT_OUTPUTS
     constrains_with: tuple[str, ...] = ()
     extra_inputs: InitVar[tuple[Tensor, ...]] = ()
     extra_outputs: InitVar[tuple[Tensor, ...]] = ()
@@ -170,25 +164,43 @@ class Backend(Role):
 class Place:
     """Where a frontend listens, and which Tritons it forwards to.
 
-    ``url`` is Triton's gRPC address, ``metrics`` the URL of Triton's metrics. ``replicas`` are the
-    gRPC addresses of other Tritons that serve the same, ``replica_metrics`` the URLs of their
-    metrics. ``status`` is the socket at which ``serve`` reports the state of each model. Without
-    the file ``keys``, a frontend accepts connections only from this machine, unless ``open``.
-    ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
+    All ``tritons`` serve the same models. ``url`` is the gRPC address of the first, ``metrics`` the
+    URL of its metrics. ``status`` is the socket at which ``serve`` reports the state of each model.
+    Without the file ``keys``, a frontend accepts connections only from this machine, unless
+    ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     """
 
-    url: str
+    tritons: tuple[Address, ...]
     host: str
     port: int
     grace: float
-    metrics: str = ""
     models: tuple[str, ...] = ()
     keys: Path | None = None
     open: bool = False
     status: Path | None = None
     collector: str = ""
-    replicas: tuple[str, ...] = ()
-    replica_metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Tests of frontends may give the gRPC address alone.
+        if isinstance(self.tritons, str):
+            object.__setattr__(self, "tritons", (Address(self.tritons),))
+
+    @property
+    def url(self) -> str:
+        return self.tritons[0].grpc
+
+    @property
+    def metrics(self) -> str:
+        return self.tritons[0].metrics
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The gRPC addresses of all Tritons but the first."""
+        return tuple(triton.grpc for triton in self.tritons[1:])
+
+    @property
+    def replica_metrics(self) -> tuple[str, ...]:
+        return tuple(triton.metrics for triton in self.tritons[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,3 +269,8 @@ _ELEMENTS: Mapping[str, type] = {
     "weights": str,
 }
 """The tuple fields of roles, with the type of their elements."""
+
+
+def Pair(*words: object, **_: object) -> object:
+    """Of API 2: ``compare`` takes the builds themselves, and what a recipe offers is not read."""
+    return words

@@ -14,17 +14,20 @@ import httpx2 as httpx
 from llmserve.client import Completion, Piece
 from llmserve.client.aio import CALL_HEADERS
 from llmserve.client.model import ModelInfo
+from llmserve.plugin import Address
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 
-NO_TRITON = "127.0.0.1:9"
+URL = "127.0.0.1:9"
+NO_TRITON = (Address(URL),)
 _RUN = """
 import sys
 {before}
+from llmserve.plugin import Address
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.serving import Listening, run
-run(Settings({url!r}, Limits({limits})), Listening(port=0, {fields}),
+run(Settings((Address({url!r}),), Limits({limits})), Listening(port=0, {fields}),
     lambda address: print(address, file=sys.stderr, flush=True))
 """
 
@@ -91,14 +94,14 @@ def request_via(
 @contextmanager
 def gateway_command(*args: str) -> Iterator[int]:
     """Run `llmserve gateway` without a Triton, and yield its port."""
-    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", NO_TRITON, *args]
+    command = ["-m", "llmserve_cli", "gateway", "--port", "0", "--url", URL, *args]
     with _port_of(command) as (_, port):
         yield port
 
 
 @contextmanager
 def gateway_process(
-    fields: str = "", limits: str = "1, 1", url: str = NO_TRITON, before: str = ""
+    fields: str = "", limits: str = "1, 1", url: str = URL, before: str = ""
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run a gateway with fields of `Listening`, and yield its process and its port."""
     command = ["-c", _RUN.format(url=url, limits=limits, fields=fields, before=before)]

@@ -76,20 +76,12 @@ class RequestedFrontends:
         """Start the frontends in front of all servers; stop those that still run at the end."""
         from llmserve.server.frontend import log_beside, start_frontend
 
-        server, others = servers[0], servers[1:]
+        tritons = tuple(server.address for server in servers)
         running = []
         with ExitStack() as stack:
             for frontend, place in self._places:
-                place = replace(
-                    place,
-                    url=server.grpc_url,
-                    metrics=server.metrics_url,
-                    models=models,
-                    status=control,
-                    replicas=tuple(other.grpc_url for other in others),
-                    replica_metrics=tuple(other.metrics_url for other in others),
-                )
-                log = log_beside(server.log_file, frontend, chosen=chosen_log)
+                place = replace(place, tritons=tritons, models=models, status=control)
+                log = log_beside(servers[0].log_file, frontend, chosen=chosen_log)
                 running.append(start_frontend(frontend, place, log))
                 stack.callback(running[-1].stop, 0.0)
             yield running

@@ -103,6 +103,7 @@ def serve(
     llmserve serve
     llmserve serve model_repository --model demo --port 9000
     """
+    from llmserve.contract.address import Address
     from llmserve.repository.manifest import parts_of, references
     from llmserve.repository.publish import recover
     from llmserve.roles import Place
@@ -128,7 +129,7 @@ def serve(
         frontend_names,
         frontend_port,
         Place(
-            url="127.0.0.1:0",
+            tritons=(Address("127.0.0.1:0"),),
             host=frontend_host or settings.host,
             port=0,
             grace=settings.grace,

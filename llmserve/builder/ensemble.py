@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.builder.context import BuildContext
+from llmserve.contract.tensors import Tensor
 from llmserve.errors import PluginError
 from llmserve.names import check_model_name
 from llmserve.repository import config as modelconfig
-from llmserve.runtime.contract import Tensor
 
 STAGE = "stage"
 """The key in a part's manifest under which it names the class that answers its requests."""

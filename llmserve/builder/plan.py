@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.builder.context import BuildContext
+from llmserve.contract.options import DEFAULT_LENGTH, FORMS, OPTIONS
+from llmserve.contract.tensors import MESSAGES, TEXT_INPUT, Tensor
 from llmserve.errors import (
     TRACEBACK,
     IncompatibleError,
@@ -26,16 +28,6 @@ from llmserve.packages import install_command
 from llmserve.registry import Plugin, Registry
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
-from llmserve.runtime.contract import (
-    DEFAULT_LENGTH,
-    FORMS,
-    MESSAGES,
-    SAMPLING,
-    TEXT_FORMAT_INPUTS,
-    TEXT_INPUT,
-    Tensor,
-)
-from llmserve.runtime.params import READERS
 
 SOURCE_OPTIONS = (
     Option("revision", "", "Branch, tag or commit of a model on the hub."),
@@ -138,8 +130,9 @@ PARTS: Mapping[str, type[Component]] = {
     "formatter": Formatter,
 }
 """The roles that make up a model, in the order in which a request passes through them."""
-CONTRACT = frozenset(READERS) | {
-    tensor.name for tensor in (TEXT_INPUT, MESSAGES, *SAMPLING, *TEXT_FORMAT_INPUTS)
+CONTRACT = frozenset(OPTIONS) | {
+    tensor.name
+    for tensor in (TEXT_INPUT, MESSAGES, *(t for row in OPTIONS.values() for t in row.inputs))
 }
 """The input names that every model recognizes, whether it accepts them or not."""
 

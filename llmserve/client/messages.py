@@ -18,18 +18,13 @@ from tritonclient.utils import deserialize_bytes_tensor
 
 from llmserve.client.model import ModelInfo, Tensor
 from llmserve.client.results import Logprob, Piece
+from llmserve.contract.options import ALIASES, OPTIONS
+from llmserve.contract.tensors import LOGPROBS_OUTPUTS, MESSAGES, TEXT_FORMAT_OUTPUTS
 from llmserve.errors import ClientError, OptionError, UsageError
 
 Value = bool | int | float | str | list[Any]
 
-# TensorRT-LLM renamed these between versions.
-_SECOND_NAMES = {
-    "seed": "random_seed",
-    "random_seed": "seed",
-    "min_tokens": "min_length",
-    "min_length": "min_tokens",
-}
-_AS_JSON = ("messages", "chat_template_kwargs", "logit_bias", "json_schema")
+_AS_JSON = frozenset({MESSAGES.name, *(row.name for row in OPTIONS.values() if row.json)})
 QUEUE_TIMEOUT = "queue_timeout"
 """Seconds that a request may wait in the queue, not counting the time to answer it."""
 _MAX_QUEUE_SECONDS = 1e7
@@ -40,8 +35,8 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
     """Drop options that are None and refuse impossible types; the server checks ranges."""
     checked: dict[str, Value] = {}
     for name, value in options.items():
-        if name == "stream":
-            raise OptionError("stream is not an option here", mend="call stream() or generate()")
+        if name in OPTIONS and OPTIONS[name].set_by == "client":
+            raise OptionError(f"{name} is not an option here", mend="call stream() or generate()")
         if name.startswith(("sequence_", "triton_")):
             raise OptionError(f"{name} is set by the client", mend="leave it out")
         if value is not None:
@@ -143,9 +138,8 @@ def _fit(dims: Iterable[int], width: int) -> list[int]:
     return fitted
 
 
-OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
-LOGPROBS_OUTPUTS = ("logprobs", "output_log_probs", "cum_log_probs")
-"""Names of ``llmserve.runtime.contract``, which a client does not import; a test compares them."""
+_OUTPUTS = tuple(tensor.name for tensor in TEXT_FORMAT_OUTPUTS)
+_STANDARD = frozenset({*_OUTPUTS, *(tensor.name for tensor in LOGPROBS_OUTPUTS)})
 _MAX_ITEM_BYTES = 8
 _INT32_BYTES = 4
 
@@ -178,8 +172,12 @@ def build_request(
 
 
 def input_of(info: ModelInfo, option: str) -> Tensor | None:
-    """Return the input for an option, by either name of it; None if the model has neither."""
-    return info.inputs.get(option) or info.inputs.get(_SECOND_NAMES.get(option, option))
+    """Return the input for an option, by any name of it; None if the model has none."""
+    if option in info.inputs:
+        return info.inputs[option]
+    row = OPTIONS.get(ALIASES.get(option, option))
+    names = (row.name, *row.aliases) if row else ()
+    return next((info.inputs[name] for name in names if name in info.inputs), None)
 
 
 def _text_shape(info: ModelInfo, rows: int) -> list[int]:
@@ -204,9 +202,9 @@ def read_response(response: Any, rows: int) -> list[Piece]:
     }
     if "text_output" not in tensors:
         return []
-    texts, reasons, input_counts, output_counts = (_rows(tensors, name, rows) for name in OUTPUTS)
+    texts, reasons, input_counts, output_counts = (_rows(tensors, name, rows) for name in _OUTPUTS)
     logprobs = _logprobs(tensors, rows)
-    standard_names = {*OUTPUTS, *LOGPROBS_OUTPUTS} - ({"logprobs"} if logprobs is None else set())
+    standard_names = _STANDARD - ({"logprobs"} if logprobs is None else set())
     extra = {name: _extra(tensors, name, rows) for name in tensors if name not in standard_names}
     return [
         Piece(
@@ -230,7 +228,7 @@ def _read_simple(response: Any) -> Piece | None:
     values: dict[str, Any] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
         name, datatype = output.name, output.datatype
-        if name not in OUTPUTS:
+        if name not in _OUTPUTS:
             return None
         if datatype == "INT32" and len(raw) == _INT32_BYTES:
             values[name] = int.from_bytes(raw, "little", signed=True)
@@ -243,7 +241,7 @@ def _read_simple(response: Any) -> Piece | None:
             return None
     if not isinstance(values.get("text_output"), str):
         return None
-    reason, input_tokens, output_tokens = (values.get(name) for name in OUTPUTS[1:])
+    reason, input_tokens, output_tokens = (values.get(name) for name in _OUTPUTS[1:])
     return Piece(values["text_output"], 0, reason or None, input_tokens, output_tokens)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llmserve.client.results import Completion, ToolCall
+from llmserve.contract.options import FORMS
 from llmserve.errors import OptionError
 from llmserve.tools import ToolPart, ToolReader
 
@@ -19,7 +20,6 @@ MAX_TOOLS = 128
 _OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _NAME = re.compile(r"[\w.\-]{1,64}")
 _LETTERS = string.ascii_letters + string.digits
-_FORMS = ("json_schema", "json_object", "choice", "regex", "grammar")
 # Calls are read by programs: white space would only cost tokens.
 _COMPACT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}}
 # A schema with one of these keywords may allow properties that "properties" does not list.
@@ -96,7 +96,7 @@ class Tools:
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's options in the form that models accept, with these tools."""
-        if form := next((form for form in _FORMS if options.get(form)), None):
+        if form := next((form.name for form in FORMS if options.get(form.name)), None):
             raise ToolsError(
                 f"tools cannot be combined with constrained answers ({form})", mend="leave out one"
             )

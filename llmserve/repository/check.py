@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from llmserve.contract.names import MANIFEST
 from llmserve.errors import ConfigError, ModelSourceError, reason
 from llmserve.packages import (
     EMBEDDED,
@@ -30,7 +31,6 @@ from llmserve.repository.runtimes import check_models, problem_with
 from llmserve.repository.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
 from llmserve.repository.source_files import check_code, config_files
 from llmserve.roles import ROLES
-from llmserve.runtime.contract import MANIFEST
 
 __all__ = ["Problem", "check_repository", "not_a_repository"]
 

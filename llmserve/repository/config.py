@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from llmserve.contract.tensors import MESSAGES, TEXT_INPUT, Tensor
 from llmserve.errors import ConfigError
-from llmserve.runtime.contract import Tensor
 
 ModelConfig: TypeAlias = Any
 """Triton's ``ModelConfig`` message; its generated module is untyped."""
@@ -28,7 +28,7 @@ def add_inputs(config: ModelConfig, tensors: Iterable[Tensor]) -> None:
         field = config.input.add(
             name=tensor.name,
             data_type=pb.DataType.Value(tensor.data_type),
-            dims=_dims(tensor, config, per_prompt=tensor.name in ("text_input", "messages")),
+            dims=_dims(tensor, config, per_prompt=tensor.name in (TEXT_INPUT.name, MESSAGES.name)),
         )
         if tensor.optional:
             field.optional = True

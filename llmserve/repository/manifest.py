@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.names import MANIFEST, SCHEMA
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name
 from llmserve.packages import is_address
-from llmserve.runtime.contract import MANIFEST, SCHEMA
 
 # Python writes this when a server loads a model; it is not an edit by the user.
 _BYTECODE_FOLDER = "__pycache__"

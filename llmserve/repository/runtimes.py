@@ -21,13 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import reason
 from llmserve.registry import Registry
 from llmserve.repository.config import versions
 from llmserve.repository.manifest import Manifest
 from llmserve.roles import Generator
 from llmserve.runtime import protocols
-from llmserve.runtime.contract import MESSAGES
 
 _PROTOCOLS: dict[str, type[Any]] = {
     "tokenizer": protocols.Tokenizer,

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MAX_LOGPROBS = 20
-"""The maximum number of other tokens that a request may ask for at each position."""
-
 
 @dataclass(frozen=True)
 class Logprob:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.contract import MANIFEST, SCHEMA
+from llmserve.contract.names import MANIFEST, SCHEMA
 from llmserve.runtime.outputs import declared_outputs
 from llmserve.runtime.protocols import Driver, Parts
 from llmserve.runtime.utf8 import reachable, use_utf8

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.contract import TYPES, Tensor
+from llmserve.contract.tensors import TYPES, Tensor
 from llmserve.runtime.protocols import Answer, Parts
 
 

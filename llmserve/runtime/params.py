@@ -7,20 +7,14 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from llmserve.contract.options import BIASES, INT32, OPTIONS, RequestOption, RequestOptions
 from llmserve.runtime.errors import RequestError, invalid_value
-from llmserve.runtime.logprobs import MAX_LOGPROBS
 
-_INT32 = 2**31 - 1
-# After every token, the text is searched for every word, while the rest of the batch waits.
-_MAX_WORDS = 64
 _MAX_WORD_LENGTH = 256
-_MAX_BIASES = 1024
-# A list of choices is compiled only once, whatever its length.
-_MAX_CHOICES = 1024
 # A longer name is not a misspelling of ours, and no request misspells more names. Each comparison
 # takes half a millisecond.
 _MAX_NAME_LENGTH, _MAX_COMPARED = 32, 16
@@ -79,7 +73,7 @@ def _text(name: str, value: Any) -> str:
     return check_text(name, value)
 
 
-def _words(name: str, value: Any, maximum: int = _MAX_WORDS) -> tuple[str, ...]:
+def _words(name: str, value: Any, maximum: int) -> tuple[str, ...]:
     """Read words: a list, or as a request parameter, which has no lists, JSON or a single word."""
     if isinstance(value, str):
         try:
@@ -98,19 +92,18 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     ids = _from_json(name, value)
     if not isinstance(ids, (list, tuple)) or not ids:
         raise invalid_value(name, f"takes a list of token ids, not {_quoted(value)}")
-    read = whole_number(0, _INT32)
+    read = whole_number(0, INT32)
     return tuple(read(name, token) for token in ids)
 
 
-def _biases(name: str, value: Any) -> dict[int, float]:
+def _biases(name: str, value: Any, maximum: int) -> dict[int, float]:
     biases = _from_json(name, value)
-    if not isinstance(biases, dict) or len(biases) > _MAX_BIASES:
+    if not isinstance(biases, dict) or len(biases) > maximum:
         raise invalid_value(
             name,
-            f"takes a JSON object of at most {_MAX_BIASES} numbers by token ids, "
-            f"not {_quoted(value)}",
+            f"takes a JSON object of at most {maximum} numbers by token ids, not {_quoted(value)}",
         )
-    read_id, read_bias = whole_number(0, _INT32), any_number(-100, 100)
+    read_id, read_bias = whole_number(0, INT32), any_number(*BIASES)
     return {read_id(name, token): read_bias(name, bias) for token, bias in biases.items()}
 
 
@@ -148,55 +141,15 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
 
 
-def _option(read: Reader, default: Any = None) -> Any:
-    """Return a field of :class:`Params` with the reader of its values."""
-    return field(default=default, metadata={"read": read})
-
-
-@dataclass(frozen=True)
-class Params:
-    """How to answer one prompt. Fields that the request does not set have their defaults.
+@dataclass(frozen=True, kw_only=True)
+class Params(RequestOptions):
+    """How to answer one prompt; ``extra`` are the options that a plugin's generator reads itself.
 
     Without a temperature the answer is greedy, unless top_k, top_p or min_p request sampling;
     then the temperature is 1.
     """
 
-    max_tokens: int | None = _option(whole_number(1, _INT32))
-    min_tokens: int = _option(whole_number(0, _INT32), 0)
-    temperature: float | None = _option(any_number(0, 100))
-    top_k: int = _option(whole_number(-1, _INT32), 0)
-    top_p: float = _option(any_number(0, 1, open_low=True), 1.0)
-    min_p: float = _option(any_number(0, 1), 0.0)
-    repetition_penalty: float = _option(any_number(0.01, 100), 1.0)
-    presence_penalty: float = _option(any_number(-100, 100), 0.0)
-    frequency_penalty: float = _option(any_number(-100, 100), 0.0)
-    seed: int | None = _option(whole_number(0, 2**64 - 1))
-    ignore_eos: bool = _option(_boolean, False)
-    end_id: int | None = _option(whole_number(-1, _INT32))
-    stop_words: tuple[str, ...] = _option(_words, ())
-    include_stop_str_in_output: bool = _option(_boolean, False)
-    bad_words: tuple[str, ...] = _option(_words, ())
-    logprobs: int | None = _option(whole_number(0, MAX_LOGPROBS))
-    return_log_probs: bool = _option(_boolean, False)
-    prompt_logprobs: int | None = _option(whole_number(0, MAX_LOGPROBS))
-    stream: bool | None = _option(_boolean)
-    exclude_input_in_output: bool | None = _option(_boolean)
-    logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"read": _biases})
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata={"read": _dict})
-    input_ids: tuple[int, ...] = _option(_ids, ())
-    prompt_only: bool = _option(_boolean, False)
-    return_num_input_tokens: bool = _option(_boolean, False)
-    return_num_output_tokens: bool = _option(_boolean, False)
-    """Set by Triton's OpenAI frontend, which adds up the counts of a stream's pieces."""
-    json_schema: str | None = _option(_text)
-    json_object: bool = _option(_boolean, False)
-    choice: tuple[str, ...] = _option(partial(_words, maximum=_MAX_CHOICES), ())
-    regex: str | None = _option(_text)
-    grammar: str | None = _option(_text)
-    guided_decoding_guide_type: str | None = _option(_text)
-    guided_decoding_guide: str | None = _option(_text)
     extra: Mapping[str, Any] = field(default_factory=dict)
-    fill_context: bool = _option(_boolean, False)
 
     @property
     def effective_temperature(self) -> float:
@@ -227,9 +180,22 @@ class Params:
         )
 
 
-READERS: dict[str, Reader] = {
-    item.name: item.metadata["read"] for item in fields(Params) if "read" in item.metadata
-}
+def _reader(row: RequestOption) -> Reader:
+    low, high = row.low, row.high
+    readers: dict[str, Reader] = {
+        "whole": whole_number(int(low), int(high)),
+        "number": any_number(low, high, open_low=row.above),
+        "flag": _boolean,
+        "text": _text,
+        "words": partial(_words, maximum=int(high)),
+        "ids": _ids,
+        "biases": partial(_biases, maximum=int(high)),
+        "object": _dict,
+    }
+    return readers[row.kind]
+
+
+READERS = {name: _reader(row) for name, row in OPTIONS.items()}
 
 
 def read_params(values: Mapping[str, Any], *, extras: frozenset[str] = frozenset()) -> Params:

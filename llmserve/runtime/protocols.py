@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.contract import Tensor
+from llmserve.contract.tensors import Tensor
 from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.logprobs import Logprob
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from llmserve.runtime.contract import ALIASES, DEFAULT_LENGTH, FILL_CONTEXT
+from llmserve.contract.options import ALIASES, DEFAULT_LENGTH, OPTIONS
 from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts, Tokenizer
@@ -16,7 +16,8 @@ from llmserve.runtime.protocols import Parts, Tokenizer
 _MAX_PROMPTS = 256
 # Characters per token. Words have about four; no tokenizer has a token of five hundred.
 _RARELY_MORE, _NEVER_MORE = 32, 512
-_LISTS = frozenset({"stop_words", "bad_words", "input_ids", "choice"})
+_LISTS = frozenset(row.name for row in OPTIONS.values() if row.is_list)
+_NO_INPUT = frozenset(row.name for row in OPTIONS.values() if not row.inputs)
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def _parameters(raw: Any, parts: Parts) -> dict[str, Any]:
         canonical = ALIASES.get(name, name)
         readable = canonical in READERS or name in parts.extras
         is_input = name in parts.inputs or canonical in parts.inputs
-        if readable and not is_input and name != FILL_CONTEXT:
+        if readable and not is_input and name not in _NO_INPUT:
             problem = f"this model does not take {name}"
             raise RequestError(problem, code="unsupported_option", param=name)
         values[canonical] = value
@@ -216,7 +217,8 @@ def _row_value(name: str, tensor: Any, row: int, count: int, batched: bool) -> A
     """Return a row's value, a scalar or a list; a single value applies to all rows."""
     if name in _LISTS:
         items = (tensor[row] if batched else tensor).reshape(-1)
-        return items.tolist() if name == "input_ids" else [_text(word, name) for word in items]
+        is_text = OPTIONS[name].kind == "words"
+        return [_text(word, name) for word in items] if is_text else items.tolist()
     flat = tensor.reshape(-1)
     if not flat.size:
         raise invalid_value(name, "is empty: leave it out or send a value")

@@ -15,8 +15,9 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
+from llmserve.contract.address import Address
+from llmserve.contract.names import STAND_IN_METRIC
 from llmserve.errors import ServerError, UsageError
-from llmserve.runtime.contract import STAND_IN_METRIC
 from llmserve.server.launch import (
     Instance,
     Launch,
@@ -53,8 +54,7 @@ class RefusedError(ServerError):
 class Server:
     """A running Triton; use it in a ``with`` block, or end it with :meth:`stop`.
 
-    Its addresses are ``http_url``, ``grpc_url`` (without a scheme, as gRPC expects) and
-    ``metrics_url``; ``runtime`` describes the kind and version of Triton.
+    ``address`` is where it listens; ``runtime`` describes the kind and version of Triton.
     """
 
     runtime = ""
@@ -68,9 +68,11 @@ class Server:
     ) -> None:
         self.ports = ports = instance.ports
         address = "127.0.0.1" if ports.host == "0.0.0.0" else ports.host  # noqa: S104
-        self.http_url = f"http://{address}:{ports.http}"
-        self.grpc_url = f"{address}:{ports.grpc}"
-        self.metrics_url = f"http://{address}:{ports.metrics}/metrics"
+        self.address = Address(
+            grpc=f"{address}:{ports.grpc}",
+            http=f"http://{address}:{ports.http}",
+            metrics=f"http://{address}:{ports.metrics}/metrics",
+        )
         self.log_file = log_file
         self.renewable = settings.renewable
         self._settings = settings
@@ -82,6 +84,18 @@ class Server:
         )
         self.pid = self.process.pid
         self.stubs = Stubs(self.pid)
+
+    @property
+    def grpc_url(self) -> str:
+        return self.address.grpc
+
+    @property
+    def http_url(self) -> str:
+        return self.address.http
+
+    @property
+    def metrics_url(self) -> str:
+        return self.address.metrics
 
     def __repr__(self) -> str:
         return f"<Server {self.runtime} at {self.http_url}, pid {self.pid}>"

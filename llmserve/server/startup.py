@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from llmserve.contract.names import THREADS
 from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.names import near
 from llmserve.packages import install_command
 from llmserve.repository.dockerfile import LAUNCH_SCRIPT
 from llmserve.repository.manifest import model_folders, parts_of
-from llmserve.runtime.contract import THREADS
 from llmserve.server.embedded import find_embedded, missing_backends, prepare_embedded
 from llmserve.server.launch import (
     Instance,

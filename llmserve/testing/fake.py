@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve import roles
-from llmserve.runtime.contract import ALIASES, MESSAGES, TEXT_INPUT
-from llmserve.runtime.params import READERS
+from llmserve.contract.options import ALIASES, OPTIONS
+from llmserve.contract.tensors import MESSAGES, TEXT_INPUT
 from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 
@@ -339,7 +339,7 @@ def make_parts(
         generator=generator,
         formatter=formatter or TextFormatter({}, Path()),
         inputs=frozenset({*(tensor.name for tensor in _INPUTS), *inputs}),
-        extras=frozenset({*inputs} - READERS.keys() - ALIASES.keys()),
+        extras=frozenset({*inputs} - OPTIONS.keys() - ALIASES.keys()),
         batched=batched,
         decoupled=decoupled,
         defaults={"max_tokens": 8, "stream": False, "chat": False, "echo": False, **defaults},

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 
+from llmserve.contract.address import Address
 from llmserve.errors import PortInUseError, ServerError
 from llmserve.registry import Registry
 from llmserve.roles import Frontend, Place
@@ -48,9 +49,8 @@ class FrontendConformance:
         """Return a free place on this machine; no Triton answers behind it."""
         host = "127.0.0.1"
         port = free_port(host, 0, "frontend")
-        return Place(
-            f"{host}:{free_port(host, 0, 'Triton')}", host, port, _GRACE, models=self.models
-        )
+        triton = Address(f"{host}:{free_port(host, 0, 'Triton')}")
+        return Place((triton,), host, port, _GRACE, models=self.models)
 
     def _started(self, log: Path) -> RunningFrontend:
         for _ in range(_ATTEMPTS - 1):

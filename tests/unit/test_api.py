@@ -26,12 +26,9 @@ def public_api() -> Iterator[str]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return a module's re-exports and own functions; without re-exports, its capitalized names."""
+    """Return the capitalized names that a module defines."""
     home = module.__name__
     own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", home) == home}
-    reexports = re.findall(r"^ *from \S+ import (\w+) as \1$", inspect.getsource(module), re.M)
-    if reexports:
-        return reexports + [n for n, v in own.items() if inspect.isfunction(v) and n[0] != "_"]
     return [n for n in own if n[0].isupper()]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor
 
-from llmserve.client import messages, script
+from llmserve.client import script
 from llmserve.client.exchange import ASK_FOR_COUNTS
 from llmserve.client.messages import (
     build_request,
@@ -26,8 +26,9 @@ from llmserve.client.messages import (
 )
 from llmserve.client.model import ModelInfo, Tensor
 from llmserve.client.results import Piece, gather
+from llmserve.contract.options import OPTIONS
+from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS
 from llmserve.errors import ClientError, OptionError, UsageError
-from llmserve.runtime import contract
 from llmserve_cli.query import query
 
 OUTPUTS = {"text_output": Tensor("text_output", "BYTES", (1,))}
@@ -201,26 +202,14 @@ def test_a_prompt_that_is_not_valid_text_is_refused() -> None:
         build_request(info(), ["\ud800"], {})
 
 
-def test_the_clients_use_the_names_of_the_contract() -> None:
-    """The contract belongs to the runtime, which no client imports; so this compares the names."""
-    ours = {tensor.name for tensor in (contract.TEXT_OUTPUT, contract.FINISH_REASON)}
-    assert {*messages.OUTPUTS} == ours | {tensor.name for tensor in contract.USAGE}
-    assert {*messages.LOGPROBS_OUTPUTS} == {tensor.name for tensor in contract.LOGPROBS_OUTPUTS}
-    for second, first in contract.ALIASES.items():
-        assert messages._SECOND_NAMES[second] == first
-        assert messages._SECOND_NAMES[first] == second
-    inputs = {
-        tensor.name
-        for tensor in (
-            contract.TEXT_INPUT, contract.MESSAGES, contract.MAX_TOKENS, contract.STREAM,
-            contract.STOP_WORDS, *contract.SAMPLING, *contract.LOGPROBS,
-            *contract.TEXT_FORMAT_INPUTS,
-        )
-    }  # fmt: skip
+def test_the_client_beside_a_model_uses_the_names_of_the_contract() -> None:
+    """It is one file that imports nothing of llmserve."""
+    inputs = {"text_input", *OPTIONS}
     own = {"url", "model", "json", "timeout", "prompt", "help"}
     assert {action.dest for action in script._parser()._actions} - own <= inputs
     assert ASK_FOR_COUNTS[0] in inputs
     options = {str(param.name) for param in query.params}
     assert {"max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs"} <= options & inputs
-    for name in ("text_input", *messages.OUTPUTS, "stream", "logprobs"):
+    outputs = (tensor.name for tensor in TEXT_FORMAT_OUTPUTS)
+    for name in ("text_input", *outputs, "stream", "logprobs"):
         assert f'"{name}"' in Path(script.__file__).read_text(encoding="utf-8")

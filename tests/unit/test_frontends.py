@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmserve.errors import PluginError
-from llmserve.plugin import Frontend, Place
+from llmserve.plugin import Address, Frontend, Place
 from llmserve.registry import Plugin, Registry
 from llmserve.server.frontend import start_frontend
 from llmserve.server.settings import free_port
@@ -18,7 +18,7 @@ from llmserve.testing import FrontendConformance
 from llmserve_cli.frontends import RequestedFrontends
 from tests.unit.test_plugins import module
 
-PLACE = Place("127.0.0.1:1", "127.0.0.1", 0, 1.0)
+PLACE = Place((Address("127.0.0.1:1"),), "127.0.0.1", 0, 1.0)
 LISTENS = """
 import socket, sys, time
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
@@ -57,7 +57,9 @@ def test_a_command_that_is_no_list_of_arguments_is_refused(returned: Any) -> Non
 
 
 def test_the_address_has_the_frontends_scheme(tmp_path: Path) -> None:
-    place = Place("127.0.0.1:1", "127.0.0.1", free_port("127.0.0.1", 0, "frontend"), 1.0)
+    place = Place(
+        (Address("127.0.0.1:1"),), "127.0.0.1", free_port("127.0.0.1", 0, "frontend"), 1.0
+    )
     ours = frontend(command=lambda place: ["-c", LISTENS, str(place.port)], scheme="tcp")
     running = start_frontend(ours, place, tmp_path / "log")
     try:
@@ -110,3 +112,12 @@ def test_the_suite_starts_a_frontend_elsewhere_if_someone_takes_its_port(
 def test_the_suite_finds_a_frontend_that_ends_with_a_traceback(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="say it in one line"):
         Suite("127.0.0.1").test_it_says_why_it_cannot_listen(tmp_path)
+
+
+def test_frontends_and_their_tests_may_use_the_addresses_of_api_2() -> None:
+    alone: Any = "127.0.0.1:1"
+    assert Place(alone, "127.0.0.1", 0, 1.0) == PLACE
+    tritons = (Address("a:1", metrics="http://a"), Address("b:1", metrics="http://b"))
+    place = Place(tritons, "127.0.0.1", 0, 1.0)
+    assert (place.url, place.metrics) == ("a:1", "http://a")
+    assert (place.replicas, place.replica_metrics) == (("b:1",), ("http://b",))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmserve.contract.address import Address
 from llmserve.contract.container import NEWEST, release
 from llmserve.errors import ConfigError, PortInUseError, ServerError, UsageError
 from llmserve.repository.manifest import Manifest
@@ -374,7 +375,7 @@ def test_only_an_answer_says_that_a_model_takes_no_requests(code: int) -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as http:
         threading.Thread(target=http.handle_request).start()
         server = object.__new__(Server)
-        server.http_url = f"http://127.0.0.1:{http.server_port}"
+        server.address = Address("", f"http://127.0.0.1:{http.server_port}")
         if code in (503, 0):
             with pytest.raises(ServerError):
                 server.takes_requests("m")

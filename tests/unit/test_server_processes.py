@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.plugin import Address
 from llmserve.roles import Frontend, Place
 from llmserve.server import watched_frontend
 from llmserve.server.frontend import RunningFrontend, start_frontend
@@ -103,7 +104,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningFrontend]]:
             command=lambda place: ["-c", source.replace("{status}", str(status)), str(place.port)],
             health=health,
         )
-        place = Place("127.0.0.1:1", "127.0.0.1", free_port("127.0.0.1", 0, "test"), grace=5.0)
+        place = Place(
+            (Address("127.0.0.1:1"),), "127.0.0.1", free_port("127.0.0.1", 0, "test"), grace=5.0
+        )
         started.append(start_frontend(frontend, place, tmp_path / "log"))
         return started[-1]
 

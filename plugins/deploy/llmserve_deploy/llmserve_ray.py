@@ -74,13 +74,12 @@ class Triton:
         args = self._args
         app = make_app(
             Settings(
-                url=self._server.grpc_url,
+                (self._server.address,),
                 # The gateway refuses requests before Ray would, with the API's own error.
                 limits=Limits(args["concurrency"], args["queue"]),
                 keys=self._keys,
                 models=tuple(args["models"]),
                 open_metrics=args["open_metrics"],
-                triton_metrics=self._server.metrics_url,
                 canary_interval=_CANARY_EVERY,
             )
         )

@@ -26,11 +26,11 @@ def _command(place: Place) -> Sequence[str]:
         from llmserve_gateway.addresses import check_collector
 
         check_collector(place.collector)
-    args = ["-m", __name__, "--url", place.url, "--host", place.host, "--port", str(place.port)]
-    args += ["--grace", str(place.grace)]
-    args += [arg for url in place.replicas for arg in ("--url", url)]
-    metrics = (place.metrics, *place.replica_metrics)
-    args += [arg for url in metrics if url for arg in ("--triton-metrics", url)]
+    args = ["-m", __name__]
+    for triton in place.tritons:
+        args += ["--url", triton.grpc]
+        args += ["--triton-metrics", triton.metrics] if triton.metrics else []
+    args += ["--host", place.host, "--port", str(place.port), "--grace", str(place.grace)]
     args += ["--supervisor", str(place.status)] if place.status else []
     args += [arg for name in place.models for arg in ("--model", name)]
     args += ["--otlp-endpoint", place.collector] if place.collector else []

@@ -77,7 +77,7 @@ class Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._catalog = gateway.catalog
-        self._cache_usage = CacheUsage(gateway.settings.all_metrics)
+        self._cache_usage = CacheUsage([*gateway.settings.metrics.values()])
 
     async def models(self, request: Request, key: Key | None) -> Response:
         del request
@@ -190,11 +190,11 @@ class Routes:
         del request
         if key and key.measured_models:
             raise ApiError(403, "Triton's metrics are of all models, and this key is for some")
-        settings = self._gateway.settings
-        if not settings.all_metrics:
+        urls = self._gateway.settings.metrics
+        if not urls:
             raise ApiError(404, "Triton's metrics have no address: start with --triton-metrics")
-        results = await scrape_all(settings.all_metrics)
-        by_replica = zip((settings.url, *settings.replicas), results, strict=False)
+        results = await scrape_all([*urls.values()])
+        by_replica = zip(urls, results, strict=True)
         pages = {replica: page for replica, page in by_replica if isinstance(page, str)}
         if not pages:
             raise ApiError(503, f"Triton's metrics cannot be read: {results[0]}")

@@ -64,6 +64,8 @@ class Catalog:
         self._named = named
         self._supervisor = supervisor
         self._health: dict[str, Health] = {}
+        self._asked: dict[str, asyncio.Future[None]] = {}
+        """The models that are describing themselves."""
 
     @property
     def observed(self) -> list[str]:
@@ -161,7 +163,11 @@ class Catalog:
         """Return what a model reports about itself; :meth:`watch` keeps it up to date."""
         health = self.health(name)
         if health.description is None:
-            await self._describe(name)
+            if (asked := self._asked.get(name)) is None:
+                # Who asks meanwhile waits for the same answer, even if this request is cancelled.
+                asked = self._asked[name] = asyncio.ensure_future(self._describe(name))
+                asked.add_done_callback(lambda _: self._asked.pop(name))
+            await asyncio.shield(asked)
         return health.description or {}
 
     async def _describe(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def gateway(
     """
     os.environ.update({**GRPC, **os.environ})
     from llmserve.client.url import parse_url
-    from llmserve.errors import UsageError
+    from llmserve.plugin import Address, UsageError
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.serving import Listening, run
@@ -136,19 +137,17 @@ def gateway(
         parse_url(address)
     if not triton_metrics and not urls:
         triton_metrics = ("http://127.0.0.1:8002/metrics",)
-    url, *others = dict.fromkeys(urls) or ("127.0.0.1:8001",)
-    if triton_metrics[len(others) + 1 :]:
+    addresses = [*dict.fromkeys(urls)] or ["127.0.0.1:8001"]
+    if triton_metrics[len(addresses) :]:
         raise UsageError("more --triton-metrics than --url", mend="give one for each --url")
+    pairs = zip_longest(addresses, triton_metrics, fillvalue="")
     limit_names = ("max_requests", "max_queue", "max_queued_tokens")
     limits = Limits(**{name: options.pop(name) for name in limit_names})
     listening_names = ("host", "port", "grace", "no_auth", "tls_cert", "tls_key")
     listening = Listening(**{name: options.pop(name) for name in listening_names})
     settings = Settings(
-        url,
+        tuple(Address(url, metrics=metrics) for url, metrics in pairs),
         limits,
-        triton_metrics=triton_metrics[0] if triton_metrics else None,
-        replicas=tuple(others),
-        replica_metrics=triton_metrics[1:],
         tool_prompt=read_prompt(tool_prompt) if tool_prompt else "",
         **options,
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmserve.client import Completion, Piece
 from llmserve.client.tools import read_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
+from llmserve.plugin import Address
 from llmserve.runtime.contract import FILL_CONTEXT
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, check_fits
@@ -45,19 +46,14 @@ _MANY_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a gateway; ``url`` is Triton's gRPC address.
+    """The settings of a gateway; all ``tritons`` serve the same models."""
 
-    ``replicas`` are the addresses of other Tritons that serve the same models.
-    """
-
-    url: str
+    tritons: tuple[Address, ...]
     limits: Limits = field(default_factory=Limits)
     request_timeout: float | None = 600.0
     keys: Path | None = None
     models: tuple[str, ...] = ()
     """The models to offer; all that are loaded if empty."""
-    triton_metrics: str | None = None
-    """The URL of Triton's own metrics, which the gateway serves as well."""
     open_metrics: bool = False
     """Whether metrics are served without a key."""
     supervisor: Path | None = None
@@ -74,13 +70,11 @@ class Settings:
     """The text that explains tools to models whose chat template does not, if not our own."""
     collector: str = ""
     """The URL that spans are sent to, if any."""
-    replicas: tuple[str, ...] = ()
-    replica_metrics: tuple[str, ...] = ()
 
     @property
-    def all_metrics(self) -> tuple[str, ...]:
-        """The metrics URLs of all Tritons, as far as they are known."""
-        return (self.triton_metrics, *self.replica_metrics) if self.triton_metrics else ()
+    def metrics(self) -> dict[str, str]:
+        """The gRPC addresses of the Tritons whose metrics the gateway serves, and their URLs."""
+        return {triton.grpc: triton.metrics for triton in self.tritons if triton.metrics}
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
@@ -151,7 +145,7 @@ class Gateway:
     def client(self) -> Replicas:
         """The connections to the Tritons, opened on the loop that serves."""
         if self._client is None:
-            self._client = Replicas((self.settings.url, *self.settings.replicas))
+            self._client = Replicas(self.settings.tritons)
         return self._client
 
     async def disconnect(self) -> None:

@@ -25,6 +25,7 @@ from llmserve.errors import (
     RequestTimeoutError,
     UnreachableError,
 )
+from llmserve.plugin import Address
 from llmserve_gateway.errors import has_died
 
 _BLOCK = 256
@@ -46,10 +47,14 @@ T = TypeVar("T")
 class Replica:
     """One Triton; ``excluded`` are the models that it recently failed to serve, or all."""
 
-    url: str
+    address: Address
     client: AsyncClient
     running: int = 0
     excluded: set[str] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return self.address.grpc
 
     def serves(self, model: str) -> bool:
         return not self.excluded & {model, _ALL}
@@ -75,8 +80,8 @@ class _Request:
 class Replicas:
     """Offers what a gateway needs of :class:`AsyncClient`; a request stays with its replica."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.all = [Replica(url, connect_async(url)) for url in urls]
+    def __init__(self, tritons: Sequence[Address]) -> None:
+        self.all = [Replica(triton, connect_async(triton.grpc)) for triton in tritons]
         self._readers: OrderedDict[bytes, set[Replica]] = OrderedDict()
         """The replicas that have read a block and all blocks before it; recent blocks are last."""
         self._canaries: set[asyncio.Future[None]] = set()

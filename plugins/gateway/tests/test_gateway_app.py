@@ -37,7 +37,7 @@ from llmserve_gateway.keys import new_key
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.tracing import Tracer
 from llmserve_gateway.triton_metrics import cache_usage
-from tests.gateways import NO_TRITON, TEXT, Triton, ask, gateway_command, request_via
+from tests.gateways import NO_TRITON, TEXT, URL, Triton, ask, gateway_command, request_via
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PATHS = [
@@ -324,7 +324,7 @@ def test_traces_need_an_address_without_secrets_and_an_exporter(
 
 
 def test_the_printed_address_works_for_clients_over_ipv6() -> None:
-    command = ["-m", "llmserve_cli", "gateway", "--host", "::1", "--port", "0", "--url", NO_TRITON]
+    command = ["-m", "llmserve_cli", "gateway", "--host", "::1", "--port", "0", "--url", URL]
     with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -377,11 +377,11 @@ def test_serve_checks_the_address_without_loading_a_server(host: str, refused: b
     code = f"""
 import sys
 from llmserve.errors import UsageError
-from llmserve.plugin import Place
+from llmserve.plugin import Address, Place
 from llmserve_gateway import llmserve_register_frontends
 (frontend,) = llmserve_register_frontends()
 try:
-    frontend.command(Place("127.0.0.1:1", {host!r}, 8080, 1.0))
+    frontend.command(Place((Address("127.0.0.1:1"),), {host!r}, 8080, 1.0))
     print("accepted")
 except UsageError:
     print("refused")
@@ -389,7 +389,7 @@ print(sorted({{"starlette", "uvicorn", "grpc", "prometheus_client"}} & sys.modul
 from llmserve_gateway.app import make_app
 from llmserve_gateway.commands import gateway
 from llmserve_gateway.gateway import Settings
-make_app(Settings("127.0.0.1:1"))
+make_app(Settings((Address("127.0.0.1:1"),)))
 print("opentelemetry" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

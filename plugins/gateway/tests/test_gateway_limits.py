@@ -15,11 +15,12 @@ import pytest
 from llmserve.client import Completion
 from llmserve.client.model import ModelInfo
 from llmserve.errors import ModelNotReadyError
+from llmserve.plugin import Address
 from llmserve_gateway.admission import Limits
 from llmserve_gateway.app import make_app
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.keys import new_key
-from tests.gateways import NO_TRITON, TEXT, Triton
+from tests.gateways import NO_TRITON, TEXT, URL, Triton
 
 GIANT = "giant " * 650_000  # 3.9 MB
 LONGEST = 512 * 512
@@ -123,6 +124,32 @@ def test_a_prompt_that_cannot_fit_is_refused_by_name(
     assert "maximum context length is 512 tokens" in error["message"]
     assert error["param"] == param
     assert triton.read == []
+
+
+def test_a_slow_model_is_asked_once_for_what_it_takes() -> None:
+    class Slow(Models):
+        asked = 0
+
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            self.asked += 1
+            await asyncio.sleep(0.05)
+            return await super().generate(name, prompt, **options)
+
+    triton = Slow()
+    body = json.dumps({"model": "a", "prompt": GIANT}).encode()
+
+    async def go() -> list[int]:
+        async with serving(triton, Settings(NO_TRITON)) as client:
+            left = asyncio.ensure_future(client.post("/v1/completions", content=body))
+            others = [client.post("/v1/completions", content=body) for _ in range(3)]
+            waiting = asyncio.gather(*others)
+            while not triton.asked:
+                await asyncio.sleep(0.001)
+            left.cancel()
+            return [answer.status_code for answer in await waiting]
+
+    assert asyncio.run(go()) == [400] * 3
+    assert triton.asked == 1
 
 
 def test_a_prompt_that_may_fit_is_left_to_the_model() -> None:
@@ -230,7 +257,8 @@ def test_a_key_for_some_models_sees_no_others(tmp_path: Path) -> None:
     prometheus = new_key(tmp_path / "keys", "prometheus", models=["none"], all_metrics=True)
 
     async def go() -> dict[tuple[str, str], Any]:
-        settings = Settings(NO_TRITON, keys=tmp_path / "keys", triton_metrics="http://127.0.0.1:9")
+        tritons = (Address(URL, metrics="http://127.0.0.1:9"),)
+        settings = Settings(tritons, keys=tmp_path / "keys")
         answers = {}
         async with serving(Seen(), settings) as client:
             for name in ("a", "b"):

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmserve.client import Completion, Piece
 from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
+from llmserve.plugin import Address
 from llmserve_gateway import replicas
 from llmserve_gateway.replicas import Replicas, _Request, blocks
 from llmserve_gateway.triton_metrics import join_pages
@@ -21,7 +22,7 @@ SYSTEM = {"role": "system", "content": "You answer questions from sailors. " * 1
 
 
 def make_replicas(count: int) -> Replicas:
-    return Replicas([f"127.0.0.1:{port}" for port in range(1, count + 1)])
+    return Replicas([Address(f"127.0.0.1:{port}") for port in range(1, count + 1)])
 
 
 def make_request(prompt: str = "", **options: Any) -> _Request:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.plugin import Place, UsageError
+from llmserve.plugin import Address, Place, UsageError
 from llmserve.scaffold.frontend import llmserve_register_frontends, server
 from llmserve.scaffold.frontend.server import ScaffoldServer
 
@@ -105,4 +105,6 @@ def connection_of(url: str) -> socket.socket:
 def test_keys_are_refused(tmp_path: Path) -> None:
     (frontend,) = llmserve_register_frontends()
     with pytest.raises(UsageError, match="knows no keys"):
-        frontend.arguments(Place("127.0.0.1:8001", "127.0.0.1", 8090, 1.0, keys=tmp_path))
+        frontend.arguments(
+            Place((Address("127.0.0.1:8001"),), "127.0.0.1", 8090, 1.0, keys=tmp_path)
+        )

@@ -1,0 +1,10 @@
+from llmserve.client.aio import AsyncClient as AsyncClient
+from llmserve.client.connecting import connect as connect
+from llmserve.client.connecting import connect_async as connect_async
+from llmserve.client.deadlines import Timeouts as Timeouts
+from llmserve.client.model import ModelInfo as ModelInfo
+from llmserve.client.model import ModelState as ModelState
+from llmserve.client.results import Completion as Completion
+from llmserve.client.results import Piece as Piece
+from llmserve.client.results import ToolCall as ToolCall
+from llmserve.client.sync import Client as Client

@@ -1,0 +1,18 @@
+"""Names that files, processes and environments share."""
+
+from __future__ import annotations
+
+MANIFEST = "llmserve.json"
+"""The file in a model's folder that records what the model was built from and how to run it."""
+
+SCHEMA = 1
+"""The version of that file's format; changes that older runtimes cannot read increment it."""
+
+THREADS = "LLMSERVE_THREADS"
+"""The environment variable with the number of threads of an engine that does not use OpenMP."""
+
+STAND_IN_METRIC = "llmserve_stand_in"
+"""A gauge of 1 in the server's metrics for each model whose requests a stand-in answers.
+
+Its labels are ``model`` and ``instead_of``.
+"""

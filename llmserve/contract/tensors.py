@@ -1,0 +1,60 @@
+"""The tensors of every model besides the request options, named as in TensorRT-LLM's ensemble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPES = {"TYPE_BOOL": "bool", "TYPE_STRING": "object"} | {
+    f"TYPE_{short}{bits}": f"{kind}{bits}"
+    for short, kind in (("FP", "float"), ("INT", "int"), ("UINT", "uint"))
+    for bits in (8, 16, 32, 64)
+    if (short, bits) != ("FP", 8)
+}
+"""The data types of tensors, from their names in ``config.pbtxt`` to those in numpy."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as declared in ``config.pbtxt``, without the batch dimension."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+    ragged: bool = False
+
+    def __post_init__(self) -> None:
+        if self.data_type not in TYPES:
+            raise ValueError(
+                f"tensor {self.name} cannot be {self.data_type}: choose one of {', '.join(TYPES)}"
+            )
+
+
+TEXT_INPUT = Tensor("text_input", "TYPE_STRING", optional=False)
+MESSAGES = Tensor("messages", "TYPE_STRING")
+"""JSON: a conversation, instead of ``text_input``."""
+
+TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", optional=False)
+FINISH_REASON = Tensor("finish_reason", "TYPE_STRING", optional=False)
+USAGE = (
+    Tensor("num_input_tokens", "TYPE_INT32", optional=False),
+    Tensor("num_output_tokens", "TYPE_INT32", optional=False),
+)
+TEXT_FORMAT_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, *USAGE)
+
+LOGPROBS_OUTPUTS = (
+    Tensor("logprobs", "TYPE_STRING"),
+    Tensor("output_log_probs", "TYPE_FP32", dims=(-1, -1)),
+    Tensor("cum_log_probs", "TYPE_FP32"),
+)
+"""Outputs only for requests that ask for them: a response may omit outputs.
+
+``logprobs`` is JSON with an entry per token. The other two are the same as in TensorRT-LLM.
+"""
+
+PROMPT_LOGPROBS_OUTPUT = Tensor("prompt_logprobs", "TYPE_STRING")
+"""JSON like that of ``logprobs``, sent with the first piece; the first token has no probability."""
+
+CACHED_TOKENS = Tensor("num_cached_tokens", "TYPE_INT32")
+"""How many of the prompt's tokens were in a cache already; sent with the end of an answer, by
+generators that set :attr:`Generation.cached_tokens`."""
