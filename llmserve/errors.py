@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Mapping
 
+from llmserve.contract.failures import FAILURES, Row
+
 TRACEBACK = "LLMSERVE_TRACEBACK"
 """The environment variable that makes llmserve print tracebacks."""
 
@@ -72,10 +74,10 @@ class ClientError(LLMServeError):
     """A request that failed, with one of the codes of ``llmserve.contract.failures``.
 
     ``param`` is the option that is at fault, if the server names one; ``details`` are numbers, such
-    as the ``context`` of the model; ``words`` is what the server said, if it said anything.
+    as the ``context`` of the model; ``words`` are the server's, if they explain the failure.
     """
 
-    code = "unknown"
+    code = "bad_answer"
 
     def __init__(
         self,
@@ -90,6 +92,11 @@ class ClientError(LLMServeError):
         super().__init__(problem, mend=mend)
         self.code = code or self.code
         self.param, self.details, self.words = param, dict(details or {}), words
+
+    @property
+    def row(self) -> Row:
+        """What the code means, with the HTTP status for it."""
+        return FAILURES[self.code]
 
 
 class UnreachableError(ClientError):
@@ -116,6 +123,7 @@ class RequestTimeoutError(ClientError):
 class RequestRejectedError(ClientError):
     """The server refused the request and gave a reason."""
 
+    code = "unknown"
     exit_code = 7
 
 

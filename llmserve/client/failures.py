@@ -53,14 +53,16 @@ def translate(status: str, details: str, target: Target) -> ClientError:
     """Turn a gRPC status name into an error; messages of a stream have no status: ``""``."""
     failure = read(details)
     words = one_line(failure.words)
-    problem, mend = "the server refused the request: {words}", None
+    problem, mend = f"the server refused the request: {words}", None
     if failure.code == UNKNOWN:
         failure = replace(failure, code=code_of(details))
         if failure.code == UNKNOWN and status in _BY_STATUS:
             return _BY_STATUS[status](details, target)
-        problem, mend = _EXPLAINED.get(failure.code, (problem, mend))
+        if failure.code in _EXPLAINED:
+            problem, mend = _EXPLAINED[failure.code]
+            problem, words = problem.format(model=target.model, words=words), ""
     return _TYPES.get(failure.code, RequestRejectedError)(
-        problem.format(model=target.model, words=words),
+        problem,
         mend=mend,
         code=failure.code,
         param=failure.param,
@@ -85,7 +87,7 @@ _TYPES: Mapping[str, type[ClientError]] = {
 }
 """The types of failures; others are a ``RequestRejectedError``."""
 
-_EXPLAINED: Mapping[str, tuple[str, str | None]] = {
+_EXPLAINED = {
     "not_ready": ("the server does not have {model!r}", "check the name"),
     "queue_full": (
         "the queue of {model!r} is full",

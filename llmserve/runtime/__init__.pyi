@@ -3,6 +3,7 @@ from llmserve.runtime.batch import run_batch as run_batch
 from llmserve.runtime.continuous import ContinuousDriver as ContinuousDriver
 from llmserve.runtime.contract import Tensor as Tensor
 from llmserve.runtime.errors import RequestError as RequestError
+from llmserve.runtime.errors import error_of_model as error_of_model
 from llmserve.runtime.generation import Constraint as Constraint
 from llmserve.runtime.generation import Generation as Generation
 from llmserve.runtime.hf_tokenizer import TransformersTokenizer as TransformersTokenizer

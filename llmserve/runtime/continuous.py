@@ -104,7 +104,7 @@ class ContinuousDriver(StepDriver):
             self._pending = [(job, at) for job, at in self._pending if (job, at) not in ready]
         for job, at in ready:
             if job.responder.gone:
-                self._give_up(job, RequestError("the request was cancelled"))
+                self._give_up(job, RequestError("the request was cancelled", code="cancelled"))
             elif self._admit(job):
                 self._active[job] = 0.0
                 self._metrics.began(job, at)

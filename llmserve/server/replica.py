@@ -18,7 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.errors import LLMServeError, RequestRejectedError, ServerError, UsageError
+from llmserve.errors import (
+    LLMServeError,
+    ModelDiedError,
+    RequestRejectedError,
+    ServerError,
+    UsageError,
+)
 from llmserve.names import near
 from llmserve.repository.manifest import model_folders, parts_of
 from llmserve.server.launch import POLL
@@ -387,7 +393,7 @@ class Replica:
                 return
             await self._client.generate(model.name, "a", max_tokens=1, timeout=_CANARY_TIMEOUT)
         except LLMServeError as error:
-            why, unhealthy = error.problem, "has died" in error.problem
+            why, unhealthy = error.problem, isinstance(error, ModelDiedError)
             if unhealthy and self._has_no_process(model):
                 # Certain, unless the answer is about a process that has been replaced since.
                 if model.alive and model.loads == loads:

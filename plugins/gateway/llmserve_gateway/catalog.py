@@ -14,12 +14,13 @@ from typing import Any
 from llmserve.client.model import ModelInfo
 from llmserve.errors import (
     LLMServeError,
+    ModelDiedError,
     ModelNotReadyError,
     RequestRejectedError,
     ServerError,
 )
 from llmserve.server.control import ask
-from llmserve_gateway.errors import ApiError, from_llmserve, has_died
+from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.replicas import Replicas, is_replica_failure
 
 CANARY_SECONDS = 30.0
@@ -200,7 +201,7 @@ class Catalog:
         if is_replica_failure(error) and self._client().is_available(name):
             return  # Other replicas serve the model.
         if from_llmserve(error).status >= 500:
-            self.health(name).miss(str(error), certain=has_died(str(error)))
+            self.health(name).miss(str(error), certain=isinstance(error, ModelDiedError))
 
     async def watch(self, interval: float) -> None:
         """Repeatedly ask each model for a token, unless it has answered other requests.

@@ -21,12 +21,12 @@ from llmserve.client import AsyncClient, Completion, Piece, connect_async
 from llmserve.client.model import ModelInfo
 from llmserve.errors import (
     LLMServeError,
+    ModelDiedError,
     ModelNotReadyError,
     RequestTimeoutError,
     UnreachableError,
 )
 from llmserve.plugin import Address
-from llmserve_gateway.errors import has_died
 
 _BLOCK = 256
 """Bytes, about sixty tokens: a long system prompt groups its chats, a short one spreads them."""
@@ -241,8 +241,7 @@ async def _gather(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def is_replica_failure(error: LLMServeError) -> bool:
     """Return whether the replica failed, rather than the request."""
-    unavailable = isinstance(error, (UnreachableError, ModelNotReadyError))
-    return unavailable or has_died(error.problem)
+    return isinstance(error, (UnreachableError, ModelNotReadyError, ModelDiedError))
 
 
 def blocks(model: str, prompt: str, options: Mapping[str, Any]) -> list[bytes]:
