@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from llmserve.client.tools import ToolsError
+from llmserve.client import ToolsError
 from llmserve.errors import (
     ClientError,
     ContextLengthError,

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
-from llmserve.client import Completion, Piece
+from llmserve.client import Completion, Piece, ToolsError
 from llmserve.client.failures import Target, translate
 from llmserve.client.results import Logprob
-from llmserve.client.tools import ToolsError
 from llmserve.contract.failures import Failure, write
 from llmserve.errors import (
     ClientError,
@@ -281,7 +280,7 @@ OVERFLOWS = [
 
 @pytest.mark.parametrize("numbers", OVERFLOWS)
 def test_clients_recognise_an_overflow(numbers: dict[str, int]) -> None:
-    error = from_llmserve(refused("context_length_exceeded", **numbers))
+    error = from_llmserve(refused("context_length_exceeded", None, **numbers))
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert error.message.startswith("This model's maximum context length is 512 tokens")
     assert "prompt is too long" in error.message

@@ -20,7 +20,7 @@ from llmserve_trtllm import engine, models, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script
 from llmserve_trtllm.old_tokenizers import suit_tokenizer
-from llmserve_trtllm.options import refuse
+from llmserve_trtllm.refusals import refuse
 from llmserve_trtllm.target import INFLIGHT, Target, resolve_scheduler
 
 _STAGES = "llmserve_trtllm.runtime.stages"
@@ -112,8 +112,8 @@ def _add_other_models(
 ) -> None:
     """Add preprocessing, postprocessing and the BLS model, and wire the ensemble."""
     context, options = assembly.context, assembly.options
-    brought = versions.sections("containers.txt")["brought"]
-    context.container = Container(versions.container_of(target.version), brought)
+    image = versions.container_of(target.version)
+    context.container = Container(image, versions.BROUGHT)
     size = target.batch_size
     first = _add(assembly, "preprocessing", size, limits)
     settings = models.configure_preprocessing(first.config, target)

@@ -11,13 +11,75 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import BuildContext, ConfigError, IncompatibleError, OptionError
-from llmserve_trtllm.target import Target
-from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of, pairs, sections
+from llmserve_trtllm.target import INFLIGHT, Target
+from llmserve_trtllm.versions import FIRST_LLMAPI, Version, container_of
 
 PYTHON = "python3"
 """Placeholder for the running Python, in commands that are run here."""
-_FIRST_WITH_SORTED_EXAMPLES = Version(0, 19)
-"""From this version on the examples are in models/core and models/contrib."""
+# The commands that build an engine with the tools of a version. A word in braces is an option or a
+# value derived from options (family, checkpoint, world_size). 0.5.0 builds in a single step, with a
+# separate script for each model family.
+_BUILD_0_5 = """
+python3 {examples}/{family}/build.py --model_dir {model} --output_dir {engine} --dtype {dtype}
+--use_gpt_attention_plugin {dtype} --use_gemm_plugin {dtype} --max_batch_size {max_batch_size}
+--max_input_len {max_input_len} --max_output_len {max_output_len} --max_beam_width {max_beam_width}
+--world_size {world_size} --tp_size {tensor_parallel} --pp_size {pipeline_parallel}
+"""
+_INFLIGHT_0_5 = "--remove_input_padding --use_inflight_batching --paged_kv_cache"
+_CONVERT = """
+python3 {examples}/{family}/convert_checkpoint.py --model_dir {model} --output_dir {checkpoint}
+--dtype {dtype} --tp_size {tensor_parallel} --pp_size {pipeline_parallel}
+"""
+_QUANTIZE = """
+python3 {examples}/quantization/quantize.py --model_dir {model} --output_dir {checkpoint}
+--dtype {dtype} --tp_size {tensor_parallel} --pp_size {pipeline_parallel} --qformat {quantization}
+"""
+_WEIGHT_ONLY = "--use_weight_only --weight_only_precision {quantization}"
+_BUILD = """
+trtllm-build --checkpoint_dir {checkpoint} --output_dir {engine}
+--gpt_attention_plugin {dtype} --gemm_plugin {dtype} --max_batch_size {max_batch_size}
+--max_input_len {max_input_len} --max_seq_len {max_seq_len} --max_beam_width {max_beam_width}
+--workers {world_size}
+"""
+_INFLIGHT = "--remove_input_padding enable --paged_kv_cache enable"
+# From 1.0 on the LLM API builds the engine with a line of Python.
+_LLM_API = (
+    "from tensorrt_llm._tensorrt_engine import LLM; "
+    "from tensorrt_llm.llmapi import BuildConfig, QuantAlgo, QuantConfig; "
+    "LLM({model!r}, dtype={dtype!r}, tensor_parallel_size={tensor_parallel}, "
+    "pipeline_parallel_size={pipeline_parallel}, "
+    "build_config=BuildConfig(max_batch_size={max_batch_size}, max_beam_width={max_beam_width}, "
+    "max_input_len={max_input_len}, max_seq_len={max_seq_len}){quant_config}).save({engine!r})"
+)
+_ALGORITHMS = {
+    "fp8": "FP8",
+    "int4_awq": "W4A16_AWQ",
+    "int8": "W8A16",
+    "int4": "W4A16",
+    "int8_sq": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+}
+"""The LLM API's names of the quantizations."""
+_FAMILIES = {
+    "baichuan": ("baichuan", "models/contrib/baichuan"),
+    "bloom": ("bloom", "models/contrib/bloom"),
+    "chatglm": ("chatglm", "models/core/glm-4-9b"),
+    "falcon": ("falcon", "models/contrib/falcon"),
+    "gemma": ("gemma", "models/core/gemma"),
+    "gpt2": ("gpt", "models/core/gpt"),
+    "gpt_bigcode": ("gpt", "models/core/gpt"),
+    "gpt_neox": ("gptneox", "models/contrib/gptneox"),
+    "gptj": ("gptj", "models/contrib/gptj"),
+    "internlm2": ("internlm2", "models/core/internlm2"),
+    "llama": ("llama", "models/core/llama"),
+    "mistral": ("llama", "models/core/llama"),
+    "mixtral": ("llama", "models/core/llama"),
+    "mpt": ("mpt", "models/contrib/mpt"),
+    "opt": ("opt", "models/contrib/opt"),
+    "phi": ("phi", "models/core/phi"),
+    "phi3": ("phi", "models/core/phi"),
+    "qwen2": ("qwen", "models/core/qwen"),
+}
+"""The folder of TensorRT-LLM's examples that converts each family: in 0.5.0, and from 0.19 on."""
 
 
 def build_or_explain(context: BuildContext, target: Target) -> Path:
@@ -91,35 +153,30 @@ def build_commands(target: Target, model: Path, model_type: str, engine: Path) -
     values = _values(target.options)
     values |= {"model": str(model), "engine": str(engine)}
     if target.version >= FIRST_LLMAPI:
-        # The LLM API builds the engine, so the examples' scripts are not needed.
-        return [[PYTHON, "-c", " ".join(sections("commands.txt")["llm api"]).format_map(values)]]
-    families = {
-        family: folders for family, *folders in map(str.split, sections("commands.txt")["families"])
-    }
-    if model_type not in families:
+        # The examples' scripts are not needed.
+        return [[PYTHON, "-c", _LLM_API.format_map(values)]]
+    if model_type not in _FAMILIES:
         raise IncompatibleError(
             f"none of the known TensorRT-LLM examples converts {model_type or 'this model'}",
             mend="build the engine yourself and give it with --set engine=DIR",
         )
-    folder = families[model_type][target.version >= _FIRST_WITH_SORTED_EXAMPLES]
-    values |= {"family": folder, "checkpoint": f"{engine}-checkpoint"}
-    quantization = values["quantization"]
-    method = "weight-only" if quantization in ("int8", "int4") else quantization
-    features = {target.batching, model_type, method}
+    family = _FAMILIES[model_type][not target.is_0_5]
+    values |= {"family": family, "checkpoint": f"{engine}-checkpoint"}
+    in_flight = target.batching == INFLIGHT
+    weight_only = values["quantization"] in ("int8", "int4")
+    weights = _WEIGHT_ONLY if weight_only else ""
     if target.is_0_5:
-        return [_command("build-0.5.0", features, values)]
-    first_step = "convert" if method in ("", "weight-only") else "quantize"
-    return [_command(first_step, features, values), _command("build", features, values)]
+        return [_command(values, _BUILD_0_5, _INFLIGHT_0_5 if in_flight else "", weights)]
+    first = _command(values, _QUANTIZE)
+    if weight_only or not values["quantization"]:
+        variant = "--gpt_variant gpt2" if model_type == "gpt2" else ""
+        first = _command(values, _CONVERT, variant, weights)
+    return [first, _command(values, _BUILD, _INFLIGHT if in_flight else "")]
 
 
-def _command(step: str, features: set[str], values: Mapping[str, Any]) -> list[str]:
-    """Return the command for a step, with the arguments that the engine's features add."""
-    words = []
-    for heading, lines in sections("commands.txt").items():
-        name, *required = heading.split()
-        if name == step and features.issuperset(required):
-            words += [word.format_map(values) for line in lines for word in line.split()]
-    return words
+def _command(values: Mapping[str, Any], *parts: str) -> list[str]:
+    """Fill in the values word by word, as they may contain spaces."""
+    return [word.format_map(values) for part in parts for word in part.split()]
 
 
 def _values(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +188,7 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
             f"max_input_len {prompt} leaves no room for an answer in max_seq_len {total}",
             mend="lower the first, or raise the second",
         )
-    algorithm = pairs("commands.txt", "quantizations").get(options["quantization"])
+    algorithm = _ALGORITHMS.get(options["quantization"])
     config = f", quant_config=QuantConfig(quant_algo=QuantAlgo.{algorithm})" if algorithm else ""
     return {
         **options,

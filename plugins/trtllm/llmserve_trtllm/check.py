@@ -14,16 +14,44 @@ from typing import Any
 from llmserve.plugin import CheckedModel, LLMServeError, ModelConfig, Problem
 from llmserve_trtllm.engine import read_engine
 from llmserve_trtllm.options import WRITTEN
-from llmserve_trtllm.versions import Version, columns
+from llmserve_trtllm.versions import Version
 
 BACKEND = "tensorrtllm"
-_TABLE = "check.txt"
+# The backend, a parameter without which its models do not load, and how to fix it. Any other
+# parameter that is not filled in counts as unset.
+_REQUIRED = (
+    (BACKEND, "gpt_model_path", "set it to the folder of the engine"),
+    (
+        BACKEND,
+        "gpt_model_type",
+        "set it to inflight_fused_batching, or before 0.20 to V1 for static batches",
+    ),
+    ("python", "tokenizer_dir", "set it to the folder of the tokenizer"),
+)
+# The values that a parameter may have; the error suggests the first two.
+_SUPPORTED = (
+    ("gpt_model_type", "inflight_fused_batching", "inflight_batching", "V1", "v1"),
+    ("batch_scheduler_policy", "guaranteed_no_evict", "max_utilization"),
+)
+# Parameters that are no longer read, and since which version.
+_REMOVED = (
+    ("max_num_sequences", "0.8"),
+    ("max_kv_cache_length", "0.7, which calls it max_attention_window_size"),
+    ("tokenizer_type", "0.9"),
+    ("enable_trt_overlap", "0.11"),
+)
+# Tensors that show how old a template is, and the versions that introduced them, newest first.
+_INTRODUCED = (
+    ("num_input_tokens", "1.2"),
+    ("guided_decoding_guide", "0.19"),
+    ("batch_index", "0.11"),
+)
 
 
 def check_model(model: CheckedModel) -> Iterator[Problem]:
     """Check a model made from TensorRT-LLM's templates; other models yield no problems."""
     name, config, configs = model.name, model.config, model.configs
-    for backend, key, mend in columns(_TABLE, "required"):
+    for backend, key, mend in _REQUIRED:
         if backend != config.backend:
             continue
         if (value := _text(config, key)).startswith("${"):
@@ -54,7 +82,7 @@ def _check_parameters(name: str, config: ModelConfig) -> Iterator[Problem]:
             "do not load it",
             "set each of them to an empty string if you do not use it",
         )
-    for key, *supported in columns(_TABLE, "supported values"):
+    for key, *supported in _SUPPORTED:
         value = _text(config, key)
         if value and not value.startswith("${") and value not in supported:
             yield Problem(
@@ -63,7 +91,7 @@ def _check_parameters(name: str, config: ModelConfig) -> Iterator[Problem]:
                 f"set it to {' or '.join(supported[:2])}",
                 fatal=key == "gpt_model_type",
             )
-    for key, version in columns(_TABLE, "removed"):
+    for key, version in _REMOVED:
         was_restored = key == "enable_trt_overlap" and "num_input_tokens" in tensors
         is_set = _text(config, key) not in ("", f"${{{key}}}")
         if is_set and not was_restored and not _is_old(config):
@@ -96,7 +124,7 @@ def _check_engine(name: str, config: ModelConfig) -> Iterator[Problem]:
 
 def _check_version(name: str, config: ModelConfig, engine: Version | None) -> Iterator[Problem]:
     tensors = _tensors(config)
-    versions = (version for tensor, version in columns(_TABLE, "introduced") if tensor in tensors)
+    versions = (version for tensor, version in _INTRODUCED if tensor in tensors)
     since = next(map(Version.parse, versions), None)
     template = ""
     if _is_old(config):

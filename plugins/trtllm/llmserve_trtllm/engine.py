@@ -12,10 +12,17 @@ from typing import Any
 from llmserve.plugin import ConfigError, IncompatibleError, ModelSource, OptionError, read_object
 from llmserve.repository.source_files import model_vocabulary, vocabulary_size
 from llmserve_trtllm.target import INFLIGHT
-from llmserve_trtllm.versions import Version, pairs
+from llmserve_trtllm.versions import Version
 
 TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
 _GPUS = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
+_MODES = {
+    "MEDUSA": "medusa", "4": "medusa",
+    "LOOKAHEAD_DECODING": "lookahead", "8": "lookahead",
+    "EXPLICIT_DRAFT_TOKENS": "redrafter", "16": "redrafter",
+    "EAGLE": "eagle", "32": "eagle",
+}  # fmt: skip
+"""The decoding_mode that an engine built for speculation needs; old versions write a number."""
 _FIRST_WITH_VERSION = Version(0, 8)
 """Engines built by versions before this one do not contain a version."""
 _REBUILD = "rebuild the engine, or name the folder that trtllm-build wrote"
@@ -106,7 +113,6 @@ def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
         if cache is None
         else str(cache).rsplit(".", 1)[-1].upper() == "PAGED"
     )
-    modes = pairs("options.txt", "speculative")
     version = Version.parse(str(content["version"])) if content.get("version") else None
     if version is not None and version < _FIRST_WITH_VERSION:
         # Nothing tells then which of them is wrong, the version or the rest.
@@ -128,7 +134,7 @@ def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
         max_beam_width=int(build.get("max_beam_width", 1)),
         packed_input=bool(plugins.get("remove_input_padding", is_new)),
         paged_kv_cache=is_paged,
-        decoding_mode=modes.get(str(build.get("speculative_decoding_mode")).upper(), ""),
+        decoding_mode=_MODES.get(str(build.get("speculative_decoding_mode")).upper(), ""),
     )
 
 

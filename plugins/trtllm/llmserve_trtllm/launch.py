@@ -6,11 +6,9 @@ from pathlib import Path
 
 from llmserve.plugin import BuildContext
 from llmserve_trtllm.target import Target
-from llmserve_trtllm.versions import Version, container_of
+from llmserve_trtllm.versions import container_of
 
 _SCRIPTS = Path(__file__).with_name("scripts")
-_FIRST_WITHOUT_POOLS = Version(0, 13)
-"""From this version on, NVIDIA's script keeps Triton itself from reserving GPU memory."""
 
 
 def write_launch_script(
@@ -28,7 +26,6 @@ def write_launch_script(
         ("WHERE", f" ({image})" if image else ""),
         ("RANKS", " : \\\n    ".join(ranks)),
         ("ENGINE", engine_model),
-        ("NO_POOLS", _read("no_pools") if target.version >= _FIRST_WITHOUT_POOLS else ""),
     ):
         text = text.replace(f"@{name}@", value)
     folder = context.folder.parent

@@ -16,9 +16,11 @@ from llmserve.plugin import (
     contract,
     set_parameters,
 )
-from llmserve_trtllm.options import engine_parameters, refused_requests
-from llmserve_trtllm.target import MODEL_TYPES, STATIC, TENSORS, Row, Target, mapped_name
-from llmserve_trtllm.versions import pairs
+from llmserve_trtllm import tensors
+from llmserve_trtllm.options import engine_parameters
+from llmserve_trtllm.refusals import refused_requests
+from llmserve_trtllm.target import MODEL_TYPES, STATIC, Target
+from llmserve_trtllm.tensors import Row
 
 STAND_IN = "llmserve.stand_in"
 """Tells a stand-in which model the engine was built from; TensorRT-LLM ignores it."""
@@ -27,8 +29,8 @@ STAND_IN = "llmserve.stand_in"
 def declare_engine(config: ModelConfig, target: Target) -> None:
     # The engine places itself; KIND_CPU keeps Triton from creating an instance for every GPU.
     copies = target.options["gpu_device_ids"].count(";") + 1
-    outputs = target.rows("engine outputs", "scores")
-    _declare(config, target.rows("engine inputs"), outputs, copies=copies)
+    outputs = target.rows(tensors.ENGINE_OUTPUTS, tensors.SCORES)
+    _declare(config, target.rows(tensors.ENGINE_INPUTS), outputs, copies=copies)
     config.model_transaction_policy.decoupled = target.streams
 
 
@@ -52,16 +54,18 @@ def configure_preprocessing(config: ModelConfig, target: Target) -> dict[str, An
     _configure_queue(config, target)
     return {
         **_request_settings(target),
-        "names": {name: mapped_name("contract", row.name) for name, row in rows.items()},
+        "names": {
+            name: tensors.CONTRACT_NAMES.get(row.name, row.name) for name, row in rows.items()
+        },
     }
 
 
 def configure_postprocessing(
     config: ModelConfig, target: Target, formatted: Iterable[Tensor]
 ) -> dict[str, Any]:
-    inputs = target.rows("postprocessing inputs")
+    inputs = target.rows(tensors.POSTPROCESSING_INPUTS)
     extra = [replace(row, name=row.name.upper()) for row in _extra_outputs(target, formatted)]
-    outputs = [*target.rows("postprocessing outputs"), *extra]
+    outputs = [*target.rows(tensors.POSTPROCESSING_OUTPUTS), *extra]
     _declare(config, inputs, outputs, copies=target.options["postprocessing_instance_count"])
     config.dynamic_batching.SetInParent()
     return {"engine_echoes": target.engine_echoes}
@@ -76,10 +80,10 @@ def configure_orchestrator(
     copies = target.options["bls_instance_count"] or target.batch_size
     _declare(config, inputs, outputs, copies=copies)
     config.model_transaction_policy.decoupled = target.streams or target.is_batched
-    llmapi_rows = target.rows("client llmapi")
+    llmapi_rows = target.rows(tensors.CLIENT_LLMAPI)
     return {
         **_request_settings(target),
-        "names": {row.name: mapped_name("contract", row.name) for row in llmapi_rows},
+        "names": {row.name: tensors.CONTRACT_NAMES.get(row.name, row.name) for row in llmapi_rows},
         "engine_names": _engine_names(target),
         "direct": [row.name for row in target.direct],
         "scores": [row.name for row in _scores(target, assembly.outputs)],
@@ -95,11 +99,11 @@ def wire(
     preprocessing, engine, postprocessing = parts
     extra = _extra_outputs(target, assembly.outputs)
     scores = _scores(target, extra)
-    outputs = [*target.rows("client outputs"), *extra, *scores]
+    outputs = [*target.rows(tensors.CLIENT_OUTPUTS), *extra, *scores]
     _declare(assembly.context.config, [*target.preprocessed, *target.direct], outputs, copies=0)
     engine_inputs = {inside: _wire(name) for name, inside in _engine_names(target).items()}
     engine_inputs |= {row.name: row.name for row in target.direct}
-    last_inputs = {row.name: _wire(row.name) for row in target.rows("postprocessing inputs")}
+    last_inputs = {row.name: _wire(row.name) for row in target.rows(tensors.POSTPROCESSING_INPUTS)}
     used = {*engine_inputs.values(), *last_inputs.values()}
     wires = {row.name: _wire(row.name) for row in _preprocessing_outputs(target)}
     assembly.step(
@@ -147,7 +151,9 @@ def llmapi_settings(target: Target) -> Mapping[str, Any]:
         "model_type": MODEL_TYPES[target.batching],
         "scheduler": "STATIC_BATCH" if target.batching == STATIC else target.scheduler.upper(),
         "kv_cache": {name: value for name, value in kv_cache.items() if value != ""},
-        "outputs": [{"name": row.name, "dims": row.dims} for row in target.rows("engine outputs")],
+        "outputs": [
+            {"name": row.name, "dims": row.dims} for row in target.rows(tensors.ENGINE_OUTPUTS)
+        ],
     }
 
 
@@ -159,31 +165,32 @@ def _client_tensors(target: Target, assembly: Assembly) -> tuple[list[Tensor], l
     others = [tensor for tensor in assembly.inputs if target.guided or tensor not in contract.FORMS]
     inputs |= {tensor.name: tensor for tensor in others if tensor.name not in inputs}
     extra = [tensor for tensor in formatted if tensor.name != "text_output"]
-    outputs = [*target.rows("client outputs"), *extra, *_scores(target, formatted)]
+    outputs = [*target.rows(tensors.CLIENT_OUTPUTS), *extra, *_scores(target, formatted)]
     return list(inputs.values()), outputs
 
 
 def _sampling(target: Target) -> list[Row]:
     """Return the parameters to pass on; an engine without guided decoding would ignore a guide."""
-    rows = target.rows("client sampling")
+    rows = target.rows(tensors.CLIENT_SAMPLING)
     return [row for row in rows if target.guided or not row.name.startswith("guided_")]
 
 
 def _preprocessing_outputs(target: Target) -> list[Row]:
     sampling = [replace(row, name=f"OUT_{row.name.upper()}") for row in _sampling(target)]
-    extra = target.rows("preprocessing extra outputs")
-    return [*target.rows("preprocessing outputs"), *sampling, *extra]
+    extra = target.rows(tensors.PREPROCESSING_EXTRA_OUTPUTS)
+    return [*target.rows(tensors.PREPROCESSING_OUTPUTS), *sampling, *extra]
 
 
 def _engine_names(target: Target) -> dict[str, str]:
     """Return the engine's input names by the names of preprocessing's outputs."""
-    names = pairs(TENSORS, "preprocessing to engine")
+    names = tensors.ENGINE_NAMES
     outputs = [row.name for row in _preprocessing_outputs(target)]
     return {name: names[name] for name in outputs if names.get(name) in target.engine_names}
 
 
 def _preprocessing_name(row: Row) -> str:
-    return mapped_name("preprocessing", row.name.upper())
+    name = row.name.upper()
+    return tensors.PREPROCESSING_NAMES.get(name, name)
 
 
 def _extra_outputs(target: Target, formatted: Iterable[Tensor]) -> list[Tensor]:
@@ -194,12 +201,12 @@ def _extra_outputs(target: Target, formatted: Iterable[Tensor]) -> list[Tensor]:
 def _scores(target: Target, formatted: Iterable[Tensor]) -> list[Row]:
     """Return the engine's scores that the formatter does not output itself."""
     ours = {tensor.name for tensor in formatted}
-    return [row for row in target.rows("scores") if row.name not in ours]
+    return [row for row in target.rows(tensors.SCORES) if row.name not in ours]
 
 
 def _wire(name: str) -> str:
     """Return the ensemble's name for a tensor between two models."""
-    return mapped_name("wires", f"_{name}")
+    return tensors.WIRE_NAMES.get(f"_{name}", f"_{name}")
 
 
 def _request_settings(target: Target) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 From 0.20 on, tokenizers writes each merge as a list of two tokens, which earlier versions refuse to
 read: "data did not match any variant of untagged enum ModelWrapper". They read the older form,
-both tokens in one text, which later versions read as well.
+both tokens in one text, which later versions read as well. 0.5.0 comes with transformers 4.31
+(NVIDIA's requirements.txt).
 """
 
 from __future__ import annotations
@@ -13,19 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import Assembly, IncompatibleError, read_object
-from llmserve_trtllm.versions import Version
+from llmserve_trtllm.versions import FIRST_CONFIGURABLE, Version
 
-FIRST_WITH_NEW_TOKENIZERS = Version(0, 16)
-"""The first version known to have tokenizers 0.20: it comes with transformers 4.45.1.
-
-0.5.0 comes with transformers 4.31, and 0.12 with 4.42.4 at most: NVIDIA's requirements.txt.
-"""
 _FILE = "tokenizer.json"
 
 
 def suit_tokenizer(assembly: Assembly, version: Version) -> None:
     """Rewrite the tokenizers of all parts if the version needs it; refuse those that cannot be."""
-    if version >= FIRST_WITH_NEW_TOKENIZERS:
+    if version >= FIRST_CONFIGURABLE:
         return
     folders = [part.context.folder for part in assembly.parts.values()]
     copies = [path for folder in folders for path in sorted(folder.rglob(_FILE))]
@@ -51,7 +47,7 @@ def _rewrite(path: Path, version: Version) -> None:
         raise IncompatibleError(
             f"the tokenizers package of TensorRT-LLM {version} cannot read this tokenizer: its "
             f"token {token!r} contains a space",
-            mend=f"build for {FIRST_WITH_NEW_TOKENIZERS} or later",
+            mend=f"build for {FIRST_CONFIGURABLE} or later",
         )
     content["model"]["merges"] = [" ".join(pair) for pair in pairs]
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from llmserve.plugin import Tensor
-from llmserve_trtllm import versions
-from llmserve_trtllm.versions import Range, Version, columns, pairs, sections
-
-TENSORS = "tensors.txt"
+from llmserve_trtllm import tensors, versions
+from llmserve_trtllm.tensors import Row
+from llmserve_trtllm.versions import Version, since
 
 INFLIGHT = "inflight"
 STATIC = "static"
@@ -18,24 +16,14 @@ MODEL_TYPES = {INFLIGHT: "inflight_fused_batching", STATIC: "V1"}
 NO_EVICT = "guaranteed_no_evict"
 ALIAS = "guaranteed_completion"
 _SAMPLER = "TRTLLMSampler"
+_NEEDS_SAMPLER = since("1.1", "1.3")
+"""Versions whose default sampler ignores options of a request silently.
+
+TRTLLMSampler is the default of 1.0 (NVIDIA/TensorRT-LLM#6216). In 1.1 and 1.2, TorchSampler is,
+unless LLM() gets sampler_type (#6831): it has no penalties (#9442), bad words and seed. 1.3 adds
+them (#16485, #16052, #17172) and removes TRTLLMSampler (#18232).
+"""
 _UNBATCHED_SIZE = 16
-_ENGINE_SECTIONS = ("engine inputs", "engine outputs", "scores", "client bias")
-
-
-@dataclass(frozen=True)
-class Row(Tensor):
-    """A tensor as a template declares it; the backend sees only the batch dimension of a scalar."""
-
-    optional: bool = False
-    scalar: bool = False
-
-    def __post_init__(self) -> None:
-        """Accept every Triton type, unlike ``Tensor``, which accepts only types that Python has."""
-
-
-def mapped_name(mapping: str, name: str) -> str:
-    """Return a tensor's other name by a mapping in ``tensors.txt``, or the same name."""
-    return pairs(TENSORS, f"names {mapping}").get(name, name)
 
 
 @dataclass(frozen=True)
@@ -81,46 +69,37 @@ class Target:
     @property
     def sampler_type(self) -> str:
         """The LLM API's sampler that honours all options of a request; empty is its default."""
-        options = columns("options.txt", "llm api options")
-        honoured = (Range.parse_all(default) for _, default, _ in options)
-        is_complete = all(any(self.version in r for r in ranges) for ranges in honoured)
-        return "" if is_complete else _SAMPLER
+        return _SAMPLER if self.version in _NEEDS_SAMPLER else ""
 
-    def rows(self, *names: str) -> list[Row]:
-        """Return the tensors of sections of ``tensors.txt`` in this version and layout."""
-        rows = []
-        conditions = {
-            "a": self.is_llmapi, "d": self.streams, "g": self.guided, "u": not self.streams
+    def rows(self, *tables: Sequence[Row]) -> list[Row]:
+        """Return the tensors of tables that exist in this version, layout and kind of build."""
+        exists = {
+            "": True, "engine": not self.is_llmapi, "llmapi": self.is_llmapi,
+            "guided": self.guided, "stream": self.streams, "whole": not self.streams,
         }  # fmt: skip
-        for section in names:
-            llmapi_lacks = self.is_llmapi and section in _ENGINE_SECTIONS
-            for line in sections(TENSORS)[section]:
-                name, kind, dims, flags, versions = line.split()
-                exists = self.version in Range.parse(versions)
-                exists &= all(conditions.get(flag, True) for flag in flags)
-                if not exists or (llmapi_lacks and "l" not in flags):
-                    continue
-                # A type in lower case is the name of the option that holds the type.
-                data_type = self.options[kind] if kind.islower() else f"TYPE_{kind}"
-                sizes = tuple(map(int, dims.split(",")))
-                rows.append(Row(name, data_type, sizes, "o" in flags, "r" in flags, "s" in flags))
-        return rows
+        return [
+            replace(row, data_type=self.options.get(row.data_type, row.data_type))
+            for table in tables
+            for row in table
+            if self.version in row.versions and exists[row.only]
+        ]
 
     @property
     def engine_names(self) -> frozenset[str]:
-        return frozenset(row.name for row in self.rows("engine inputs"))
+        return frozenset(row.name for row in self.rows(tensors.ENGINE_INPUTS))
 
     @property
     def direct(self) -> list[Row]:
         """The inputs that the client sends to the engine unchanged."""
-        return [row for row in self.rows("client direct") if row.name in self.engine_names]
+        return [row for row in self.rows(tensors.CLIENT_DIRECT) if row.name in self.engine_names]
 
     @property
     def preprocessed(self) -> list[Row]:
         """The client's inputs to preprocessing, by the client's names."""
         return self.rows(
-            "client text", "client sampling", "client bias", "client llmserve", "client llmapi"
-        )
+            tensors.CLIENT_TEXT, tensors.CLIENT_SAMPLING, tensors.CLIENT_BIAS,
+            tensors.CLIENT_LLMSERVE, tensors.CLIENT_LLMAPI,
+        )  # fmt: skip
 
 
 def resolve_scheduler(scheduler: str, report: Callable[[str], None]) -> str:

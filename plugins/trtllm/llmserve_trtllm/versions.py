@@ -1,12 +1,9 @@
-"""Versions of TensorRT-LLM, the containers that include them, and the reader of the data tables."""
+"""Versions of TensorRT-LLM, the containers that include them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from llmserve.plugin import IncompatibleError, OptionError
 
@@ -18,7 +15,7 @@ _TAG = re.compile(r"(?:\S+:)?(\d\d\.\d\d)(?:-\S+)?")
 class Version:
     """A release of TensorRT-LLM; suffixes after the patch number change no interface.
 
-    >>> Version.parse("v0.12.0") < Version.parse("1.2.0rc6.post2")
+    >>> Version.parse("v0.19.0") < Version.parse("1.2.0rc6.post2")
     True
     >>> str(Version.parse("0.19"))
     '0.19.0'
@@ -33,7 +30,7 @@ class Version:
         match = _VERSION.fullmatch(text.strip())
         if match is None:
             raise OptionError(
-                f"{text!r} is not a version of TensorRT-LLM", mend="write it like 0.12.0 or 1.2.1"
+                f"{text!r} is not a version of TensorRT-LLM", mend="write it like 0.19.0 or 1.2.1"
             )
         return cls(int(match[1]), int(match[2]), int(match[3] or 0))
 
@@ -52,15 +49,6 @@ class Range:
     since: Version
     until: Version | None
 
-    @classmethod
-    def parse(cls, text: str) -> Range:
-        since, _, until = text.partition(":")
-        return cls(Version.parse(since), Version.parse(until) if until else None)
-
-    @classmethod
-    def parse_all(cls, text: str) -> list[Range]:
-        return [cls.parse(word) for word in text.split()]
-
     def __contains__(self, version: Version) -> bool:
         return self.since <= version and (self.until is None or version < self.until)
 
@@ -69,36 +57,52 @@ class Range:
         return f"from {self.since.major}.{self.since.minor} on{end}"
 
 
-@cache
-def sections(table: str) -> Mapping[str, tuple[str, ...]]:
-    """Return a table's lines by section heading."""
-    rows: dict[str, list[str]] = {}
-    heading = ""
-    for line in Path(__file__).with_name(table).read_text(encoding="utf-8").splitlines():
-        if line.startswith("["):
-            heading = line.strip("[]")
-        elif line and not line.startswith("#"):
-            rows.setdefault(heading, []).append(line)
-    return {heading: tuple(lines) for heading, lines in rows.items()}
+def since(first: str, before: str = "") -> Range:
+    return Range(Version.parse(first), Version.parse(before) if before else None)
 
 
-def columns(table: str, heading: str) -> list[list[str]]:
-    """Return the lines of a section, each split at the bars."""
-    return [[word.strip() for word in line.split("|")] for line in sections(table)[heading]]
+ALL, ONLY_0_5, LATER = since("0.5"), since("0.5", "0.6"), since("0.19")
 
-
-def pairs(table: str, heading: str) -> dict[str, str]:
-    return dict(line.split() for line in sections(table)[heading])
-
-
-CONTAINERS = {
-    tag: Version.parse(version)
-    for version, *tags in map(str.split, sections("containers.txt")["containers"])
-    for tag in tags
+_RELEASES = {
+    "0.5.0": "23.10",
+    "0.9.0": "24.04 24.05",
+    "0.10.0": "24.06",
+    "0.11.0": "24.07",
+    "0.12.0": "24.08",
+    "0.13.0": "24.09",
+    "0.14.0": "24.10",
+    "0.15.0": "24.11",
+    "0.16.0": "24.12",
+    "0.17.0": "25.01 25.02",
+    "0.18.0": "25.03",
+    "0.18.2": "25.04",
+    "0.19.0": "25.05",
+    "0.20.0": "25.06 25.07",
+    "0.21.0": "25.08",
+    "1.0.0": "25.09 25.10",
+    "1.0.3": "25.11",
+    "1.1.0": "25.12 26.01 26.02",
+    "1.2.0": "26.03",
+    "1.2.1": "26.04 26.05 26.06 26.07",
 }
+CONTAINERS = {
+    tag: Version.parse(version) for version, tags in _RELEASES.items() for tag in tags.split()
+}
+"""The version of TensorRT-LLM in each tritonserver:TAG-trtllm-python-py3.
 
-# Between 0.5.0, the version of the tutorials, and this one the templates changed in every release.
-FIRST_CONFIGURABLE = Version(0, 12)
+From docs/introduction/compatibility.md of triton-inference-server/server; 23.10 is older than that
+page. The version of an unlisted tag is not guessed.
+"""
+
+BROUGHT = (
+    "accelerate", "huggingface-hub", "numpy", "safetensors", "sentencepiece", "tensorrt-llm",
+    "tokenizers", "torch", "transformers",
+)  # fmt: skip
+"""Packages installed with TensorRT-LLM: other versions of them may break it."""
+
+TUTORIALS = Version(0, 5)
+# Between the version of the tutorials and this one the templates changed in every release.
+FIRST_CONFIGURABLE = Version(0, 19)
 # The first version whose LLM API serves a model without an engine.
 FIRST_LLMAPI = Version(1, 0)
 # The newest version that still runs engines; NVIDIA/TensorRT-LLM#15907 removed their backend.
@@ -106,10 +110,20 @@ DEFAULT = Version(1, 2, 1)
 
 
 def choose_version(version: str, container: str) -> Version:
-    """Return the version to build for, from either option; they must not contradict.
+    """Return the version to build for, from either option, which must be supported.
 
-    A container is a tag such as 24.08, or the image's full name.
+    A container is a tag such as 25.05, or the image's full name.
     """
+    chosen = _named_version(version, container)
+    if chosen < FIRST_CONFIGURABLE and not chosen.same_release(TUTORIALS):
+        raise IncompatibleError(
+            f"TensorRT-LLM {chosen} is not supported",
+            mend=f"build for {TUTORIALS}, or for {FIRST_CONFIGURABLE} or later",
+        )
+    return chosen
+
+
+def _named_version(version: str, container: str) -> Version:
     requested = Version.parse(version) if version else None
     if not container:
         return requested or DEFAULT

@@ -24,7 +24,7 @@ PROMPTS = ("Programming in C++ is like", "Once upon a time", "Hello", "The capit
 LIGHT = {"tokenizer": "tokenizers"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "inflight": {"engine": str(ENGINES / "1.2"), "decoupled": False},
-    "static": {"engine": str(ENGINES / "0.12"), "trtllm_version": "0.12", "batching": "static"}
+    "static": {"engine": str(ENGINES / "0.19"), "trtllm_version": "0.19", "batching": "static"}
     | LIGHT,
     "oldest": {"engine": str(ENGINES / "0.5"), "trtllm_version": "0.5.0"} | LIGHT,
     "streaming": {"engine": str(ENGINES / "1.2"), "bls_instance_count": 2} | LIGHT,
@@ -208,7 +208,7 @@ def test_end_to_end_grpc_client_reads_its_answer(triton: LiveTriton, variant: st
 
 
 def test_end_to_end_test_gets_the_same_from_the_models_one_by_one(triton: LiveTriton) -> None:
-    """Send the requests of NVIDIA's test of 0.14 and later to each of the three models alone."""
+    """Send the requests of NVIDIA's test of 0.19 to each of the three models alone."""
     model = triton.build("trtllm", **VARIANTS["inflight"])
     words = {"bad_words": text(""), "stop_words": text("")}
     query = {"QUERY": text(PROMPTS[0]), "REQUEST_OUTPUT_LEN": whole(12)}

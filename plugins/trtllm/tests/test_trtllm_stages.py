@@ -361,14 +361,9 @@ def test_scores_are_sent_with_their_tokens() -> None:
     assert exchange.engine_inputs["lora_task_id"] == [[7]]
 
 
-@pytest.mark.parametrize(
-    ("scores", "is_sent"), [(["batch_index"], True), (["batch_index", "sequence_index"], False)]
-)
-def test_before_0_14_scores_are_always_sent(scores: list[str], is_sent: bool) -> None:
-    """Clients of these versions read scores in every response; later versions send none."""
-    exchange = Exchange(engine_response(b"hi", batch_index=[[0]]), scores=scores)
-    assert ("batch_index" in exchange.engine_requests[0].requested_outputs) == is_sent
-    assert exchange.last.tensors["batch_index"].tolist() == [[0]]
+def test_scores_that_no_request_asks_for_are_not_requested() -> None:
+    exchange = Exchange(engine_response(b"hi", batch_index=[[0]]), scores=["batch_index"])
+    assert "batch_index" not in exchange.engine_requests[0].requested_outputs
 
 
 def test_several_answers_need_the_ensemble() -> None:

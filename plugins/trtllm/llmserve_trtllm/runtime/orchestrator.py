@@ -186,9 +186,7 @@ class EngineModel:
     def _send(self, tensors: Tensors) -> Any:
         inputs = [self._pb.Tensor(name, values) for name, values in tensors.items()]
         outputs = ["output_ids", "sequence_length"]
-        # Before 0.14 every score that was not requested is 0, and clients rely on it.
-        always = "sequence_index" not in self._scores
-        if always or any(name.startswith("return_") for name in tensors):
+        if any(name.startswith("return_") for name in tensors):
             outputs += self._scores
         request = self._pb.InferenceRequest(
             model_name=self._name, requested_output_names=outputs, inputs=inputs

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-COMPLETE = ("0.5.0", "0.12.0", "llmapi")
+COMPLETE = ("0.5.0", "0.19.0", "llmapi")
 """The sections that do not extend the one before them."""
 
 

@@ -16,7 +16,7 @@ import pytest
 import llmserve
 from llmserve.errors import LLMServeError
 from llmserve.repository.check import check_repository
-from llmserve_trtllm.options import refused_requests
+from llmserve_trtllm.refusals import refused_requests
 from llmserve_trtllm.versions import Version
 
 from .building import DEFAULTS, ENGINES, build, cases, steps
@@ -25,8 +25,8 @@ from .conftest import Built
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("0.5.0", {"batching": "static"}),
     ("0.5.0", {"decoupled": True}),
-    ("0.12.0", {"decoupled": False, "bls": True}),
-    ("0.12.0", {}),
+    ("0.19.0", {"decoupled": False, "bls": True}),
+    ("0.19.0", {}),
     ("1.2.1", {}),
     ("1.2.1", {"stream_through": "ensemble", "bls": True}),
     ("1.2.1", {"decoupled": False, "prompt_embedding_table_data_type": "TYPE_BF16"}),
@@ -102,7 +102,7 @@ def test_in_nvidias_wiring_no_tensor_bypasses_a_decoupled_engine(built: Built) -
     [
         ("0.5.0", {}, ["bad_words", "presence_penalty"]),
         ("0.5.0", {"decoupled": True}, ["bad_words", "presence_penalty", "stop_words"]),
-        ("0.12.0", {}, []),
+        ("0.19.0", {}, []),
     ],
 )
 def test_requests_that_a_version_cannot_run_are_refused(
@@ -126,8 +126,8 @@ def test_0_5_0_streams_as_in_nvidias_template(built: Built) -> None:
 
 @pytest.mark.parametrize(
     ("version", "options", "streams"),
-    [("0.5.0", {}, False), ("0.12.0", {}, True), ("0.12.0", {"decoupled": False}, False),
-     ("0.12.0", {"batching": "static"}, False)],
+    [("0.5.0", {}, False), ("0.19.0", {}, True), ("0.19.0", {"decoupled": False}, False),
+     ("0.19.0", {"batching": "static"}, False)],
 )  # fmt: skip
 def test_in_flight_batching_streams_by_default(
     built: Built, version: str, options: dict[str, Any], streams: bool
@@ -145,7 +145,7 @@ def test_parts_are_named_after_the_build_unless_it_has_nvidias_name(tmp_path: Pa
 
 
 # No container is known for versions older than 1.0 and newer than 0.21.
-@pytest.mark.parametrize(("version", "image"), [("0.12.0", "24.08"), ("0.22.0", "")])
+@pytest.mark.parametrize(("version", "image"), [("0.19.0", "25.05"), ("0.22.0", "")])
 def test_the_container_is_that_of_the_version(tmp_path: Path, version: str, image: str) -> None:
     build(tmp_path, version)
     expected = f"nvcr.io/nvidia/tritonserver:{image}-trtllm-python-py3" if image else "${IMAGE}"
@@ -168,7 +168,7 @@ def test_invalid_builds_are_refused_and_nothing_is_written(
 
 def test_each_kind_of_batching_has_its_own_parameters(built: Built) -> None:
     def values(**options: Any) -> list[str]:
-        parameters = built("0.12.0", decoupled=False, **options)["tensorrt_llm"].parameters
+        parameters = built("0.19.0", decoupled=False, **options)["tensorrt_llm"].parameters
         return [
             parameters[key].string_value for key in ("gpt_model_type", "batch_scheduler_policy")
         ]
