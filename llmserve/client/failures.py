@@ -147,7 +147,9 @@ _BY_STATUS = {
 
 def may_be_http(error: Any) -> bool:
     """Return whether the server seems to speak a protocol other than gRPC."""
-    return read_connection(getattr(error, "details", str)() or "").maybe_http
+    if isinstance(error, ClientError) or not hasattr(error, "details"):
+        return False
+    return read_connection(error.details() or "").maybe_http
 
 
 def speaks_http(host: str, port: int) -> bool:
