@@ -142,8 +142,7 @@ def query(
     assigned = _assigned(assignments, {k for k, value in options.items() if value is not None})
     options |= assigned
     with while_importing():
-        from llmserve.client import connect
-        from llmserve_cli.openai_client import OpenAIClient
+        from llmserve.client import OpenAIClient, connect
         from llmserve_cli.prompts import answer_lines, read_lines, read_prompt
 
         # Sends nothing yet, but imports gRPC and numpy.

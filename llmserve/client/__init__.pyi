@@ -4,6 +4,9 @@ from llmserve.client.connecting import connect_async as connect_async
 from llmserve.client.deadlines import Timeouts as Timeouts
 from llmserve.client.model import ModelInfo as ModelInfo
 from llmserve.client.model import ModelState as ModelState
+from llmserve.client.openai import OpenAIApi as OpenAIApi
+from llmserve.client.openai import OpenAIClient as OpenAIClient
+from llmserve.client.openai import OpenAIRequest as OpenAIRequest
 from llmserve.client.results import Completion as Completion
 from llmserve.client.results import Piece as Piece
 from llmserve.client.results import ToolCall as ToolCall
