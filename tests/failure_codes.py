@@ -11,9 +11,7 @@ _RAISES = {"RequestError", "_NotCheckedError", "Failure"}
 
 
 def sources() -> list[Path]:
-    paths = [
-        path for room in ("llmserve", "cli", "plugins") for path in (ROOT / room).rglob("*.py")
-    ]
+    paths = [path for top in ("llmserve", "cli", "plugins") for path in (ROOT / top).rglob("*.py")]
     return [path for path in sorted(paths) if "tests" not in path.relative_to(ROOT).parts]
 
 
