@@ -26,6 +26,7 @@ MODULES = (
     "llmserve.errors",
     "llmserve.plugin",
     "llmserve.runtime",
+    "llmserve.runtime.causal",
     "llmserve.runtime.contract",
     "llmserve.server",
     "llmserve.testing",

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from llmserve.contract.failures import FAILURES, Row
+from llmserve.contract import failures
 
 TRACEBACK = "LLMSERVE_TRACEBACK"
 """The environment variable that makes llmserve print tracebacks."""
@@ -94,9 +94,9 @@ class ClientError(LLMServeError):
         self.param, self.details, self.words = param, dict(details or {}), words
 
     @property
-    def row(self) -> Row:
+    def row(self) -> failures.Row:
         """What the code means, with the HTTP status for it."""
-        return FAILURES[self.code]
+        return failures.FAILURES[self.code]
 
 
 class UnreachableError(ClientError):

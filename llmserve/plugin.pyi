@@ -1,3 +1,4 @@
+from llmserve.builder.build import build_spec as build_spec
 from llmserve.builder.causal import DTYPE_OPTION as DTYPE_OPTION
 from llmserve.builder.causal import PLACEMENT_OPTIONS as PLACEMENT_OPTIONS
 from llmserve.builder.causal import check_causal as check_causal
@@ -6,12 +7,16 @@ from llmserve.builder.causal import place_instances as place_instances
 from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.ensemble import Assembly as Assembly
+from llmserve.builder.plan import BuildSpec as BuildSpec
+from llmserve.builder.plan import known_options as known_options
+from llmserve.builder.plan import make_plan as make_plan
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
 from llmserve.client.tools.parts import ToolPart as ToolPart
 from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.commands import lazy_command as lazy_command
 from llmserve.commands import section as section
 from llmserve.contract.address import Address as Address
+from llmserve.demo import demo_model_path as demo_model_path
 from llmserve.errors import ConfigError as ConfigError
 from llmserve.errors import IncompatibleError as IncompatibleError
 from llmserve.errors import LLMServeError as LLMServeError
@@ -24,7 +29,9 @@ from llmserve.hookspecs import hookimpl as hookimpl
 from llmserve.options import INT32_MAX as INT32_MAX
 from llmserve.options import Option as Option
 from llmserve.options import Value as Value
+from llmserve.options import parse_assignments as parse_assignments
 from llmserve.packages import install_command as install_command
+from llmserve.registry import Registry as Registry
 from llmserve.repository.config import ModelConfig as ModelConfig
 from llmserve.repository.config import add_inputs as add_inputs
 from llmserve.repository.config import add_outputs as add_outputs
@@ -36,7 +43,9 @@ from llmserve.repository.source import DEMO as DEMO
 from llmserve.repository.source import ModelSource as ModelSource
 from llmserve.repository.source import read_object as read_object
 from llmserve.repository.source_files import check_vocabulary as check_vocabulary
+from llmserve.repository.source_files import model_vocabulary as model_vocabulary
 from llmserve.repository.source_files import tokenizer_files as tokenizer_files
+from llmserve.repository.source_files import vocabulary_size as vocabulary_size
 from llmserve.repository.source_files import weight_files as weight_files
 from llmserve.roles import Backend as Backend
 from llmserve.roles import Batching as Batching

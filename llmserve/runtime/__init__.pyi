@@ -1,5 +1,8 @@
 from llmserve.runtime.batch import BatchDriver as BatchDriver
 from llmserve.runtime.batch import run_batch as run_batch
+from llmserve.runtime.compiling import Compiler as Compiler
+from llmserve.runtime.constrained import FormConstraint as FormConstraint
+from llmserve.runtime.constrained import form_of as form_of
 from llmserve.runtime.continuous import ContinuousDriver as ContinuousDriver
 from llmserve.runtime.contract import Tensor as Tensor
 from llmserve.runtime.errors import RequestError as RequestError
@@ -8,12 +11,16 @@ from llmserve.runtime.generation import Constraint as Constraint
 from llmserve.runtime.generation import Generation as Generation
 from llmserve.runtime.hf_tokenizer import TransformersTokenizer as TransformersTokenizer
 from llmserve.runtime.job import Job as Job
+from llmserve.runtime.job import begin as begin
+from llmserve.runtime.linear import speed_up as speed_up
 from llmserve.runtime.location import located as located
 from llmserve.runtime.logprobs import Logprob as Logprob
 from llmserve.runtime.metrics import Metrics as Metrics
 from llmserve.runtime.outputs import format_answers as format_answers
 from llmserve.runtime.params import Params as Params
+from llmserve.runtime.params import any_number as any_number
 from llmserve.runtime.params import read_params as read_params
+from llmserve.runtime.params import whole_number as whole_number
 from llmserve.runtime.protocols import Answer as Answer
 from llmserve.runtime.protocols import ConstrainingFormatter as ConstrainingFormatter
 from llmserve.runtime.protocols import Driver as Driver
@@ -35,5 +42,6 @@ from llmserve.runtime.responder import failure as failure
 from llmserve.runtime.responder import respond as respond
 from llmserve.runtime.responder import tensors_of as tensors_of
 from llmserve.runtime.sampling import Sampler as Sampler
+from llmserve.runtime.steps import JobRunner as JobRunner
 from llmserve.runtime.text import IncrementalDecoder as IncrementalDecoder
 from llmserve.runtime.text_formatter import TextFormatter as TextFormatter

@@ -153,6 +153,10 @@ class Responder:
         tensors = format_answers(answers, self._parts)
         if self._parts.batched:
             tensors = {name: values[:, None] for name, values in tensors.items()}
+        self.send_tensors(tensors, final=final)
+
+    def send_tensors(self, tensors: Tensors, *, final: bool) -> None:
+        """Send a response of the driver's own tensors; nothing follows a ``final`` one."""
         self._send(_response(tensors, self._parts), final)
 
     def refuse(self, message: str, *, internal: bool = False) -> None:

@@ -30,7 +30,7 @@ _CATEGORY = re.compile(
     r"(?:(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): )?"
 )
 _UNREADABLE = re.compile(r"failed to read text proto from \S+")
-# After this message, Triton waits forever for a stub that has ended.
+# See workarounds.STUCK_STUB.
 _STUCK = re.compile(r"Failed to preinitialize Python stub: (?P<reason>.+)$")
 # Triton reports the model's failure only when the stub's process has ended.
 _RAISED = re.compile(r"Failed to initialize Python stub: (?P<reason>.+)$")

@@ -19,17 +19,19 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"propertie
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
+def applied(options: dict[str, Any]) -> dict[str, Any]:
+    return apply_tools(options, Tools.of(options))
+
+
 def test_the_template_gets_the_tools_and_a_required_call_is_constrained() -> None:
     options = {"messages": CHAT, "tools": [ADD], "chat_template_kwargs": {"brief": True}}
     kwargs = {"brief": True, "tools": [ADD]}
-    assert apply_tools(options) == {"messages": CHAT, "chat_template_kwargs": kwargs}
-    required = apply_tools({**options, "tool_choice": NAMED, "parallel_tool_calls": False})
+    assert applied(options) == {"messages": CHAT, "chat_template_kwargs": kwargs}
+    required = applied({**options, "tool_choice": NAMED, "parallel_tool_calls": False})
     assert required.keys() == {"messages", "chat_template_kwargs", "json_schema"}
     assert json.loads(required["json_schema"])["properties"] == {"a": {}}
-    assert apply_tools({"messages": CHAT, "tools": [ADD], "tool_choice": "none"}) == {
-        "messages": CHAT
-    }
-    assert apply_tools({"max_tokens": 4}) == {"max_tokens": 4}
+    assert applied({"messages": CHAT, "tools": [ADD], "tool_choice": "none"}) == {"messages": CHAT}
+    assert applied({"max_tokens": 4}) == {"max_tokens": 4}
 
 
 def test_a_required_call_is_a_call_unless_the_answer_was_cut() -> None:
@@ -74,4 +76,4 @@ def test_the_template_is_asked_for_once(
 )
 def test_invalid_tool_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
-        apply_tools({"messages": CHAT, **options})
+        applied({"messages": CHAT, **options})

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from llmserve.server.keep.kept import Kept, KeptModel
 from llmserve.server.launch import POLL
 from llmserve.server.states import State, Watch
+from llmserve.server.workarounds import DEATH_REPORTED
 
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
 _LAST_WORDS = 2.0
 """Seconds before an end in which a line of the log may explain it."""
-_DEATH_REPORTED = 3.0
-"""Seconds for Triton to report the death of a process that was loading a model."""
 
 
 class Detector:
@@ -67,8 +66,8 @@ class Detector:
             else:
                 model.failed(now, f"it failed to load: {why}")
             self._give_up(model)
-        elif model.died_at is not None and now - model.died_at > _DEATH_REPORTED:
-            # Triton 2.51 waits for it forever, and loads nothing else meanwhile.
+        elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
+            # See workarounds.DIED_LOADING.
             model.died_at = None
             model.died(now, f"its process died while it was loading: {model.how}")
             kept.lost(now, f"Triton waits for {model.name}", fault=False)

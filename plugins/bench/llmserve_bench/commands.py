@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.client.url import parse_url
+from llmserve.client import parse_url
 from llmserve.errors import OptionError, UsageError
-from llmserve.options import parse_assignments
-from llmserve.registry import Registry
-from llmserve.roles import Recipe
+from llmserve.plugin import Recipe, Registry, parse_assignments
 from llmserve_bench.results import Load, Result
 
 if TYPE_CHECKING:

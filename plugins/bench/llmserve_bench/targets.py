@@ -10,12 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.build import build_spec
-from llmserve.builder.plan import BuildSpec, known_options, make_plan
 from llmserve.client import ModelInfo, connect
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.options import parse_assignments
-from llmserve.registry import Registry
+from llmserve.plugin import (
+    BuildSpec,
+    Registry,
+    build_spec,
+    known_options,
+    make_plan,
+    parse_assignments,
+)
 from llmserve.repository.manifest import parts_of
 from llmserve.server import ServerSettings, start
 from llmserve_bench.engines import engine_of

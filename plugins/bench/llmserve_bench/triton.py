@@ -15,12 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from llmserve.client.url import parse_url
+from llmserve.client import parse_url
 from llmserve.errors import UnreachableError
-from llmserve.registry import Registry
-from llmserve.roles import Backend
+from llmserve.plugin import Backend, Registry
 from llmserve.runtime.contract import STAND_IN_METRIC
-from llmserve.server.server import stand_ins
+from llmserve.server import stand_ins
 from llmserve_bench.figures import MACHINE_GAUGES
 from llmserve_bench.results import Gauge, ModelFigures, ServerFigures
 from llmserve_bench.targets import Target

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.client import Completion
-from llmserve.client.model import ModelInfo
+from llmserve.client import Completion, ModelInfo
 from llmserve.errors import UsageError
 from llmserve.plugin import Address
 from llmserve_gateway.commands import read_prompt

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
-from llmserve.client import Completion, Piece, ToolsError
+from llmserve.client import Completion, Logprob, Piece, ToolsError
 from llmserve.client.failures import Target, translate
-from llmserve.client.results import Logprob
 from llmserve.contract.failures import Failure, write
 from llmserve.errors import (
     ClientError,

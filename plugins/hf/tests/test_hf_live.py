@@ -185,7 +185,7 @@ def test_a_conversation_goes_through_the_chat_template(
 def test_token_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: str) -> None:
     from transformers import AutoTokenizer
 
-    from llmserve.demo import demo_model_path
+    from llmserve.plugin import demo_model_path
 
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     answer = triton.client.generate(batched, PROMPT, max_tokens=12)
@@ -197,7 +197,7 @@ def test_token_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: st
 def test_greedy_answers_are_those_of_generate(triton: LiveTriton, batched: str) -> None:
     from transformers import pipeline
 
-    from llmserve.demo import demo_model_path
+    from llmserve.plugin import demo_model_path
 
     generate = pipeline("text-generation", model=str(demo_model_path()), device="cpu")
     for prompt in (PROMPT, "Once upon a time", "Hello"):

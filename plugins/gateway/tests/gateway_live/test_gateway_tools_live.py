@@ -16,7 +16,7 @@ import pytest
 
 from llmserve import errors
 from llmserve.contract.failures import FAILURES
-from llmserve.demo import demo_model_path
+from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
 from tests.failure_codes import raised_codes
 from tests.support import install

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime import Params, Parts, Prompt, RequestError
-from llmserve.runtime.constrained import form_of
+from llmserve.runtime import Params, Parts, Prompt, RequestError, any_number, form_of, whole_number
 from llmserve.runtime.contract import ALIASES, TYPES
-from llmserve.runtime.params import any_number, whole_number
 
 _PAD, _PENALTY = whole_number(0, 2**31 - 1), any_number(-100, 100)
 

@@ -63,7 +63,7 @@ class LlmApi:
             try:
                 answer.rows = self._rows(inputs)
             except RequestError as error:
-                answer.fail(error)
+                answer.responder.fail(error)
             else:
                 self._threads.submit(self._answer, answer)
 
@@ -117,14 +117,14 @@ class LlmApi:
             for row, result in zip(answer.rows, results, strict=True):
                 for output in result if answer.streams else [result.result()]:
                     row.update(output.outputs[0].token_ids)
-                    if row.ended or answer.cancelled():
+                    if row.ended or answer.responder.cancelled():
                         result.abort()
                         break
                     if answer.streams:
                         answer.respond()
             answer.respond(final=True)
         except Exception as error:
-            answer.fail(error)
+            answer.responder.fail(error)
         finally:
             self._running.pop(answer.id, None)
 
@@ -220,11 +220,11 @@ def _guided_decoding(options: Mapping[str, Any]) -> Any:
     return GuidedDecodingParams(**{names[kind]: guide})
 
 
-class _Answer(Responder):
+class _Answer:
     """Sends the tokens of all rows of a request in one response."""
 
     def __init__(self, raw: Any, inputs: Tensors, parts: Parts, *, streams: bool) -> None:
-        super().__init__(raw, parts)
+        self.responder = Responder(raw, parts)
         self.id: str = raw.request_id()
         self.rows: list[_Row] = []
         self.streams = streams and "streaming" in inputs and bool(inputs["streaming"].any())
@@ -240,21 +240,20 @@ class _Answer(Responder):
             row.sent = len(row.tokens)
         if not final and not any(pieces):
             return
-        pb, tensors = self._parts.pb_utils, []
+        tensors = {}
         if pieces:
             ids = np.zeros((len(pieces), 1, max(map(len, pieces))), np.int32)
             for row_ids, piece in zip(ids, pieces, strict=True):
                 row_ids[0, : len(piece)] = piece
             lengths = np.array([[len(piece)] for piece in pieces], np.int32)
-            tensors = [pb.Tensor("output_ids", ids), pb.Tensor("sequence_length", lengths)]
-        self._send(pb.InferenceResponse(output_tensors=tensors), final)
+            tensors = {"output_ids": ids, "sequence_length": lengths}
+        self.responder.send_tensors(tensors, final=final)
 
 
 def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
     """Return a ``TritonPythonModel`` of the installed backend ``tensorrtllm``."""
     from llmserve.errors import PluginError
-    from llmserve.registry import Registry
-    from llmserve.roles import Backend
+    from llmserve.plugin import Backend, Registry
 
     try:
         backend = Registry.load().get(Backend, "tensorrtllm")
