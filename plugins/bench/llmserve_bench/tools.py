@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from llmserve.client import ModelInfo, parse_url
+from llmserve.client import ModelInfo
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench.figures import distribution
 from llmserve_bench.prompts import Request
@@ -160,16 +160,13 @@ def _aiperf_arguments(
         payload = {"text_input": request.prompt, **request.options, **extra}
         sessions.append({"session_id": str(request.index), "payloads": [payload]})
     (folder / "inputs.json").write_text(json.dumps({"data": sessions}), encoding="utf-8")
-    address = parse_url(target.url)
-    # Triton's default ports are consecutive: HTTP, gRPC, metrics.
-    url = target.http_url or f"http://{address.host}:{address.port - 1}"
     tokenizer = target.tokenizer
     if tokenizer is None and target.repository is not None:
         tokenizer = target.repository / target.model / "1" / "tokenizer"
     if tokenizer is None or not tokenizer.is_dir():
         raise UsageError("AIPerf counts tokens itself", mend="name a tokenizer with --tokenizer")
     arguments = [
-        "profile", "-m", info.name, "-u", url, "--endpoint-type", "raw",
+        "profile", "-m", info.name, "-u", target.triton.http, "--endpoint-type", "raw",
         "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if streams else ''}",
         "--input-file", "inputs.json", "--custom-dataset-type", "inputs-json",
         "--extra-inputs", "response_field:text_output", "--tokenizer", str(tokenizer.absolute()),

@@ -73,11 +73,8 @@ class Observer:
         self._samples: list[tuple[float, Mapping[str, float]]] = []
         if target.api != "triton":
             return
-        address = parse_url(target.url)
-        # Triton's default ports are consecutive: HTTP, gRPC, metrics.
-        default = f"http://{address.host}:{address.port + 1}/metrics"
-        self.metrics_url = target.metrics_url or default
-        options = [("grpc.enable_http_proxy", 0)]
+        self.metrics_url = target.triton.metrics
+        options, address = [("grpc.enable_http_proxy", 0)], parse_url(target.url)
         self._client = InferenceServerClient(str(address), ssl=address.tls, channel_args=options)
         self._configs = self._read_configs(target.model)
 
