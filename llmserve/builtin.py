@@ -10,7 +10,7 @@ from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import OptionError
 from llmserve.hookspecs import hookimpl
 from llmserve.options import Option
-from llmserve.roles import Batching, Formatter, Tokenizer
+from llmserve.roles import Batching, Formatter, Tokenizer, ToolParser
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext
@@ -102,6 +102,13 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
             constrains_with=("llguidance",),
         )
     ]
+
+
+@hookimpl
+def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
+    from llmserve.client.tools.parsers import PARSERS
+
+    return PARSERS
 
 
 def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:

@@ -7,6 +7,8 @@ from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.ensemble import Assembly as Assembly
 from llmserve.builtin import DECOUPLED_OPTION as DECOUPLED_OPTION
+from llmserve.client.tools.parts import ToolPart as ToolPart
+from llmserve.client.tools.parts import ToolReader as ToolReader
 from llmserve.commands import lazy_command as lazy_command
 from llmserve.commands import section as section
 from llmserve.contract.address import Address as Address
@@ -48,5 +50,3 @@ from llmserve.roles import Tokenizer as Tokenizer
 from llmserve.roles import ToolParser as ToolParser
 from llmserve.runtime import contract as contract
 from llmserve.runtime.contract import Tensor as Tensor
-from llmserve.tools import ToolPart as ToolPart
-from llmserve.tools import ToolReader as ToolReader

@@ -12,12 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmserve.client.tools.parts import ToolReader
 from llmserve.contract.address import Address
 from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
 from llmserve.options import Option, Value
-from llmserve.tools import ToolReader
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext

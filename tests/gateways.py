@@ -72,7 +72,7 @@ class Triton:
 
 
 def request_via(
-    triton: Triton,
+    triton: Any,
     path: str,
     tracer: Any = None,
     settings: Settings | None = None,

@@ -8,3 +8,9 @@ from llmserve.client.results import Completion as Completion
 from llmserve.client.results import Piece as Piece
 from llmserve.client.results import ToolCall as ToolCall
 from llmserve.client.sync import Client as Client
+from llmserve.client.tools.calls import read_calls as read_calls
+from llmserve.client.tools.calls import stream_calls as stream_calls
+from llmserve.client.tools.formats import ToolFormats as ToolFormats
+from llmserve.client.tools.prompt import TOOLS_PLACE as TOOLS_PLACE
+from llmserve.client.tools.request import Tools as Tools
+from llmserve.client.tools.request import ToolsError as ToolsError

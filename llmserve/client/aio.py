@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import grpc
@@ -28,8 +29,9 @@ from llmserve.client.failures import (
 from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
 from llmserve.client.results import Completion, F, Piece, Prompt, Prompts, gather, parse, schema_of
-from llmserve.client.tool_prompt import needs_tools, takes_tools, with_tools_in_messages
-from llmserve.client.tools import Tools, apply_tools, read_calls
+from llmserve.client.tools.calls import read_calls
+from llmserve.client.tools.prompt import needs_tools
+from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.client.url import Endpoint
 from llmserve.errors import (
     ClientError,
@@ -40,7 +42,7 @@ from llmserve.errors import (
 )
 
 if TYPE_CHECKING:
-    from llmserve.roles import ToolParser
+    from llmserve.client.tools.formats import ToolFormats
 
 QUICK_SECONDS = 10.0
 """The timeout of requests that a server answers at once, if the caller sets none."""
@@ -122,14 +124,19 @@ class AsyncClient:
     """A client of one Triton for one event loop; cancelling a task cancels its request."""
 
     def __init__(
-        self, endpoint: Endpoint, *, timeout: Timeout = None, channel: AsyncChannel | None = None
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout: Timeout = None,
+        channel: AsyncChannel | None = None,
+        places_tools: bool = True,
     ) -> None:
         self._address = endpoint.address
         self._channel = channel or AsyncChannel(endpoint)
         self._timeout = timeout
         self._infos: dict[str, ModelInfo] = {}
         self._templates: dict[str, str | None] = {}
-        self._parsers: dict[str, ToolParser] = {}
+        self._places_tools = places_tools
         self._closed = False
         self._active: set[Exchange | Steps] = set()
         # Calls that end a sequence and are not done yet.
@@ -216,38 +223,22 @@ class AsyncClient:
     async def _generate(
         self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
     ) -> Completion | list[Completion]:
-        read = await self._reader(model, tools) if (tools := Tools.of(options)) else None
+        new_reader = None
+        if tools := Tools.of(options):
+            new_reader = await self._formats.readers(await self.model(model), tools)
         exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
         pieces = [piece async for piece in self._pieces(exchange, deadline)]
         answers = gather(pieces, 1 if isinstance(prompt, str) else len(prompt))
-        if read:
-            answers = [read(answer) for answer in answers]
+        if tools and new_reader:
+            answers = [read_calls(new_reader(), a, parallel=tools.parallel) for a in answers]
         return answers[0] if isinstance(prompt, str) else answers
 
-    async def _reader(self, model: str, tools: Tools) -> Callable[[Completion], Completion]:
-        """Return the function that reads tool calls in the format of the model's family."""
-        if tools.required:
-            return tools.read_required
-        if model not in self._parsers:
-            self._parsers[model] = await self._parser(model)
-        new_reader = self._parsers[model].reader
-        return lambda answer: read_calls(new_reader(tools.names), answer, parallel=tools.parallel)
+    @cached_property
+    def _formats(self) -> ToolFormats:
+        # Parsers are plugins; most requests need none.
+        from llmserve.client.tools.formats import ToolFormats
 
-    async def _parser(self, model: str) -> ToolParser:
-        """Choose the parser for a model by its chat template."""
-        from llmserve.packages import install_command
-        from llmserve.registry import Registry
-        from llmserve.roles import ToolParser
-
-        parsers = Registry.load().all(ToolParser)
-        if not parsers:
-            raise UsageError(
-                "no installed plugin can parse tool calls",
-                mend=f"{install_command('llmserve-gateway')}, or set tool_choice to required",
-            )
-        template = await self._template(model)
-        visible = template if takes_tools(await self.model(model), template) else None
-        return max(parsers, key=lambda parser: parser.suits(visible or ""))
+        return ToolFormats(self._template)
 
     async def _template(self, model: str) -> str | None:
         """Return a model's chat template, None if the model does not report it."""
@@ -260,19 +251,12 @@ class AsyncClient:
             self._templates[model] = template if isinstance(template, str) else None
         return self._templates[model]
 
-    def _forget_template(self, model: str) -> None:
-        self._templates.pop(model, None)
-        self._parsers.pop(model, None)
-
-    async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> Mapping[str, Any]:
+    async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> dict[str, Any]:
         """Return a request's options in the form that the model accepts."""
         tools, model_options = Tools.of(options), apply_tools(options)
         if tools is None and not needs_tools(options.get("messages")):
             return model_options
-        shows = "chat_template_kwargs" in info.inputs
-        if shows and takes_tools(info, await self._template(info.name)):
-            return model_options
-        return with_tools_in_messages(model_options, tools)
+        return await self._formats.place(info, model_options, tools)
 
     def _deadline(self, timeout: Timeout) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -298,7 +282,7 @@ class AsyncClient:
             if info.name != name:  # Triton reads a name up to its first NUL.
                 raise unknown_model(name, await self._states())
             self._infos[name] = info
-            self._forget_template(name)
+            self._templates.pop(name, None)
         return self._infos[name]
 
     async def _open(
@@ -307,7 +291,7 @@ class AsyncClient:
         deadline = self._deadline(timeout)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         info = await self._info(model, deadline)
-        model_options = await self._with_tools(info, options)
+        model_options = await self._with_tools(info, options) if self._places_tools else options
         return open_exchange(info, prompts, model_options, pieces=pieces), deadline
 
     async def _pieces(self, exchange: Exchange, deadline: Deadline) -> AsyncGenerator[Piece, None]:
@@ -388,7 +372,7 @@ class AsyncClient:
             if model:
                 # The model may have been rebuilt.
                 self._infos.pop(model, None)
-                self._forget_template(model)
+                self._templates.pop(model, None)
             raise await self._explain(error, self._target(model, deadline)) from None
 
     async def _explain(self, error: Exception, target: Target) -> ClientError:

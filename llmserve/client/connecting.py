@@ -48,10 +48,15 @@ def connect_async(
     headers: Mapping[str, str] | None = None,
     timeout: Timeout = None,
     connect_timeout: float = _CONNECT_SECONDS,
+    places_tools: bool = True,
 ) -> AsyncClient:
-    """Return a client for asyncio; the arguments are those of :func:`connect`."""
+    """Return a client for asyncio; the arguments are those of :func:`connect`.
+
+    Without ``places_tools`` it sends conversations as they are: the caller has placed their tools
+    and calls with its own :class:`ToolFormats`, and reads calls itself.
+    """
     from llmserve.client.aio import AsyncClient
     from llmserve.client.url import Endpoint
 
     endpoint = Endpoint(url, tls, root_certificates, headers, connect_timeout)
-    return AsyncClient(endpoint, timeout=timeout)
+    return AsyncClient(endpoint, timeout=timeout, places_tools=places_tools)

@@ -66,7 +66,7 @@ SERVER = {
         ("contract", set(), {*sys.stdlib_module_names}),
         ("runtime", {"lazy"}, OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
-        ("client", {"errors", "lazy", "packages", "registry", "roles", "tools"}, None),
+        ("client", {"errors", "lazy", "registry", "roles"}, None),
         ("server", SERVER, None),
     ],
 )

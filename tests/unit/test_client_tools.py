@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from llmserve.client import Completion
-from llmserve.client.tools import Tools, apply_tools
+from llmserve.client import Completion, connect
+from llmserve.client.tools.calls import read_calls
+from llmserve.client.tools.parsers import Json
+from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.errors import OptionError
+from tests.unit.scripted import CONFIG, Scripted
 
 CHAT = [{"role": "user", "content": "Hi"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {}}}}}
@@ -33,12 +36,26 @@ def test_a_required_call_is_a_call_unless_the_answer_was_cut() -> None:
     tools = Tools.of({"messages": CHAT, "tools": [ADD], "tool_choice": "required"})
     assert tools
     whole = Completion('[{"name": "add", "arguments": {"a": "é"}}]', "stop")
-    completion = tools.read_required(whole)
+    completion = read_calls(Json(tools.names), whole)
     (call,) = completion.tool_calls
     assert (call.index, call.name, call.arguments) == (0, "add", '{"a": "é"}')
     assert (completion.text, completion.finish_reason) == ("", "tool_calls")
     cut = Completion('[{"name": "a', "length")
-    assert tools.read_required(cut) == cut
+    assert read_calls(Json(tools.names), cut) == cut
+
+
+def test_the_template_is_asked_for_once(
+    scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = f'{CONFIG} input {{ name: "chat_template_kwargs" data_type: TYPE_STRING dims: [1] }}'
+    monkeypatch.setattr("tests.unit.scripted.CONFIG", config)
+    scripted.pieces = [json.dumps({"chat_template": "{{ tools }} <tool_call>"})]
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    with connect(url) as client:
+        for _ in range(2):
+            client.generate("m", messages=[*CHAT, call], tools=[ADD])
+    # The question about the template has no messages; then there are two requests.
+    assert scripted.messages == ["", *[json.dumps([*CHAT, call])] * 2]
 
 
 @pytest.mark.parametrize(

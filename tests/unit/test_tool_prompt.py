@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 from llmserve.client.model import ModelInfo, Tensor
-from llmserve.client.tool_prompt import (
-    needs_tools,
-    signature,
-    takes_tools,
-    with_tools_in_messages,
-)
-from llmserve.client.tools import Tools
+from llmserve.client.tools.formats import takes_tools
+from llmserve.client.tools.prompt import needs_tools, signature, with_tools_in_messages
+from llmserve.client.tools.request import Tools
 
 CITY = {"type": "string", "title": "City", "enum": ["Tokyo", "Paris"]}
 WEATHER = {

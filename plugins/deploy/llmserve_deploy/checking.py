@@ -1,4 +1,4 @@
-"""Offline checks of the written files, against the official schemas where there are any."""
+"""Offline checks of the written files, against the official schemas."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ import yaml
 from llmserve.errors import ConfigError, UsageError
 from llmserve.plugin import install_command
 from llmserve_deploy.pods import Data
-from llmserve_deploy.schemas import FILES, KINDS, SERVE, Schema
 
 COMPOSE_FILE = "compose.yaml"
+# Kinds that others than Kubernetes define; only the pods in them are checked.
+_FOREIGN = {
+    "InferencePool", "InferenceService", "Kustomization", "PodMonitor", "PrometheusRule",
+    "RayService", "ServingRuntime",
+}  # fmt: skip
 
 
 def check(out: Path, names: list[str]) -> None:
     """Raise an error for the first invalid file."""
-    validate = _validators()
+    validate = _validator()
     for name in names:
         path = out / name
         try:
@@ -30,8 +34,8 @@ def check(out: Path, names: list[str]) -> None:
             if path.name == COMPOSE_FILE:
                 _check_compose(path)
             elif path.suffix in (".yaml", ".json"):
-                for part, schema in _parts(path, content):
-                    validate(part, schema)
+                for part in _parts(path, content):
+                    validate(part)
         except (ValueError, OSError, yaml.YAMLError) as error:
             where = ".".join(str(step) for step in getattr(error, "path", ()))
             what = " ".join(str(error).split())
@@ -41,8 +45,8 @@ def check(out: Path, names: list[str]) -> None:
             ) from None
 
 
-def _validators() -> Callable[[Data, Schema | None], None]:
-    """Return a function that validates data against a schema, or Kubernetes' own for its kind."""
+def _validator() -> Callable[[Data], None]:
+    """Return a function that validates an object against Kubernetes' schema for its kind."""
     for name in ("jsonschema", "kubernetes_validate", "check_jsonschema"):
         if find_spec(name) is None:
             raise UsageError(
@@ -51,14 +55,9 @@ def _validators() -> Callable[[Data, Schema | None], None]:
     import jsonschema
     import kubernetes_validate
 
-    def validate(data: Data, schema: Schema | None) -> None:
+    def validate(data: Data) -> None:
         try:
-            if schema is not None:
-                jsonschema.Draft202012Validator(schema).validate(data)
-            else:
-                kubernetes_validate.validate(
-                    data, kubernetes_validate.latest_version(), strict=True
-                )
+            kubernetes_validate.validate(data, kubernetes_validate.latest_version(), strict=True)
         except (jsonschema.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
             invalid = ValueError(error.message)
             invalid.path = getattr(error, "absolute_path", ())  # type: ignore[attr-defined]
@@ -86,29 +85,27 @@ def _read(path: Path) -> Any:
     return yaml.safe_load(text) if path.suffix == ".yaml" else text
 
 
-def _parts(path: Path, content: Any) -> Iterator[tuple[Data, Schema | None]]:
-    """Yield the objects in a file, each with its schema; None means Kubernetes' own."""
+def _parts(path: Path, content: Any) -> Iterator[Data]:
+    """Yield the objects in a file that Kubernetes has a schema for."""
     if not isinstance(content, dict):
         raise ValueError("it is empty")
     kind = content.get("kind", "")
     base = path.parent.parent.parent / "base" / path.name
-    if kind not in KINDS and path.parent.parent.name == "overlays" and base.is_file():
-        yield merged(_read(base), content), None
-        return
-    yield content, KINDS.get(kind) if kind else FILES.get(path.name, {})
-    if kind == "ServingRuntime":
-        yield _pod(content["spec"], "containers", "volumes", "tolerations"), None
+    if kind and kind not in _FOREIGN:
+        is_patch = path.parent.parent.name == "overlays" and base.is_file()
+        yield merged(_read(base), content) if is_patch else content
+    elif kind == "ServingRuntime":
+        yield _pod(content["spec"], "containers", "volumes", "tolerations")
     elif kind == "InferenceService":
         pod = _pod(content["spec"]["predictor"], "automountServiceAccountToken", "securityContext",
                    "terminationGracePeriodSeconds", "topologySpreadConstraints")  # fmt: skip
         pod["spec"]["containers"] = [{"name": "none"}]
-        yield pod, None
+        yield pod
     elif kind == "RayService":
-        yield yaml.safe_load(content["spec"]["serveConfigV2"]), SERVE
         cluster = content["spec"]["rayClusterConfig"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             spec = group["template"]["spec"]
-            yield _pod(spec, *spec), None
+            yield _pod(spec, *spec)
     elif kind == "Kustomization":
         patches = content.get("patches", ())
         for name in [*content["resources"], *(patch["path"] for patch in patches)]:

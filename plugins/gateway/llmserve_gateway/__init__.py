@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmserve.plugin import Frontend, Place, ToolParser, hookimpl, lazy_command
+from llmserve.plugin import Frontend, Place, hookimpl, lazy_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,14 +53,6 @@ def llmserve_register_frontends() -> Sequence[Frontend]:
             default=True,
         )
     ]
-
-
-@hookimpl
-def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
-    """Register the parsers for the tool call formats of model families."""
-    from llmserve_gateway.tool_parsers import PARSERS
-
-    return PARSERS
 
 
 @hookimpl

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmserve.client import Completion, Piece, ToolCall
-from llmserve.client.tools import Tools
+from llmserve.client import Completion, Piece, ToolCall, Tools
 from llmserve_gateway.errors import ApiError, ContextError, bad_request
 from llmserve_gateway.fields import (
     Fields,

@@ -107,7 +107,7 @@ class Routes:
                 # Not the constraint of a required call, which is no part of the prompt.
                 options = replace(tools, choice="auto", named=None).options(options)
             info = await self._catalog.info(name)
-            options = await self._gateway.readers.place_tools(info, options, tools)
+            options = await self._gateway.tools.place(info, options, tools)
         elif not isinstance(prompt, str):
             raise bad_request("prompt must be a string, or send messages", "prompt")
         report = await self._inspect(request, key, ParsedRequest(name, options, [prompt or ""]))
@@ -135,7 +135,7 @@ class Routes:
         names = ("messages", "chat_template_kwargs")
         options = {name: parsed.options[name] for name in names if name in parsed.options}
         info = await self._catalog.info(parsed.model)
-        options = await self._gateway.readers.place_tools(info, options, parsed.tools)
+        options = await self._gateway.tools.place(info, options, parsed.tools)
         report = await self._inspect(request, key, ParsedRequest(parsed.model, options))
         return _json({"input_tokens": len(report["ids"])})
 

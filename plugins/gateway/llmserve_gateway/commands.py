@@ -131,7 +131,6 @@ def gateway(
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings
     from llmserve_gateway.serving import Listening, run
-    from llmserve_gateway.tool_readers import read_prompt
 
     for address in urls:
         parse_url(address)
@@ -152,6 +151,21 @@ def gateway(
         **options,
     )
     run(settings, listening, lambda address: click.echo(f"  openai   {address}", err=True))
+
+
+def read_prompt(path: Path) -> str:
+    """Read the text that explains tools to a model."""
+    from llmserve.client import TOOLS_PLACE
+    from llmserve.errors import UsageError
+
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--tool-prompt {path} cannot be read: {error}") from None
+    if TOOLS_PLACE not in text:
+        mend = f"write {TOOLS_PLACE} where the functions are to be listed"
+        raise UsageError(f"--tool-prompt {path} does not show the tools", mend=mend)
+    return text
 
 
 @click.group()

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from llmserve.client.tools import ToolsError
+from llmserve.client import ToolsError
 from llmserve.errors import (
     ClientError,
     LLMServeError,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmserve.client.tools import Tools
+from llmserve.client import Tools
 from llmserve_gateway.errors import bad_request
 
 MAX_ANSWERS = 128

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmserve.client import Completion, Piece
-from llmserve.client.tools import read_calls
+from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
 from llmserve.plugin import Address
 from llmserve.runtime.contract import FILL_CONTEXT
@@ -28,11 +27,10 @@ from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.replicas import Replicas
 from llmserve_gateway.reply import Reply, RequestRecord, Send, request_id
-from llmserve_gateway.tool_calls import CallStream
-from llmserve_gateway.tool_readers import ReaderFactory, Readers
 from llmserve_gateway.usage import Usage
 
 if TYPE_CHECKING:
+    from llmserve.plugin import ToolReader
     from llmserve_gateway.tracing import Trace, Tracer
 
 log = logging.getLogger("llmserve.gateway")
@@ -119,7 +117,7 @@ class _Exchange:
     writer: ResponseWriter
     reply: Reply
     timeout: float | None
-    new_reader: ReaderFactory | None
+    new_reader: Callable[[], ToolReader] | None
 
 
 class Gateway:
@@ -131,9 +129,15 @@ class Gateway:
         self.metrics = Metrics()
         self.keys = KeyRing(settings.keys) if settings.keys else None
         self.catalog = Catalog(lambda: self.client, settings.models, settings.supervisor)
-        self.readers = Readers(settings.tool_parsers, self.catalog, settings.tool_prompt)
+        self.tools = ToolFormats(
+            self.catalog.chat_template,
+            parsers=settings.tool_parsers,
+            prompt=settings.tool_prompt,
+            on_message=self._warn_of_message,
+        )
         self._client: Replicas | None = None
         self._warned_fields: set[str] = set()
+        self._warned_models: set[str] = set()
         self.tracer: Tracer | None = None
         if settings.collector:
             check_collector(settings.collector)
@@ -181,6 +185,16 @@ class Gateway:
             names = ", ".join(repr(name) for name in named)
             others = f" and {len(new) - len(named)} more" if len(new) > len(named) else ""
             log.warning("ignored unknown request fields: %s%s", names, others)
+
+    def _warn_of_message(self, model: str) -> None:
+        """Log, once for each model, that a message describes tools to it."""
+        if model not in self._warned_models:
+            self._warned_models.add(model)
+            log.warning(
+                "the chat template of %r has no place for tools: a message describes them "
+                "(--tool-prompt FILE sets its text)",
+                model,
+            )
 
     @asynccontextmanager
     async def admit(
@@ -251,7 +265,7 @@ class Gateway:
                 timeout = max(0.001, timeout - (record.admitted - record.arrived))
             info = await self.catalog.info(request.model)
             record.model = info.name
-            options = await self.readers.place_tools(info, request.options, request.tools)
+            options = await self.tools.place(info, request.options, request.tools)
             request = replace(request, options=options)
             if info.made_by_llmserve:
                 request.options["x-request-id"] = record.id
@@ -261,7 +275,7 @@ class Gateway:
                 request.options[INCLUDE_STOP] = True
             writer = dialect.new_writer(request, record.id)
             reply.error_event = writer.failure
-            new_reader = await self.readers.factory(info, request.tools) if request.tools else None
+            new_reader = await self.tools.readers(info, request.tools) if request.tools else None
             exchange = _Exchange(request, writer, reply, timeout, new_reader)
             with self.metrics.in_flight(info.name, writer.usage):
                 try:
@@ -321,7 +335,10 @@ class Gateway:
             for prompt, options in request.model_calls()
         ]
         pieces = answers[0] if len(answers) == 1 else _merged(answers)
-        return _with_calls(pieces, exchange.new_reader, request) if exchange.new_reader else pieces
+        if new_reader := exchange.new_reader:
+            count, parallel = request.answer_count, request.parallel_calls
+            return stream_calls(pieces, new_reader, count, parallel=parallel)
+        return pieces
 
     def timeout(self, headers: Mapping[str, str]) -> float | None:
         header = headers.get("x-request-timeout")
@@ -364,19 +381,6 @@ async def _merged(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _with_calls(
-    pieces: AsyncGenerator[Piece, None], new_reader: ReaderFactory, request: ParsedRequest
-) -> AsyncGenerator[Piece, None]:
-    parallel = request.parallel_calls
-    answers = [CallStream(new_reader(), parallel) for _ in range(request.answer_count)]
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield answers[piece.index].convert(piece)
-    for index, answer in enumerate(answers):
-        if not answer.ended:
-            yield answer.convert(Piece("", index, finish_reason="stop"))
 
 
 @asynccontextmanager

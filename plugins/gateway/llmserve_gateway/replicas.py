@@ -81,7 +81,7 @@ class Replicas:
     """Offers what a gateway needs of :class:`AsyncClient`; a request stays with its replica."""
 
     def __init__(self, tritons: Sequence[Address]) -> None:
-        self.all = [Replica(triton, connect_async(triton.grpc)) for triton in tritons]
+        self.all = [Replica(triton, _connect(triton.grpc)) for triton in tritons]
         self._readers: OrderedDict[bytes, set[Replica]] = OrderedDict()
         """The replicas that have read a block and all blocks before it; recent blocks are last."""
         self._canaries: set[asyncio.Future[None]] = set()
@@ -207,7 +207,7 @@ class Replicas:
     async def _canary(self, replica: Replica, model: str, *, unreachable: bool) -> bool:
         await asyncio.sleep(_RETRY_SECONDS)
         # A gRPC channel waits longer and longer before it reconnects.
-        client = connect_async(replica.url) if unreachable else replica.client
+        client = _connect(replica.url) if unreachable else replica.client
         try:
             await client.generate(model, "Hi", max_tokens=1, timeout=_CANARY_SECONDS)
         except LLMServeError as error:
@@ -221,6 +221,11 @@ class Replicas:
             self._old_clients.append(replica.client)
             replica.client = client
         return True
+
+
+def _connect(url: str) -> AsyncClient:
+    # The gateway has one place for the templates of all replicas.
+    return connect_async(url, places_tools=False)
 
 
 async def _gather(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -15,9 +15,12 @@ import pytest
 from llmserve.client import Completion
 from llmserve.client.model import ModelInfo
 from llmserve.errors import UsageError
+from llmserve.plugin import Address
+from llmserve_gateway.commands import read_prompt
 from llmserve_gateway.gateway import Settings
-from llmserve_gateway.tool_readers import read_prompt
+from llmserve_gateway.replicas import Replicas
 from tests.gateways import NO_TRITON, Triton, request_via
+from tests.unit.scripted import CONFIG, Scripted
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Tokyo"}}</tool_call>'
 PARAMETERS = {
@@ -157,6 +160,23 @@ def test_the_text_can_be_set_and_its_use_is_logged_once(caplog: pytest.LogCaptur
     (line,) = [record.getMessage() for record in caplog.records]
     assert "the chat template of 'm' has no place for tools" in line
     assert "--tool-prompt" in line
+
+
+def test_a_conversation_with_calls_asks_for_the_template_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kwargs = 'input { name: "chat_template_kwargs" data_type: TYPE_STRING dims: [1] }'
+    made = 'parameters { key: "llmserve.version" value { string_value: "0.1" } }'
+    monkeypatch.setattr("tests.unit.scripted.CONFIG", f"{CONFIG} {kwargs} {made}")
+    scripted = Scripted()
+    about = {"ids": [], "text": "", "context_length": 512, "chat_template": "{{ tools }}"}
+    scripted.pieces, scripted.reason = [json.dumps(about)], "stop"
+    path, body, name, answered = FRAMEWORKS["openai-agents, chat"]
+    request = {"model": "m", **body, name: [*body[name], *answered]}
+    with scripted.serving() as url:
+        for _ in range(2):
+            assert request_via(Replicas([Address(url)]), path, json=request).status_code == 200
+    assert [bool(messages) for messages in scripted.messages] == [False, True] * 2
 
 
 def test_a_text_that_lists_no_tools_is_refused(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_failed_replica_serves_again_after_it_answers_a_canary(
 
     async def go() -> None:
         _, _, group = await answer_of([GONE], ["b"])
-        connect: Callable[[str], Any] = lambda _: canaries.pop(0)  # noqa: E731
+        connect: Callable[[str], Any] = lambda _, **_options: canaries.pop(0)  # noqa: E731
         monkeypatch.setattr(replicas, "connect_async", connect)
         failed = group.all[0]
         assert not failed.serves("m")

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseErrorEvent
 
-from llmserve.client import Completion, Piece
+from llmserve.client import Completion, Piece, ToolsError
 from llmserve.client.results import Logprob
-from llmserve.client.tools import ToolsError
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,

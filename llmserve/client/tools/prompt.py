@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from llmserve.client.model import ModelInfo
-from llmserve.client.tools import Tools
+from llmserve.client.tools.request import Tools
 
-PLACE = "{tools}"
+TOOLS_PLACE = "{tools}"
 """Where a prompt lists the functions, each as a line with its signature."""
 _LIST = "You can call these functions:\n{tools}"
 # Most models that can call anything have seen this format, and it can follow other text.
@@ -21,11 +20,6 @@ _HOW = (
 # Deeper objects, and those that contain themselves, are not written out.
 _MAX_DEPTH = 5
 _MAX_LENGTH = 20_000
-
-
-def takes_tools(info: ModelInfo, template: str | None) -> bool:
-    """Return whether a model's chat template shows tools; an unknown template is trusted to."""
-    return "chat_template_kwargs" in info.inputs and (template is None or "tools" in template)
 
 
 def needs_tools(messages: Any) -> bool:
@@ -41,7 +35,7 @@ def with_tools_in_messages(
 ) -> dict[str, Any]:
     """Return a request's options with tools, earlier calls and their results as plain text.
 
-    ``prompt`` replaces the usual text that explains the tools; it contains :data:`PLACE`.
+    ``prompt`` replaces the usual text that explains the tools; it contains :data:`TOOLS_PLACE`.
     """
     messages = _plain(options.get("messages") or [])
     if tools:
@@ -54,7 +48,7 @@ def with_tools_in_messages(
 
 def _explain(tools: Tools, prompt: str) -> str:
     functions = [f for f in tools.functions if f["name"] in tools.names]
-    text = (prompt or _LIST).replace(PLACE, "\n".join(map(signature, functions)))
+    text = (prompt or _LIST).replace(TOOLS_PLACE, "\n".join(map(signature, functions)))
     if not tools.required:
         return text if prompt else f"{text}\n{_HOW}"
     # Nothing about the form: the answer is constrained to it.

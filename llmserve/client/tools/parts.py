@@ -1,8 +1,8 @@
-"""The output of tool call parsers, which frontends forward to their clients."""
+"""The output of tool call parsers, which the client and frontends assemble to calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -29,3 +29,7 @@ class ToolReader(Protocol):
 
     def end(self) -> Iterable[ToolPart]:
         """Return the remaining parts at the end of the answer."""
+
+
+NewReader = Callable[[], ToolReader]
+"""Makes a reader for each answer."""

@@ -1,25 +1,20 @@
-"""Tool calling: adds tools to the options of a request, and parses tool calls in answers."""
+"""The tools of a request: checked, and added to its options in the form that models accept."""
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
-import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmserve.client.results import Completion, ToolCall
 from llmserve.contract.options import FORMS
 from llmserve.errors import OptionError
-from llmserve.tools import ToolPart, ToolReader
 
 MAX_TOOLS = 128
 """The maximum number of tools in a request, and of tool calls in an answer."""
 _OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _NAME = re.compile(r"[\w.\-]{1,64}")
-_LETTERS = string.ascii_letters + string.digits
 # Calls are read by programs: white space would only cost tokens.
 _COMPACT = {"x-guidance": {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}}
 # A schema with one of these keywords may allow properties that "properties" does not list.
@@ -110,20 +105,6 @@ class Tools:
             model_options["json_schema"] = json.dumps({**self._schema(), **_COMPACT})
         return model_options
 
-    def read_required(self, answer: Completion) -> Completion:
-        """Read the calls of an answer that must be a call; a truncated answer stays text."""
-        try:
-            content = json.loads(answer.text)
-        except ValueError:
-            return answer
-        entries = [{"name": self.named, "arguments": content}] if self.named else content
-        calls = []
-        for index, call in enumerate(entries):
-            arguments = json.dumps(call["arguments"], ensure_ascii=False)
-            calls.append(ToolCall(index, arguments, new_id(), call["name"]))
-        reason = reason_with(calls, answer.finish_reason)
-        return replace(answer, text="", tool_calls=tuple(calls), finish_reason=reason)
-
     def _schema(self) -> Any:
         """Return the schema of a required call: the named function's arguments, or a call list."""
         schemas = {function["name"]: _parameters(function) for function in self.functions}
@@ -152,53 +133,11 @@ class Tools:
         }
 
 
-def apply_tools(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def apply_tools(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request's options in the form that models accept, with its tools if it has any."""
     if tools := Tools.of(options):
         return tools.options(options)
     return {name: value for name, value in options.items() if name not in _OPTIONS}
-
-
-def new_id() -> str:
-    # Mistral's templates accept only ids of nine such characters.
-    return "".join(secrets.choice(_LETTERS) for _ in range(9))
-
-
-def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True) -> Completion:
-    """Split a whole answer into text and tool calls; an unfinished call stays text."""
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    call_parts: list[ToolPart] = []
-
-    def keep_as_text() -> None:
-        texts.extend(part.source for part in call_parts)
-        call_parts.clear()
-
-    for part in (*reader.read(answer.text), *reader.end()):
-        if part.kind == "text":
-            keep_as_text()
-            texts.append(part.text)
-            continue
-        if part.kind == "name":
-            keep_as_text()
-        call_parts.append(part)
-        if part.kind == "end":
-            arguments = "".join(p.text for p in call_parts if p.kind == "arguments")
-            calls.append(ToolCall(len(calls), arguments, new_id(), call_parts[0].text))
-            call_parts.clear()
-    keep_as_text()
-    text = "".join(texts)
-    return replace(
-        answer,
-        text=text.rstrip() if calls else text,
-        finish_reason=reason_with(calls, answer.finish_reason),
-        tool_calls=tuple(calls if parallel else calls[:1]),
-    )
-
-
-def reason_with(calls: Any, reason: str | None) -> str | None:
-    """Return the finish reason of an answer with these calls."""
-    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _function(spec: Any, where: str, param: str) -> Mapping[str, Any]:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
-from llmserve.plugin import ToolParser, ToolPart
+from llmserve.client.tools.parts import ToolPart
+from llmserve.roles import ToolParser
 
 T = TypeVar("T")
 Parsing = Generator[None, None, T]
