@@ -18,12 +18,19 @@ from tritonclient.utils import deserialize_bytes_tensor
 
 from llmserve.client.model import ModelInfo, Tensor
 from llmserve.client.results import Logprob, Piece
-from llmserve.contract.options import ALIASES, OPTIONS
+from llmserve.contract.options import OPTIONS
 from llmserve.contract.tensors import LOGPROBS_OUTPUTS, MESSAGES, TEXT_FORMAT_OUTPUTS
 from llmserve.errors import ClientError, OptionError, UsageError
 
 Value = bool | int | float | str | list[Any]
 
+_OTHER_NAMES = {
+    name: tuple(other for other in (row.name, *row.aliases) if other != name)
+    for row in OPTIONS.values()
+    if row.aliases
+    for name in (row.name, *row.aliases)
+}
+_BY_METHOD = frozenset(row.name for row in OPTIONS.values() if row.set_by == "client")
 _AS_JSON = frozenset({MESSAGES.name, *(row.name for row in OPTIONS.values() if row.json)})
 QUEUE_TIMEOUT = "queue_timeout"
 """Seconds that a request may wait in the queue, not counting the time to answer it."""
@@ -35,7 +42,7 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
     """Drop options that are None and refuse impossible types; the server checks ranges."""
     checked: dict[str, Value] = {}
     for name, value in options.items():
-        if name in OPTIONS and OPTIONS[name].set_by == "client":
+        if name in _BY_METHOD:
             raise OptionError(f"{name} is not an option here", mend="call stream() or generate()")
         if name.startswith(("sequence_", "triton_")):
             raise OptionError(f"{name} is set by the client", mend="leave it out")
@@ -173,11 +180,9 @@ def build_request(
 
 def input_of(info: ModelInfo, option: str) -> Tensor | None:
     """Return the input for an option, by any name of it; None if the model has none."""
-    if option in info.inputs:
-        return info.inputs[option]
-    row = OPTIONS.get(ALIASES.get(option, option))
-    names = (row.name, *row.aliases) if row else ()
-    return next((info.inputs[name] for name in names if name in info.inputs), None)
+    if option in info.inputs or option not in _OTHER_NAMES:
+        return info.inputs.get(option)
+    return next((info.inputs[n] for n in _OTHER_NAMES[option] if n in info.inputs), None)
 
 
 def _text_shape(info: ModelInfo, rows: int) -> list[int]:

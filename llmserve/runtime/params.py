@@ -8,7 +8,6 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from llmserve.contract.options import BIASES, INT32, OPTIONS, RequestOption, RequestOptions
@@ -73,18 +72,24 @@ def _text(name: str, value: Any) -> str:
     return check_text(name, value)
 
 
-def _words(name: str, value: Any, maximum: int) -> tuple[str, ...]:
+def _words(maximum: int) -> Reader:
     """Read words: a list, or as a request parameter, which has no lists, JSON or a single word."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.startswith("[") else [value]
-        except (ValueError, RecursionError):
-            value = [value]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise invalid_value(name, f"takes a list of words, not {_quoted(value)}")
-    if len(value) > maximum or any(len(word) > _MAX_WORD_LENGTH for word in value):
-        raise invalid_value(name, f"takes at most {maximum} words of {_MAX_WORD_LENGTH} characters")
-    return tuple(check_text(name, word) for word in value if word)
+
+    def read(name: str, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value) if value.startswith("[") else [value]
+            except (ValueError, RecursionError):
+                value = [value]
+        if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+            raise invalid_value(name, f"takes a list of words, not {_quoted(value)}")
+        if len(value) > maximum or any(len(word) > _MAX_WORD_LENGTH for word in value):
+            raise invalid_value(
+                name, f"takes at most {maximum} words of {_MAX_WORD_LENGTH} characters"
+            )
+        return tuple(check_text(name, word) for word in value if word)
+
+    return read
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
@@ -96,15 +101,16 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(read(name, token) for token in ids)
 
 
-def _biases(name: str, value: Any, maximum: int) -> dict[int, float]:
-    biases = _from_json(name, value)
-    if not isinstance(biases, dict) or len(biases) > maximum:
-        raise invalid_value(
-            name,
-            f"takes a JSON object of at most {maximum} numbers by token ids, not {_quoted(value)}",
-        )
-    read_id, read_bias = whole_number(0, INT32), any_number(*BIASES)
-    return {read_id(name, token): read_bias(name, bias) for token, bias in biases.items()}
+def _biases(maximum: int) -> Reader:
+    def read(name: str, value: Any) -> dict[int, float]:
+        biases = _from_json(name, value)
+        if not isinstance(biases, dict) or len(biases) > maximum:
+            what = f"a JSON object of at most {maximum} numbers by token ids"
+            raise invalid_value(name, f"takes {what}, not {_quoted(value)}")
+        read_id, read_bias = whole_number(0, INT32), any_number(*BIASES)
+        return {read_id(name, token): read_bias(name, bias) for token, bias in biases.items()}
+
+    return read
 
 
 def _dict(name: str, value: Any) -> dict[str, Any]:
@@ -187,9 +193,9 @@ def _reader(row: RequestOption) -> Reader:
         "number": any_number(low, high, open_low=row.above),
         "flag": _boolean,
         "text": _text,
-        "words": partial(_words, maximum=int(high)),
+        "words": _words(int(high)),
         "ids": _ids,
-        "biases": partial(_biases, maximum=int(high)),
+        "biases": _biases(int(high)),
         "object": _dict,
     }
     return readers[row.kind]

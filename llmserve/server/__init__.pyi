@@ -1,4 +1,6 @@
 from llmserve.contract.address import Address as Address
+from llmserve.server.keep import health as health
+from llmserve.server.keep.keeper import Keeper as Keeper
 from llmserve.server.log import Progress as Progress
 from llmserve.server.server import Server as Server
 from llmserve.server.settings import Runtime as Runtime

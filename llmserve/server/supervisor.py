@@ -18,7 +18,8 @@ from typing import Any
 from llmserve.errors import ServerError
 from llmserve.server.control import listening
 from llmserve.server.frontend import RunningFrontend
-from llmserve.server.replica import CHECK_INTERVAL, Replica
+from llmserve.server.keep.keeper import Keeper
+from llmserve.server.keep.kept import CHECK_INTERVAL
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
 from llmserve.server.states import best_of
@@ -40,13 +41,13 @@ class Supervisor:
     notify: Notify = lambda _: None
     control: Path | None = None
     """The control socket, on which this takes over."""
-    _replicas: list[Replica] = field(default_factory=list)
+    _keepers: list[Keeper] = field(default_factory=list)
     _frontends: list[WatchedFrontend] = field(default_factory=list)
 
     @property
     def went_wrong(self) -> bool:
         """Whether anything has ended that should not have, so that the logs are worth reading."""
-        replicas = any(replica.went_wrong for replica in self._replicas)
+        replicas = any(keeper.kept.went_wrong for keeper in self._keepers)
         return replicas or any(frontend.went_wrong for frontend in self._frontends)
 
     def run(self) -> None:
@@ -59,8 +60,8 @@ class Supervisor:
     async def _run(self) -> None:
         self._end, self._second_signal = asyncio.Event(), asyncio.Event()
         self._changing = asyncio.Lock()
-        self._replicas = [
-            Replica(settings, server, self._notify_of(number))
+        self._keepers = [
+            Keeper(settings, server, self._notify_of(number))
             for number, (settings, server) in enumerate(
                 zip(self.settings, self.servers, strict=True), start=1
             )
@@ -95,16 +96,16 @@ class Supervisor:
     def _check(self, now: float) -> None:
         for frontend in self._frontends:
             frontend.check(now)
-        for replica in self._replicas:
-            replica.check(now)
-        if all(replica.failed for replica in self._replicas):
+        for keeper in self._keepers:
+            keeper.check(now)
+        if all(keeper.kept.failed for keeper in self._keepers):
             self._give_up()
 
     def _give_up(self) -> None:
-        reasons = {reason for replica in self._replicas for reason in replica.why_it_failed()}
-        for replica in self._replicas:
-            replica.print_last_lines()
-        logs = ", ".join(str(replica.server.log_file) for replica in self._replicas)
+        reasons = {why for keeper in self._keepers for why in keeper.kept.why_it_failed()}
+        for keeper in self._keepers:
+            keeper.print_last_lines()
+        logs = ", ".join(str(keeper.kept.server.log_file) for keeper in self._keepers)
         raise ServerError(
             f"nothing is left to serve ({'; '.join(sorted(reasons))})", mend=f"see {logs}"
         )
@@ -123,16 +124,16 @@ class Supervisor:
         if do in ("reload", "unload"):
             # One change at a time, and one replica after another: the others answer meanwhile.
             async with self._changing:
-                for replica in self._replicas:
-                    if not replica.given_up:
-                        await (replica.reload(name) if do == "reload" else replica.unload(name))
+                for keeper in self._keepers:
+                    if not keeper.kept.given_up:
+                        await (keeper.reload(name) if do == "reload" else keeper.unload(name))
         elif do != "status":
             raise ServerError("the request is none of status, reload and unload")
         return self._status()
 
     def _status(self) -> dict[str, Any]:
         frontends = [{**watch.report(), "url": watch.running.url} for watch in self._frontends]
-        replicas = [replica.status() for replica in self._replicas]
+        replicas = [keeper.kept.status() for keeper in self._keepers]
         common = {
             "pid": os.getpid(),
             "repository": str(self.settings[0].repository.resolve()),
@@ -169,10 +170,10 @@ class Supervisor:
         self._end.set()
         for task in self._requests:
             task.cancel()
-        await asyncio.gather(*(replica.settle() for replica in self._replicas))
+        await asyncio.gather(*(keeper.settle() for keeper in self._keepers))
         extra = _END_MARGIN if grace else 0.0
         stops = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._frontends)
         await asyncio.gather(*stops)
         left = max(_END_MARGIN, deadline - time.monotonic()) if grace else 0.0
-        stops = (asyncio.to_thread(r.server.stop, grace=left) for r in self._replicas)
+        stops = (asyncio.to_thread(k.kept.server.stop, grace=left) for k in self._keepers)
         await asyncio.gather(*stops)

@@ -16,7 +16,8 @@ import pytest
 
 from llmserve.server import Server, start
 from llmserve.server.guard import ZOMBIE, state_of
-from llmserve.server.replica import CHECK_INTERVAL, Replica
+from llmserve.server.keep.keeper import Keeper
+from llmserve.server.keep.kept import CHECK_INTERVAL
 from llmserve.server.stubs import Stubs
 from tests.live.servers import TIMEOUT, WORDS, eventually, figure, repository, settings
 
@@ -30,13 +31,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 async def supervise(server: Server, folder: Path, lines: list[str]) -> None:
     """Supervise the server until its model has been restarted."""
-    replica = Replica(settings(folder, renewable=True), server, lines.append)
+    keeper = Keeper(settings(folder, renewable=True), server, lines.append)
     deadline = time.monotonic() + TIMEOUT
     while "words: ready" not in lines:
         assert time.monotonic() < deadline, lines
-        replica.check(time.monotonic())
+        keeper.check(time.monotonic())
         await asyncio.sleep(CHECK_INTERVAL)
-    await replica.settle()
+    await keeper.settle()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import ClientError
+from llmserve.server import health
 from llmserve.server.guard import state_of
 from tests.live.servers import (
     CRASHES,
@@ -178,6 +179,22 @@ def test_status_reports_the_models(serve: Serving) -> None:
     assert "words" in output
     assert "openai" in output
     assert run("status", "--url", "127.0.0.1:1").returncode == 4
+
+
+def test_an_idle_model_gets_one_canary_per_interval(serve: Serving) -> None:
+    """The supervisor sends it, and the frontend asks the supervisor."""
+
+    def answered() -> int:
+        with urllib.request.urlopen(f"http://{serve.http}/v2/models/words/stats") as page:
+            return int(json.load(page)["model_stats"][0]["inference_stats"]["success"]["count"])
+
+    before, began = eventually(answered), time.monotonic()
+    intervals = 3
+    eventually(lambda: answered() >= before + intervals, TIMEOUT)
+    assert time.monotonic() - began > (intervals - 1) * health.INTERVAL
+    time.sleep(health.INTERVAL)
+    most = (time.monotonic() - began) / health.INTERVAL + 1
+    assert answered() <= before + most
 
 
 def test_a_frontend_that_is_killed_comes_back(serve: Serving) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmserve.client import Completion, Piece, ToolCall, Tools
+from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway.errors import ApiError, ContextError, bad_request
 from llmserve_gateway.fields import (
     Fields,
@@ -39,7 +40,7 @@ def read_messages_request(content: Mapping[str, Any], *, count_only: bool = Fals
     if (system := fields.take("system")) is not None:
         messages.insert(0, {"role": "system", "content": read_text(system, "system")})
     options = read_sampling(fields, "stop_sequences", max_temperature=1)
-    options["max_tokens"] = fields.number("max_tokens", int, 1)
+    options["max_tokens"] = fields.option(OPTIONS["max_tokens"])
     if options["max_tokens"] is None and not count_only:
         raise bad_request("max_tokens must be an integer of at least 1", "max_tokens")
     # A model that may think but need not is what every model here is.

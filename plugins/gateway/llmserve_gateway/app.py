@@ -18,6 +18,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llmserve.errors import LLMServeError
+from llmserve.runtime.contract import OPTIONS
 from llmserve_gateway import anthropic, responses
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.document import make_document
@@ -102,7 +103,7 @@ class Routes:
             raise bad_request("send prompt or messages, not both", "prompt")
         if messages is not None:
             options["messages"] = read_messages(messages)
-            options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
+            options["chat_template_kwargs"] = fields.option(OPTIONS["chat_template_kwargs"])
             if tools := read_tools(fields, options["messages"]):
                 # Not the constraint of a required call, which is no part of the prompt.
                 options = replace(tools, choice="auto", named=None).options(options)
@@ -249,7 +250,7 @@ class Routes:
         offered = await self._offered(key)
         if len(offered) == 1 and fields.take("model") in (None, offered[0]):
             return offered[0]
-        name = fields.text("model")
+        name: str = fields.text("model")
         self._gateway.check_model(key, name)
         return name
 

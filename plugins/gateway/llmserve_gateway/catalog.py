@@ -1,4 +1,8 @@
-"""The models on offer and their health: each idle model is asked for a token regularly."""
+"""The models on offer and their health.
+
+The `serve` that has started this gateway asks its models, and this gateway asks it. Without one, it
+asks each idle model for a token itself.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +22,55 @@ from llmserve.errors import (
     RequestRejectedError,
     ServerError,
 )
+from llmserve.server import health
 from llmserve.server.control import ask
-from llmserve_gateway.errors import ApiError, from_llmserve, has_died
+from llmserve_gateway.errors import ApiError
 from llmserve_gateway.replicas import Replicas, is_replica_failure
 
-CANARY_SECONDS = 30.0
-"""How long a model may take for one token."""
+_INSPECT_SECONDS = 30.0
+"""How long a model may take to report on a prompt."""
 _QUICK_SECONDS = 5.0
 _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
-_MAX_MISSES = 2
-_SERVING = ("ready", "suspect")
 _OPTIONAL = ("chat_template", "longest_prompt")
 """What models of older versions do not report about prompts."""
 
 
 @dataclass
-class Health:
-    """The health of a model: when it last answered, and how often it has failed since."""
+class Health(health.Watch):
+    """The state of a model as its answers show it; it is loaded again without notice."""
 
-    answered: float = 0.0
-    misses: int = 0
-    why: str = ""
+    state: health.State = health.State.READY
+    answers: int = 0
     description: dict[str, Any] | None = field(default=None, repr=False)
+    described: object = None
+    """Of which process the description is, as far as `serve` says."""
 
-    @property
-    def ready(self) -> bool:
-        return self.misses < _MAX_MISSES
+    def answered(self, now: float) -> None:
+        super().answered(now)
+        if not self.alive:
+            self.loaded(now)
 
-    def miss(self, why: str, *, certain: bool = False) -> None:
-        self.misses = _MAX_MISSES if certain else self.misses + 1
-        self.why = why
+
+class _Heard:
+    """The answers to the gateway's requests, all that it knows of models that it does not ask."""
+
+    def __init__(self, models: Mapping[str, Health]) -> None:
+        self._models = models
+
+    async def answers(self) -> Mapping[str, int]:
+        return {name: model.answers for name, model in self._models.items()}
+
+    def seconds(self) -> Mapping[str, float]:
+        return {}
+
+    def loads(self, name: str) -> int:
+        del name
+        return 0
+
+    def has_processes(self, name: str) -> bool:
+        del name
+        return False
 
 
 class Catalog:
@@ -63,18 +85,22 @@ class Catalog:
         self._client = client
         self._named = named
         self._supervisor = supervisor
-        self._health: dict[str, Health] = {}
-        self._asked: dict[str, asyncio.Future[None]] = {}
-        """The models that are describing themselves."""
+        self._models: dict[str, Health] = {}
+        self._describing: dict[str, asyncio.Future[None]] = {}
+        self._asked: list[Health] = []
+        """The models that this gateway asks for a token at the moment."""
+        self._monitor = health.Monitor(
+            client, lambda: self._asked, _Heard(self._models), slow=health.SLOW_UNSEEN, strict=True
+        )
 
     @property
     def observed(self) -> list[str]:
         """The models whose health has been observed."""
-        return list(self._health)
+        return list(self._models)
 
     def is_observed(self, name: str) -> bool:
         """Return whether a model of this name has been seen, so that it is not just a word."""
-        return name in self._health
+        return name in self._models
 
     async def offered(self, *, refresh: bool = False) -> list[ModelInfo]:
         """Return the loaded models with text input and output that are not part of another."""
@@ -134,7 +160,7 @@ class Catalog:
         if not info.made_by_llmserve:
             raise unsupported
         answer = await self._client().generate(
-            name, prompt, prompt_only=True, max_tokens=1, timeout=CANARY_SECONDS, **options
+            name, prompt, prompt_only=True, max_tokens=1, timeout=_INSPECT_SECONDS, **options
         )
         try:
             report = json.loads(answer.text)
@@ -161,22 +187,22 @@ class Catalog:
 
     async def _description(self, name: str) -> dict[str, Any]:
         """Return what a model reports about itself; :meth:`watch` keeps it up to date."""
-        health = self.health(name)
-        if health.description is None:
-            if (asked := self._asked.get(name)) is None:
+        model = self.health(name)
+        if model.description is None:
+            if (asked := self._describing.get(name)) is None:
                 # Who asks meanwhile waits for the same answer, even if this request is cancelled.
-                asked = self._asked[name] = asyncio.ensure_future(self._describe(name))
-                asked.add_done_callback(lambda _: self._asked.pop(name))
+                asked = self._describing[name] = asyncio.ensure_future(self._describe(name))
+                asked.add_done_callback(lambda _: self._describing.pop(name))
             await asyncio.shield(asked)
-        return health.description or {}
+        return model.description or {}
 
-    async def _describe(self, name: str) -> None:
+    async def _describe(self, name: str, process: object = None) -> None:
         with suppress(LLMServeError, asyncio.TimeoutError):
             try:
                 report = await asyncio.wait_for(self.inspect_prompt(name), _QUICK_SECONDS)
             except (RequestRejectedError, ApiError):
                 report = {}
-            self.health(name).description = report
+            self.health(name).description, self.health(name).described = report, process
 
     async def by_model(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the values of models or their parts, keyed by the models."""
@@ -190,42 +216,46 @@ class Catalog:
     # Health
 
     def health(self, name: str) -> Health:
-        return self._health.setdefault(name, Health())
+        return self._models.setdefault(name, Health(name))
 
     def record_answer(self, name: str) -> None:
-        health = self.health(name)
-        health.answered, health.misses = time.monotonic(), 0
+        model = self.health(name)
+        model.answers += 1
+        model.answered(time.monotonic())
 
     def record_failure(self, name: str, error: LLMServeError) -> None:
         if is_replica_failure(error) and self._client().is_available(name):
             return  # Other replicas serve the model.
-        if from_llmserve(error).status >= 500:
-            self.health(name).miss(str(error), certain=has_died(str(error)))
+        found, now = health.finding(error), time.monotonic()
+        if found is health.Finding.DIED:
+            self.health(name).died(now, str(error))
+        elif found is not health.Finding.REFUSED:
+            self.health(name).missed(now, str(error))
 
     async def watch(self, interval: float) -> None:
-        """Repeatedly ask each model for a token, unless it has answered other requests.
+        """Repeatedly check the models, and refresh the descriptions of those that may be rebuilt.
 
-        The descriptions of models are refreshed too, because a model may have been rebuilt.
+        Only those are asked for a token that no `serve` asks, or that have failed a request here.
         """
         while True:
             with suppress(LLMServeError):
-                names = [info.name for info in await self.offered(refresh=True)]
-                now = time.monotonic()
-                idle = [name for name in names if now - self.health(name).answered >= interval]
-                described = [name for name in names if self.health(name).description is not None]
-                await asyncio.gather(*map(self._canary, idle), *map(self._describe, described))
+                await self._check()
             await asyncio.sleep(interval)
 
-    async def _canary(self, name: str) -> None:
-        sent = time.monotonic()
-        try:
-            await self._client().generate(name, "Hi", max_tokens=1, timeout=CANARY_SECONDS)
-        except LLMServeError as error:
-            # A refusal is an answer too, and a model that is only busy has answered others since.
-            if self.health(name).answered < sent and from_llmserve(error).status >= 500:
-                self.record_failure(name, error)
-                return
-        self.record_answer(name)
+    async def _check(self) -> None:
+        names = [info.name for info in await self.offered(refresh=True)]
+        reports = {report["name"]: report for report in await self.supervised()}
+        models = [self.health(name) for name in names]
+        self._asked = [
+            m for m in models if m.name not in reports or m.state is not health.State.READY
+        ]
+        processes = {name: _process(reports.get(name)) for name in names}
+        outdated = [
+            self._describe(model.name, processes[model.name])
+            for model in models
+            if model.description is not None and model.described != processes[model.name]
+        ]
+        await asyncio.gather(self._monitor.check(), *outdated)
 
     async def supervised(self) -> list[dict[str, Any]]:
         """Return the model states from ``serve``, if it started this gateway.
@@ -246,7 +276,7 @@ class Catalog:
         return {
             model["name"]: f"{model['state']}: {model['why']}"
             for model in await self.supervised()
-            if model["state"] not in _SERVING
+            if not health.is_alive(model["state"])
         }
 
     async def state(self) -> dict[str, Any]:
@@ -258,11 +288,11 @@ class Catalog:
         down = await self._down()
         models: dict[str, dict[str, Any]] = {}
         for info in offered:
-            health = self.health(info.name)
+            model = self.health(info.name)
             reasons = [down[name] for name in (info.name, *info.parts) if name in down]
-            models[info.name] = {"ready": health.ready and not reasons}
+            models[info.name] = {"ready": model.alive and not reasons}
             if not models[info.name]["ready"]:
-                models[info.name]["why"] = reasons[0] if reasons else health.why
+                models[info.name]["why"] = reasons[0] if reasons else model.why
         for name in self._named:
             why = "the model is not loaded, or has no text input and output"
             models.setdefault(name, {"ready": False, "why": why})
@@ -273,3 +303,8 @@ class Catalog:
         if not models:
             state["why"] = "no model is loaded"
         return state
+
+
+def _process(report: Mapping[str, Any] | None) -> object:
+    """Return which process answers, by the report of `serve`; if there is none, always another."""
+    return object() if report is None else (report["restarts"], report.get("loads"))

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.client import Tools
+from llmserve.runtime.contract import BIASES, OPTIONS, RequestOption
 from llmserve_gateway.errors import bad_request
 
 MAX_ANSWERS = 128
-MAX_STOP_WORDS = 4
-INCLUDE_STOP = "include_stop_str_in_output"
-_MAX_BIASES = 1024
+_SAMPLING = tuple(row for row in OPTIONS.values() if row.api and row.group != "forms")
+# The names of output constraints in vLLM's API, and those of the tensor contract.
+_CONSTRAINTS = {row.api: row.name for row in OPTIONS.values() if row.api and row.group == "forms"}
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
           "tool": "tool", "function": "tool"}  # fmt: skip
@@ -125,8 +126,10 @@ class Fields:
             self._schemas[name] = schema
         return self._remaining.pop(name, None)
 
-    def text(self, name: str) -> str:
-        value = self.take(name)
+    def text(self, name: str, *, required: bool = True) -> Any:
+        value = self.take(name, type="string")
+        if value is None and not required:
+            return None
         if not isinstance(value, str) or not value:
             raise bad_request(f"{name} must be a non-empty string", name)
         try:
@@ -151,9 +154,12 @@ class Fields:
         above: bool = False,
     ) -> Any:
         """Take a number of at least ``low``, or greater than ``low`` if ``above`` is set."""
-        bounds = {"exclusiveMinimum" if above else "minimum": low}
-        bounds |= {} if high == math.inf else {"maximum": high}
-        value = self.take(name, type="integer" if kind is int else "number", **bounds)
+        schema: dict[str, Any] = {}
+        if self._schemas is not None:
+            schema["type"] = "integer" if kind is int else "number"
+            schema["exclusiveMinimum" if above else "minimum"] = low
+            schema |= {} if high == math.inf else {"maximum": high}
+        value = self.take(name, **schema)
         if value is None:
             return None
         is_number = isinstance(value, (int, float) if kind is float else int)
@@ -176,7 +182,7 @@ class Fields:
             raise bad_request(f"{name} must be an object", name)
         return value
 
-    def texts(self, name: str, max_count: int = MAX_STOP_WORDS) -> list[str] | None:
+    def texts(self, name: str, max_count: int) -> list[str] | None:
         array = {"type": "array", "maxItems": max_count, "items": {"type": "string"}}
         value = self.take(name, anyOf=[{"type": "string"}, array, {"type": "null"}])
         if value is None:
@@ -187,6 +193,35 @@ class Fields:
         if len(words) > max_count:
             raise bad_request(f"{name} accepts at most {max_count} strings", name)
         return [word for word in words if word] or None
+
+    def option(
+        self,
+        row: RequestOption,
+        name: str | None = None,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> Any:
+        """Take an option of the model, by another name and with other limits if the API has them.
+
+        Values that are the default are None, for models that do not know the option.
+        """
+        name = name or row.api or row.name
+        if self._schemas is None and name not in self._remaining:
+            return None
+        lowest, highest = row.api_range or (row.low, row.high)
+        low, high = lowest if low is None else low, highest if high is None else high
+        if row.kind in ("whole", "number"):
+            kind: type[int] | type[float] = int if row.kind == "whole" else float
+            return self.number(name, kind, low, high, above=row.above)
+        if row.kind == "flag":
+            return self.boolean(name) or None
+        if row.kind == "text":
+            return self.text(name, required=False)
+        if row.kind == "words":
+            return self.texts(name, int(high))
+        value = self.mapping(name)
+        return (_biases(name, value, int(high)) if row.kind == "biases" else value) or None
 
     def refuse(self, why: str, *names: str) -> None:
         """Refuse fields that ask for something unsupported."""
@@ -199,44 +234,28 @@ class Fields:
 
 
 def read_sampling(fields: Fields, stop: str = "stop", max_temperature: float = 2) -> dict[str, Any]:
-    """Take the sampling fields, and return them under the names of the tensor contract."""
-    options: dict[str, Any] = {
-        "temperature": fields.number("temperature", float, 0, max_temperature),
-        "top_p": fields.number("top_p", float, 0, 1, above=True),
-        "top_k": fields.number("top_k", int, -1),
-        "min_p": fields.number("min_p", float, 0, 1),
-        "presence_penalty": fields.number("presence_penalty", float, -2, 2),
-        "frequency_penalty": fields.number("frequency_penalty", float, -2, 2),
-        "repetition_penalty": fields.number("repetition_penalty", float, 0),
-        "seed": fields.number("seed", int, 0, 2**63 - 1),
-        "min_tokens": fields.number("min_tokens", int, 0),
-        "ignore_eos": fields.boolean("ignore_eos") or None,
-        "stop_words": fields.texts(stop),
-        INCLUDE_STOP: fields.boolean(INCLUDE_STOP) or None,
-        "logit_bias": _biases(fields.mapping("logit_bias")) or None,
+    """Take the options that the API has, and return them under the names of the tensor contract."""
+    names, limits = {"stop_words": stop}, {"temperature": max_temperature}
+    options = {
+        row.name: fields.option(row, names.get(row.name), high=limits.get(row.name))
+        for row in _SAMPLING
     }
     if options["top_k"] is not None and options["top_k"] <= 0:
         options["top_k"] = None  # In vLLM's API this means all tokens.
     return options
 
 
-def _biases(logit_bias: dict[str, Any]) -> dict[str, float]:
+def _biases(name: str, biases: dict[str, Any], most: int) -> dict[str, float]:
+    low, high = BIASES
+
     def is_valid(token: str, bias: Any) -> bool:
         is_number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
-        return token.isascii() and token.isdecimal() and is_number and -100 <= bias <= 100
+        return token.isascii() and token.isdecimal() and is_number and low <= bias <= high
 
-    if len(logit_bias) > _MAX_BIASES or not all(map(is_valid, logit_bias, logit_bias.values())):
-        raise bad_request(
-            "logit_bias must map token ids to numbers from -100 to 100, "
-            f"at most {_MAX_BIASES} of them",
-            "logit_bias",
-        )
-    return logit_bias
-
-
-# vLLM's names of output constraints, and those of the tensor contract.
-_CONSTRAINTS = {"json": "json_schema", "json_object": "json_object", "choice": "choice",
-                "regex": "regex", "grammar": "grammar"}  # fmt: skip
+    if len(biases) > most or not all(map(is_valid, biases, biases.values())):
+        what = f"{name} must map token ids to numbers from {low} to {high}, at most {most} of them"
+        raise bad_request(what, name)
+    return biases
 
 
 def read_tools(fields: Fields, messages: Any) -> Tools | None:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
 from llmserve.errors import LLMServeError, RequestCancelledError
 from llmserve.plugin import Address
-from llmserve.runtime.contract import FILL_CONTEXT
+from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, check_fits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.errors import ApiError, from_llmserve
-from llmserve_gateway.fields import INCLUDE_STOP, ParsedRequest
+from llmserve_gateway.fields import ParsedRequest
 from llmserve_gateway.keys import Key, KeyRing
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.replicas import Replicas
@@ -271,8 +271,8 @@ class Gateway:
                 request.options["x-request-id"] = record.id
                 if "max_tokens" not in request.options:
                     request.options[FILL_CONTEXT] = True
-            if request.report_stop_word and INCLUDE_STOP in info.inputs:
-                request.options[INCLUDE_STOP] = True
+            if request.report_stop_word and INCLUDE_STOP.name in info.inputs:
+                request.options[INCLUDE_STOP.name] = True
             writer = dialect.new_writer(request, record.id)
             reply.error_event = writer.failure
             new_reader = await self.tools.readers(info, request.tools) if request.tools else None
@@ -314,7 +314,7 @@ class Gateway:
         health = self.catalog.health(record.model)
         async with aclosing(self._pieces(exchange)) as pieces:
             async for piece in pieces:
-                health.answered = time.monotonic()
+                health.answers += 1
                 if record.first_output is None:
                     # Not earlier: until the model generates something, an error can set the status.
                     record.first_output = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmserve.runtime.contract import INT32, OPTIONS
 from llmserve_gateway.errors import bad_request
 from llmserve_gateway.fields import (
     MAX_ANSWERS,
@@ -17,19 +18,20 @@ from llmserve_gateway.fields import (
     without_none,
 )
 
-_MAX_LOGPROBS = 20
-_TOKEN_IDS = range(2**31)
+_LOGPROBS, _MAX_TOKENS = OPTIONS["logprobs"], OPTIONS["max_tokens"]
+_TEMPLATE = OPTIONS["chat_template_kwargs"]
+_TOKEN_IDS = range(INT32 + 1)
 
 
 def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
     messages = read_messages(fields.take("messages"))
     options, sent = _sampling(fields)
-    max_completion_tokens = fields.number("max_completion_tokens", int, 1)
-    max_tokens = fields.number("max_tokens", int, 1)
+    max_completion_tokens = fields.option(_MAX_TOKENS, "max_completion_tokens")
+    max_tokens = fields.option(_MAX_TOKENS)
     options["max_tokens"] = max_tokens if max_completion_tokens is None else max_completion_tokens
     wants_logprobs = fields.boolean("logprobs")
-    top_logprobs = fields.number("top_logprobs", int, 0, _MAX_LOGPROBS)
+    top_logprobs = fields.option(_LOGPROBS, "top_logprobs")
     if top_logprobs is not None and not wants_logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     if wants_logprobs:
@@ -44,7 +46,7 @@ def read_chat(content: Mapping[str, Any]) -> ParsedRequest:
         raise bad_request(f"modalities: only text output is supported, not {modalities!r:.80}",
                           "modalities")  # fmt: skip
     options["messages"] = messages
-    options["chat_template_kwargs"] = fields.mapping("chat_template_kwargs") or None
+    options["chat_template_kwargs"] = fields.option(_TEMPLATE)
     if tools := read_tools(fields, messages):
         options = tools.options(without_none(options))
     return _parsed(fields, options, [""], logprobs=wants_logprobs, tools=tools, sent=sent)
@@ -54,10 +56,10 @@ def read_completion(content: Mapping[str, Any]) -> ParsedRequest:
     fields = Fields(content)
     prompts = read_prompts(fields.take("prompt"))
     options, sent = _sampling(fields)
-    top_logprobs = fields.number("logprobs", int, 0, _MAX_LOGPROBS)
+    top_logprobs = fields.option(_LOGPROBS)
     echo = fields.boolean("echo")
     # A client that only wants the log-probabilities of a text asks for zero new tokens.
-    max_tokens = fields.number("max_tokens", int, 0 if echo else 1)
+    max_tokens = fields.option(_MAX_TOKENS, low=0 if echo else None)
     options["max_tokens"] = max_tokens or (1 if max_tokens == 0 else None)
     options["logprobs"] = top_logprobs
     if echo:

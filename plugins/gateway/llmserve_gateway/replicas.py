@@ -22,11 +22,10 @@ from llmserve.client.model import ModelInfo
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
-    RequestTimeoutError,
     UnreachableError,
 )
 from llmserve.plugin import Address
-from llmserve_gateway.errors import has_died
+from llmserve.server import health
 
 _BLOCK = 256
 """Bytes, about sixty tokens: a long system prompt groups its chats, a short one spreads them."""
@@ -35,8 +34,6 @@ _MAX_REMEMBERED = 1 << 16
 _SLACK = 2
 _SLACK_SHARE = 1 / 4
 """To keep a prefix, a replica may have this many requests, or this part, more than others."""
-_RETRY_SECONDS = 0.5
-_CANARY_SECONDS = 5.0
 _GATHER_SECONDS = 1.0
 _ALL = ""
 
@@ -205,14 +202,13 @@ class Replicas:
             replica.excluded.discard(_ALL if unreachable else model)
 
     async def _canary(self, replica: Replica, model: str, *, unreachable: bool) -> bool:
-        await asyncio.sleep(_RETRY_SECONDS)
+        await asyncio.sleep(health.BACK_EVERY)
         # A gRPC channel waits longer and longer before it reconnects.
         client = _connect(replica.url) if unreachable else replica.client
         try:
-            await client.generate(model, "Hi", max_tokens=1, timeout=_CANARY_SECONDS)
+            await health.ask_for_token(client, model, health.BACK_WITHIN)
         except LLMServeError as error:
-            # A replica that refuses a request is alive.
-            if is_replica_failure(error) or isinstance(error, RequestTimeoutError):
+            if health.finding(error) in (health.Finding.DIED, health.Finding.SILENT):
                 if unreachable:
                     await client.close()
                 return False
@@ -247,7 +243,7 @@ async def _gather(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def is_replica_failure(error: LLMServeError) -> bool:
     """Return whether the replica failed, rather than the request."""
     unavailable = isinstance(error, (UnreachableError, ModelNotReadyError))
-    return unavailable or has_died(error.problem)
+    return unavailable or health.finding(error) is health.Finding.DIED
 
 
 def blocks(model: str, prompt: str, options: Mapping[str, Any]) -> list[bytes]:

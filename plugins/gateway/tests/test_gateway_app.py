@@ -479,7 +479,7 @@ def test_one_ready_model_is_enough_unless_all_are_required() -> None:
     async def go(dead: str, *named: str) -> list[int]:
         app = make_app(Settings(NO_TRITON, models=named))
         app.state.gateway._client = Two()
-        app.state.gateway.catalog.health(dead).miss("it has died", certain=True)
+        app.state.gateway.catalog.health(dead).died(0.0, "it has died")
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             paths = ("/readyz", "/readyz?all", "/readyz/a", "/readyz/b", "/readyz/c")

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmserve.client import Completion, Piece
 from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
 from llmserve.plugin import Address
+from llmserve.server import health
 from llmserve_gateway import replicas
 from llmserve_gateway.replicas import Replicas, _Request, blocks
 from llmserve_gateway.triton_metrics import join_pages
@@ -152,7 +153,7 @@ def test_a_failed_replica_serves_again_after_it_answers_a_canary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     canaries = [Scripted(GONE), Scripted("it", " lives")]
-    monkeypatch.setattr(replicas, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(health, "BACK_EVERY", 0.001)
 
     async def go() -> None:
         _, _, group = await answer_of([GONE], ["b"])

@@ -5,14 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from llmserve.client import Completion
+from llmserve.errors import UnreachableError
 from llmserve.server.control import listening
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.replicas import Replicas
+from tests import gateways
 
 DEAD_MODEL = {"name": "m", "state": "restarting", "why": "its process has died", "restarts": 1}
+
+
+class Triton(gateways.Triton):
+    fails = False
+
+    async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+        answer = await super().generate(name, prompt, **options)
+        if self.fails:
+            raise UnreachableError("nobody answers")
+        return answer
+
+    def is_available(self, name: str) -> bool:
+        return False
 
 
 async def report_status(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,3 +54,85 @@ def test_it_learns_which_models_are_dead_and_reports_them(tmp_path: Path) -> Non
     assert b'llmserve_model_ready{model_name="m"} 0.0' in metrics.text()
     assert b'llmserve_model_restarts{model_name="m"} 1.0' in metrics.text()
     assert asyncio.run(Catalog(unused_client).supervised()) == []
+
+
+def test_serve_asks_an_idle_model_and_the_gateway_only_one_that_has_failed_here(
+    tmp_path: Path,
+) -> None:
+    """Under `serve`, a model gets one canary per interval, and not another of the gateway."""
+    triton, rounds = Triton(), 0
+
+    async def report(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal rounds
+        rounds += 1
+        return {"models": [{**DEAD_MODEL, "state": "ready"}]}
+
+    async def watched(catalog: Catalog, requests: int) -> None:
+        watching = asyncio.ensure_future(catalog.watch(0.001))
+        until = rounds + 20
+        while rounds < until or len(triton.requests) < requests:
+            await asyncio.sleep(0.001)
+        watching.cancel()
+
+    async def go() -> list[int]:
+        counts = []
+        catalog = Catalog(lambda: cast(Any, triton), supervisor=tmp_path / "sock")
+        async with listening(tmp_path / "sock", report):
+            await watched(catalog, 0)
+            counts.append(len(triton.requests))
+            triton.fails = True
+            catalog.record_failure("m", UnreachableError("nobody answers"))
+            await watched(catalog, 1)
+            assert not (await catalog.state())["ready"]
+            triton.fails = False
+            await watched(catalog, len(triton.requests) + 1)
+            assert (await catalog.state())["ready"]
+            answered = len(triton.requests)
+            await watched(catalog, 0)
+            counts.append(len(triton.requests) - answered)
+        return counts
+
+    assert asyncio.run(go()) == [0, 0]
+
+
+def test_without_serve_the_gateway_asks_every_idle_model() -> None:
+    triton = Triton()
+
+    async def go() -> None:
+        catalog = Catalog(lambda: cast(Any, triton))
+        watching = asyncio.ensure_future(catalog.watch(0.001))
+        while len(triton.requests) < 3:
+            await asyncio.sleep(0.001)
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def test_a_description_is_asked_for_again_once_serve_has_loaded_the_model_again(
+    tmp_path: Path,
+) -> None:
+    model = {**DEAD_MODEL, "state": "ready", "loads": 1}
+    triton, rounds = Triton(), 0
+
+    async def report(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal rounds
+        rounds += 1
+        return {"models": [model]}
+
+    async def go() -> list[int]:
+        counts = []
+        catalog = Catalog(lambda: cast(Any, triton), supervisor=tmp_path / "sock")
+        async with listening(tmp_path / "sock", report):
+            await catalog.chat_template("m")
+            watching = asyncio.ensure_future(catalog.watch(0.001))
+            for loads in (1, 2):
+                model["loads"] = loads
+                until = rounds + 20
+                while rounds < until:
+                    await asyncio.sleep(0.001)
+                counts.append(len(triton.requests))
+            watching.cancel()
+        return counts
+
+    # When it was first asked, the gateway had not yet heard which process answers.
+    assert asyncio.run(go()) == [2, 3]

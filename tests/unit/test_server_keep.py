@@ -1,4 +1,4 @@
-"""A replica, whose Triton does what the test says: in an order that a real one rarely has."""
+"""A keeper, whose Triton does what the test says: in an order that a real one rarely has."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from llmserve.errors import LLMServeError, ServerError
-from llmserve.server import ServerSettings, replica
-from llmserve.server.replica import Replica
+from llmserve.server import ServerSettings
+from llmserve.server.keep import orders, restart
+from llmserve.server.keep.keeper import Keeper
 from llmserve.server.settings import Ports
 from llmserve.server.stubs import Stubs
 from llmserve.server.supervisor import Supervisor
@@ -67,8 +68,8 @@ def restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ServerSett
         all_settings.append(settings)
         return Triton(tmp_path / "log", *settings.names())
 
-    monkeypatch.setattr(replica, "start", start)
-    monkeypatch.setattr(replica, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(restart, "start", start)
+    monkeypatch.setattr(orders, "CHECK_INTERVAL", 0.01)
     return all_settings
 
 
@@ -81,12 +82,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def supervised(folder: Path, triton: Any, lines: list[str] | None = None) -> Replica:
+def supervised(folder: Path, triton: Any, lines: list[str] | None = None) -> Keeper:
     settings = ServerSettings(folder / "repo", renewable=True)
-    return Replica(settings, triton, (lines if lines is not None else []).append)
+    return Keeper(settings, triton, (lines if lines is not None else []).append)
 
 
-async def until(one: Replica, done: Callable[[], Any]) -> None:
+async def until(one: Keeper, done: Callable[[], Any]) -> None:
     """Supervise it until something is so."""
     deadline = time.monotonic() + 10
     while not done():
@@ -95,7 +96,7 @@ async def until(one: Replica, done: Callable[[], Any]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def outcome(one: Replica, name: str) -> str:
+async def outcome(one: Keeper, name: str) -> str:
     """Unload a model while it is supervised, and return the error."""
     request = asyncio.create_task(one.unload(name))
     await until(one, request.done)
@@ -116,7 +117,7 @@ def test_a_model_of_a_triton_that_ends_meanwhile_is_not_unloaded(
         one.check(time.monotonic())
         triton.code = 1
         assert await outcome(one, "a") == "Triton is restarting: wait until it is ready"
-        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        await until(one, lambda: restarts and one.kept.status()["state"] == "ready")
         assert restarts[0].models == ("a", "b")
         assert await outcome(one, "a") == "", "it can be unloaded then"
         await one.settle()
@@ -127,7 +128,7 @@ def test_a_model_of_a_triton_that_ends_meanwhile_is_not_unloaded(
 def test_a_triton_that_does_not_unload_a_model_is_restarted_without_it(
     folder: Path, restarts: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "_UNLOAD_BEGINS", 0.1)
+    monkeypatch.setattr(orders, "_UNLOAD_BEGINS", 0.1)
     triton = Triton(folder / "log", "a", "b")
     triton.obeys = False
     lines: list[str] = []
@@ -165,12 +166,12 @@ def test_a_user_may_unload_all_that_answers(folder: Path, restarts: list[ServerS
     async def scenario() -> None:
         one = supervised(folder, triton)
         assert await outcome(one, "a") == ""
-        assert not one.failed
+        assert not one.kept.failed
         assert await outcome(one, "b") == ""
         triton.code = 1
-        await until(one, lambda: restarts and one.status()["state"] == "ready")
+        await until(one, lambda: restarts and one.kept.status()["state"] == "ready")
         assert restarts[0].names() == []
-        assert not one.failed
+        assert not one.kept.failed
         await one.settle()
 
     asyncio.run(scenario())
@@ -179,8 +180,8 @@ def test_a_user_may_unload_all_that_answers(folder: Path, restarts: list[ServerS
 def test_if_all_models_have_failed_nothing_is_left_to_answer(folder: Path) -> None:
     async def scenario() -> None:
         one = supervised(folder, Triton(folder / "log", a="no weights"))
-        assert one.failed
-        assert one.why_it_failed() == {"a: no weights"}
+        assert one.kept.failed
+        assert one.kept.why_it_failed() == {"a: no weights"}
         await one.settle()
 
     asyncio.run(scenario())
@@ -195,7 +196,7 @@ def test_a_server_that_has_loaded_goes_on_without_its_socket(
     gone = folder / "no folder" / "serve.sock"
     server = Supervisor([settings], [triton], notify=lines.append, control=gone)
     # What it would have waited for: it checks once, then its user stops it.
-    monkeypatch.setattr(Replica, "check", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Keeper, "check", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     server.run()
     assert lines[0].startswith(
         "note: `llmserve reload` and others cannot reach this server: [Errno"

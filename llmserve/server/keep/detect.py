@@ -1,0 +1,91 @@
+"""Detects what has ended or failed, from processes and from Triton's log."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from llmserve.server.keep.kept import Kept, KeptModel
+from llmserve.server.launch import POLL
+from llmserve.server.states import State, Watch
+
+_HOPELESS = re.compile(r"(?:ModuleNotFound|Import|FileNotFound|Syntax)Error\b")
+"""Why a model fails to load as often as it is tried, until someone mends it."""
+_RELOAD_BEGINS = 15.0 + POLL
+"""Seconds after which a Triton that has not begun to reload a model is stuck."""
+_LAST_WORDS = 2.0
+"""Seconds before an end in which a line of the log may explain it."""
+_DEATH_REPORTED = 3.0
+"""Seconds for Triton to report the death of a process that was loading a model."""
+
+
+class Detector:
+    """Moves the states of a Triton and its models to what has happened.
+
+    ``give_up`` is called with a model that has failed to load, which Triton would try again.
+    """
+
+    def __init__(self, kept: Kept, give_up: Callable[[KeptModel], None]) -> None:
+        self._kept = kept
+        self._give_up = give_up
+
+    def check(self, now: float) -> None:
+        kept = self._kept
+        ended = kept.server.wait(0) is not None
+        kept.log.read()
+        if ended:
+            kept.lost(now, f"Triton ended: {kept.server.process.why_it_ended()}")
+            self._quote_log(kept.triton)
+        elif kept.triton.alive:
+            self._check_models(now)
+
+    def _check_models(self, now: float) -> None:
+        kept = self._kept
+        loading = kept.log.progress(0).loading
+        for name, how in kept.stubs.poll(loading).items():
+            if name in kept.models:
+                kept.models[name].died_at, kept.models[name].how = now, how
+        kept.stubs.kill_given_up(loading, now)
+        for model in kept.models.values():
+            if not kept.triton.alive:
+                return
+            model.check_folder(kept.folder(model.name), now)
+            if model.alive and model.died_at is not None:
+                model.died(now, f"its process has died: {model.how}")
+                self._quote_log(model)
+                model.died_at = None
+            elif model.state is State.LOADING:
+                self._check_loading(model, now)
+
+    def _check_loading(self, model: KeptModel, now: float) -> None:
+        kept = self._kept
+        if kept.log.loads[model.name] > model.loads:
+            model.died_at, model.served = None, True
+            model.loaded(now)
+            kept.emptied = False
+        elif why := kept.log.failures.get(model.name):
+            if model.served and not _HOPELESS.match(why):
+                model.died(now, f"it failed to load: {why}")
+            else:
+                model.failed(now, f"it failed to load: {why}")
+            self._give_up(model)
+        elif model.died_at is not None and now - model.died_at > _DEATH_REPORTED:
+            # Triton 2.51 waits for it forever, and loads nothing else meanwhile.
+            model.died_at = None
+            model.died(now, f"its process died while it was loading: {model.how}")
+            kept.lost(now, f"Triton waits for {model.name}", fault=False)
+        elif now - model.since > _RELOAD_BEGINS and not kept.log.progress(0).loading:
+            if model.served:
+                kept.lost(now, f"Triton does not load {model.name}")
+            else:
+                # A new model is not worth the cost of a restart for the others.
+                model.failed(now, "Triton does not begin to load it")
+
+    def _quote_log(self, ended: Watch) -> None:
+        """Report the line of the log that explains what has just ended, if there is one.
+
+        It is no part of the state: clients may see that, and the line may be about a request.
+        """
+        if words := self._kept.log.last_words(time.monotonic() - _LAST_WORDS):
+            self._kept.notify(f"{ended.name}: the log says: {words}")

@@ -1,0 +1,157 @@
+"""Whether models answer: what counts as a death, as silence and as slow, for whoever asks.
+
+How much silence and how many deaths are allowed is in :mod:`llmserve.server.states`. ``serve`` asks
+the models of its Tritons, and its frontends ask ``serve``; a gateway without a ``serve`` asks with
+the same :class:`Monitor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any, Protocol
+
+from llmserve.errors import LLMServeError, RequestRejectedError, UsageError
+from llmserve.server.states import State as State
+from llmserve.server.states import Watch as Watch
+
+INTERVAL = 5.0
+"""Seconds between two checks; a model that was idle since the last is asked for a token."""
+SLOW = 10.0
+"""Seconds after which a model that does not compute either is silent."""
+SLOW_UNSEEN = 30.0
+"""The same for who cannot see whether it computes: for others, perhaps."""
+BACK_EVERY, BACK_WITHIN = 0.5, 5.0
+"""How often a Triton that has failed a request is asked whether it is back, and for how long."""
+_BUSY = 0.05
+"""A model whose processes use this share of the time is working, even if it answers nothing yet."""
+
+
+class Finding(Enum):
+    """What the failure of a request says of the model."""
+
+    REFUSED = "it is alive: it has read the request"
+    FAILED = "it is alive, but failed"
+    SILENT = "it does not answer, or nobody does for it"
+    DIED = "its process has died, says Triton"
+
+
+def finding(error: LLMServeError) -> Finding:
+    if "has died" in error.problem:
+        return Finding.DIED
+    if isinstance(error, RequestRejectedError):
+        return Finding.REFUSED
+    return Finding.REFUSED if isinstance(error, UsageError) else Finding.SILENT
+
+
+class Client(Protocol):
+    """What a monitor needs of :class:`llmserve.client.AsyncClient`."""
+
+    async def model(self, name: str) -> Any: ...
+    async def generate(
+        self, model: str, prompt: str = "", *, timeout: float | None = None, **options: Any
+    ) -> Any: ...
+
+
+def is_alive(state: str) -> bool:
+    """Return whether a model or server that reports this state serves requests."""
+    return Watch("", state=State(state)).alive
+
+
+async def ask_for_token(client: Client, model: str, timeout: float) -> None:
+    """Ask a model for a token; raise what prevents the answer."""
+    await client.generate(model, "a", max_tokens=1, timeout=timeout)
+
+
+class Evidence(Protocol):
+    """What shows that a model is alive without asking it."""
+
+    async def answers(self) -> Mapping[str, int]:
+        """Return how many requests each model has answered."""
+
+    def seconds(self) -> Mapping[str, float]:
+        """Return the processor time that each model has used, if that can be seen."""
+
+    def loads(self, name: str) -> int:
+        """Return a number that is another one once a model's process has been replaced."""
+
+    def has_processes(self, name: str) -> bool:
+        """Return whether all processes of a model are seen to run."""
+
+
+class Monitor:
+    """Asks the ``models`` that have been idle for a token, and keeps their states.
+
+    With ``strict``, a model that fails the request is silent. Otherwise it is alive: restarted, it
+    might fail it again. ``end_hung`` is called with the name of one that has been silent too often.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[], Client],
+        models: Callable[[], Iterable[Watch]],
+        evidence: Evidence,
+        *,
+        slow: float,
+        strict: bool = False,
+        end_hung: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._client = client
+        self._models = models
+        self._evidence = evidence
+        self._slow = slow
+        self._alive = (Finding.REFUSED,) if strict else (Finding.REFUSED, Finding.FAILED)
+        self._end_hung = end_hung
+        self._checked_at = 0.0
+        self._answers: Mapping[str, int] = {}
+        self._seconds: Mapping[str, float] = {}
+
+    async def check(self) -> None:
+        answers, seconds = await self._evidence.answers(), self._evidence.seconds()
+        canaries = []
+        for model in self._models():
+            if self._has_worked(model.name, answers, seconds):
+                model.answered(time.monotonic())
+            else:
+                canaries.append(self._send_canary(model))
+        await asyncio.gather(*canaries)
+        self._answers = await self._evidence.answers()
+        self._seconds = self._evidence.seconds()
+        self._checked_at = time.monotonic()
+
+    def _has_worked(
+        self, name: str, answers: Mapping[str, int], seconds: Mapping[str, float]
+    ) -> bool:
+        """Return whether a model has answered or computed since the last check."""
+        used = seconds.get(name, 0.0) - self._seconds.get(name, 0.0)
+        busy = self._checked_at and used > _BUSY * (time.monotonic() - self._checked_at)
+        return bool(busy) or answers.get(name, -1) > self._answers.get(name, -1) >= 0
+
+    async def _send_canary(self, model: Watch) -> None:
+        name, client = model.name, self._client()
+        loads = self._evidence.loads(name)
+        try:
+            info = await client.model(name)
+            if "text_input" not in info.inputs or "text_output" not in info.outputs:
+                return
+            await ask_for_token(client, name, self._slow)
+        except LLMServeError as error:
+            found, why = finding(error), error.problem
+            if found is Finding.DIED:
+                if not self._evidence.has_processes(name):
+                    # Certain, unless the answer is about a process that has been replaced since.
+                    if model.alive and self._evidence.loads(name) == loads:
+                        model.died(time.monotonic(), "its process has died")
+                    return
+                # Triton says the same of one that only hangs.
+                why = "its process does not respond"
+            if found not in self._alive:
+                answers = await self._evidence.answers()
+                if not self._has_worked(name, answers, self._evidence.seconds()):
+                    model.missed(time.monotonic(), why)
+                    if not model.alive:
+                        self._end_hung(name)
+                    return
+        model.answered(time.monotonic())

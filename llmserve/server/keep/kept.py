@@ -1,0 +1,133 @@
+"""What is known of one Triton and of its models; the other modules here read and change it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmserve.repository.manifest import parts_of
+from llmserve.server.log import ServerLog
+from llmserve.server.server import Server
+from llmserve.server.settings import ServerSettings
+from llmserve.server.states import State, Watch
+
+CHECK_INTERVAL = 0.25
+"""Seconds between two checks."""
+_GONE = 2.0
+"""Seconds after which a missing folder is not one that a build is replacing."""
+
+
+@dataclass
+class KeptModel(Watch):
+    """A model, with its count of loads at the last load request."""
+
+    loads: int = 0
+    served: bool = False
+    """Whether this Triton has loaded it at least once."""
+    died_at: float | None = None
+    how: str = ""
+    """What ended its process."""
+    parts: tuple[str, ...] = ()
+    gone_since: float | None = None
+    """When its folder was first seen to be missing."""
+    note: str = ""
+
+    def check_folder(self, folder: Path, now: float) -> None:
+        """Report a folder that was deleted or renamed; Triton itself does not notice."""
+        if folder.is_dir():
+            self.gone_since, self.note = None, ""
+        elif self.gone_since is None:
+            self.gone_since = now
+        elif now - self.gone_since > _GONE and not self.note:
+            self.note = f"{folder} is gone: llmserve unload {self.name}, or build it again"
+            self.notify(f"{self.name}: {self.note}")
+
+    def report(self) -> dict[str, Any]:
+        return {**super().report(), **({"note": self.note} if self.note else {})}
+
+
+@dataclass
+class Kept:
+    """A server that was started with ``settings``, and the states of it and of its models."""
+
+    settings: ServerSettings
+    server: Server
+    notify: Callable[[str], None]
+    stopping: bool = False
+    emptied: bool = False
+    """Whether a user has unloaded the last model that could answer: that is no failure."""
+    models: dict[str, KeptModel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.take_over(self.server)
+        self.triton = Watch("triton", self.notify, State.READY, since=time.monotonic())
+        for name, state in self.server.models().items():
+            if state == "READY":
+                self.models[name] = self.watched(name, State.READY)
+        for name, why in self.server.failures.items():
+            self.models[name] = replace(self.watched(name, State.FAILED), why=why)
+
+    def take_over(self, server: Server) -> None:
+        self.server = server
+        self.log = ServerLog(server.log_file)
+        self.stubs = server.stubs
+
+    def watched(self, name: str, state: State) -> KeptModel:
+        return KeptModel(
+            name,
+            self.notify,
+            state,
+            since=time.monotonic(),
+            loads=self.log.loads[name],
+            served=state is State.READY,
+            parts=tuple(parts_of(self.settings.repository, name)),
+        )
+
+    def folder(self, name: str) -> Path:
+        return self.settings.repository / name
+
+    def lost(self, now: float, why: str, *, fault: bool = True) -> None:
+        """Have Triton restarted with all models that have not failed."""
+        if fault:
+            self.triton.died(now, why)
+        else:
+            self.triton.interrupted(now, why)
+        for model in self.models.values():
+            model.interrupted(now, why)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its Triton is no longer restarted."""
+        return self.triton.state is State.FAILED
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing that could answer is left here."""
+        models = [model.state is State.FAILED for model in self.models.values()]
+        return self.given_up or (bool(models) and all(models) and not self.emptied)
+
+    def why_it_failed(self) -> set[str]:
+        """Return what has died too often, and why."""
+        watches = [self.triton, *self.models.values()]
+        return {f"{w.name}: {w.why}" for w in watches if w.state is State.FAILED and w.why}
+
+    @property
+    def went_wrong(self) -> bool:
+        return any(watch.went_wrong for watch in (self.triton, *self.models.values()))
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "url": self.server.grpc_url,
+            "http": self.server.http_url,
+            "runtime": self.server.runtime,
+            "log": str(self.server.log_file),
+            "state": self.triton.state.value,
+            "restarts": self.triton.restarts,
+            "models": [
+                {**model.report(), "loads": self.log.loads[model.name]}
+                for model in self.models.values()
+            ],
+        }

@@ -1,0 +1,150 @@
+"""What users ask for while a Triton runs: to load, to reload and to unload models."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from functools import partial
+
+from llmserve.errors import ServerError
+from llmserve.names import near
+from llmserve.repository.manifest import model_folders, parts_of
+from llmserve.server.keep.kept import CHECK_INTERVAL, Kept
+from llmserve.server.keep.reload import Reloader
+from llmserve.server.states import State
+
+_UNLOAD_BEGINS = 60.0
+"""Seconds after which a Triton that loads nothing and has not unloaded a model is stuck."""
+
+
+class Orders:
+    """Carries out one order at a time, beside the checks that go on meanwhile."""
+
+    def __init__(self, kept: Kept, reloader: Reloader) -> None:
+        self._kept = kept
+        self._reloader = reloader
+
+    async def reload(self, name: str) -> None:
+        """Load or reload a model; the old one answers until the new one is loaded."""
+        kept, repository = self._kept, self._kept.settings.repository
+        names = [path.name for path in model_folders(repository)]
+        # An existing path is not enough: an empty name, or a dot, is the repository itself.
+        if name not in names:
+            raise ServerError(f"no model {name!r} in {repository}", mend=near(name, names))
+        if not kept.server.renewable:
+            raise ServerError("this Triton cannot reload a model", mend="stop and start it")
+        self._require_triton()
+        await self._check_files(name)
+        parts = (*parts_of(repository, name), name)
+        for part in parts:
+            if part not in kept.models:
+                kept.models[part] = kept.watched(part, State.LOADING)
+        kept.models[name].parts = parts[:-1]
+        loads_before = {part: kept.log.loads[part] for part in parts}
+        for part in parts:
+            kept.models[part].load_requested(time.monotonic())
+        self._reloader.reload(kept.models[name])
+        while not all(kept.log.loads[part] > before for part, before in loads_before.items()):
+            await asyncio.sleep(CHECK_INTERVAL)
+            self._refuse_failed(parts)
+
+    async def _check_files(self, name: str) -> None:
+        """Refuse a model whose configuration cannot be read.
+
+        Triton does not report that, and would be restarted for nothing, which would also interrupt
+        the other models.
+        """
+        from llmserve.repository.check import check_repository
+
+        settings = self._kept.settings
+        here = settings.runtime == "embedded"
+        check = partial(check_repository, models=[name], quick=True, served_here=here)
+        for problem in await asyncio.to_thread(check, settings.repository):
+            if problem.fatal:
+                raise ServerError(str(problem))
+
+    def _refuse_failed(self, parts: Iterable[str]) -> None:
+        kept = self._kept
+        for part in parts:
+            if why := kept.log.failures.get(part):
+                if kept.models[part].alive:
+                    self._reloader.give_up(kept.models[part])
+                raise ServerError(
+                    f"model {part!r} failed to load: {why}",
+                    mend="its previous version, if any, keeps running",
+                )
+            if kept.models[part].state is State.FAILED:
+                raise ServerError(f"model {part!r}: {kept.models[part].why}")
+        if not kept.triton.alive or kept.stopping:
+            raise _ended()
+
+    async def unload(self, name: str) -> None:
+        """Unload a model and its parts; it finishes its requests in flight."""
+        kept = self._kept
+        if name not in kept.models:
+            raise ServerError(f"no model {name!r} is served", mend=near(name, kept.models))
+        for owner in kept.models.values():
+            if name in owner.parts:
+                raise ServerError(f"{name} is a part of {owner.name}", mend=f"unload {owner.name}")
+        if not kept.server.renewable:
+            raise ServerError("this Triton cannot unload a model", mend="stop it")
+        self._require_triton()
+        # The model before its parts.
+        names = (name, *kept.models[name].parts)
+        server = kept.server
+        # Triton 2.51 waits forever for a process whose files go while it starts. It also loads a
+        # model again whenever it cannot read another one.
+        while kept.triton.alive and not {*names}.isdisjoint(kept.log.progress(0).loading):
+            await asyncio.sleep(CHECK_INTERVAL)
+        if kept.server is not server:
+            # The next Triton loads the model: it was chosen before this could drop it.
+            raise _restarting()
+        self._require_triton()
+        for each in names:
+            # Forgotten before its process ends.
+            kept.models.pop(each, None)
+        kept.emptied = all(model.state is State.FAILED for model in kept.models.values())
+        for each in names:
+            server.drop(each)
+        await self._wait_until_gone(name, names)
+
+    async def _wait_until_gone(self, name: str, names: Iterable[str]) -> None:
+        kept = self._kept
+        server, since = kept.server, time.monotonic()
+        while not kept.stopping and not kept.given_up:
+            if kept.server is not server:
+                # It was started without the model.
+                server, since = kept.server, time.monotonic()
+            if kept.triton.alive and kept.log.stuck:
+                kept.lost(time.monotonic(), f"Triton waits for {name}", fault=False)
+            elif kept.triton.alive and not await asyncio.to_thread(self._may_answer, names):
+                kept.notify(f"{name}: unloaded")
+                return
+            elif self._does_not_unload(since):
+                kept.lost(time.monotonic(), f"Triton does not unload {name}")
+            await asyncio.sleep(CHECK_INTERVAL)
+        raise _ended()
+
+    def _require_triton(self) -> None:
+        if not self._kept.triton.alive:
+            raise _restarting()
+
+    def _does_not_unload(self, since: float) -> bool:
+        kept, late = self._kept, time.monotonic() - since > _UNLOAD_BEGINS
+        return kept.triton.alive and late and not kept.log.progress(0).loading
+
+    def _may_answer(self, names: Iterable[str]) -> bool:
+        """Return whether any model is ready; one of a Triton that hangs may answer later."""
+        try:
+            return any(self._kept.server.takes_requests(name) for name in names)
+        except ServerError:
+            return True
+
+
+def _restarting() -> ServerError:
+    return ServerError("Triton is restarting", mend="wait until it is ready")
+
+
+def _ended() -> ServerError:
+    return ServerError("Triton has ended", mend="see `llmserve status`")

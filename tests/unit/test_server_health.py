@@ -1,0 +1,138 @@
+"""The monitor, with models that answer as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
+from llmserve.server.keep.health import Finding, Monitor, State, Watch, finding
+
+DIED = RequestRejectedError("the process that runs 'm' has died")
+GONE = UnreachableError("nobody answers")
+REFUSED = RequestRejectedError("max_tokens must be above 0")
+
+
+class Model:
+    """A model `m`, and what is seen of it."""
+
+    def __init__(self, *script: LLMServeError | None) -> None:
+        self.script = [*script]
+        self.asked = 0
+        self.counts: Counter[str] = Counter(m=0)
+        self.used = 0.0
+        self.process = True
+        self.starts = 1
+
+    async def model(self, name: str) -> Any:
+        return SimpleNamespace(inputs={"text_input"}, outputs={"text_output"})
+
+    async def generate(self, model: str, prompt: str = "", **_: Any) -> None:
+        self.asked += 1
+        if self.script and (error := self.script.pop(0)):
+            raise error
+        self.counts["m"] += 1
+
+    async def answers(self) -> Mapping[str, int]:
+        return dict(self.counts)
+
+    def seconds(self) -> Mapping[str, float]:
+        return {"m": self.used}
+
+    def loads(self, name: str) -> int:
+        return self.starts
+
+    def has_processes(self, name: str) -> bool:
+        return self.process
+
+
+def checked(model: Model, times: int = 1, **options: Any) -> tuple[Watch, list[str]]:
+    watch, hung = Watch("m", state=State.READY), list[str]()
+
+    async def go() -> None:
+        monitor = Monitor(
+            lambda: model, lambda: [watch], model, slow=1.0, end_hung=hung.append, **options
+        )
+        for _ in range(times):
+            await monitor.check()
+
+    asyncio.run(go())
+    return watch, hung
+
+
+def test_an_idle_model_is_asked_once_at_every_check() -> None:
+    model = Model()
+    assert checked(model, times=4)[0].state is State.READY
+    assert model.asked == 4
+
+
+def test_a_model_that_answers_others_is_not_asked() -> None:
+    model = Model()
+
+    async def answers() -> Mapping[str, int]:
+        model.counts["m"] += 1
+        return dict(model.counts)
+
+    model.answers = answers  # type: ignore[method-assign]
+    checked(model, times=4)
+    assert model.asked == 1, "at the first check, nothing is known yet"
+
+
+@pytest.mark.parametrize(
+    ("errors", "state", "hung"),
+    [
+        ([GONE], State.SUSPECT, []),
+        ([GONE, None], State.READY, []),
+        ([GONE, GONE], State.RESTARTING, ["m"]),
+        ([REFUSED] * 3, State.READY, []),
+        ([DIED, DIED], State.RESTARTING, ["m"]),
+    ],
+)
+def test_silence_counts_and_a_refusal_is_an_answer(
+    errors: list[LLMServeError | None], state: State, hung: list[str]
+) -> None:
+    watch, ended = checked(Model(*errors), times=len(errors))
+    assert (watch.state, ended) == (state, hung)
+
+
+def test_a_death_is_certain_if_its_process_is_missing() -> None:
+    model = Model(DIED)
+    model.process = False
+    watch, hung = checked(model)
+    assert (watch.state, watch.why, hung) == (State.RESTARTING, "its process has died", [])
+
+
+def test_a_death_of_a_process_that_has_been_replaced_counts_for_nothing() -> None:
+    model = Model(DIED)
+    model.process = False
+
+    async def generate(model_name: str, prompt: str = "", **_: Any) -> None:
+        model.starts += 1
+        raise DIED
+
+    model.generate = generate  # type: ignore[method-assign,assignment]
+    assert checked(model)[0].state is State.READY
+
+
+def test_a_model_that_computes_is_not_silent() -> None:
+    model = Model(None, GONE, GONE, GONE)
+
+    def seconds() -> Mapping[str, float]:
+        model.used += 1.0
+        return {"m": model.used}
+
+    model.seconds = seconds  # type: ignore[method-assign]
+    assert checked(model, times=4)[0].state is State.READY
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [(DIED, Finding.DIED), (GONE, Finding.SILENT), (REFUSED, Finding.REFUSED)],
+)
+def test_what_a_failure_says_of_the_model(error: LLMServeError, found: Finding) -> None:
+    assert finding(error) is found
