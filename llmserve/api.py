@@ -23,9 +23,11 @@ API = 2
 MODULES = (
     "llmserve",
     "llmserve.client",
+    "llmserve.contract.container",
     "llmserve.errors",
     "llmserve.plugin",
     "llmserve.runtime",
+    "llmserve.runtime.causal",
     "llmserve.runtime.contract",
     "llmserve.server",
     "llmserve.testing",

@@ -54,6 +54,16 @@ def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return sorted(key for key in keys if key.startswith(incomplete))
 
 
+def request_options(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete ``query --set`` with the options of requests that have no option of the command."""
+    from llmserve.contract.options import OPTIONS
+
+    del param
+    flags = {other.name for other in ctx.command.params}
+    rows = (row for row in OPTIONS.values() if row.set_by == "user" and row.name not in flags)
+    return sorted(f"{row.name}=" for row in rows if row.name.startswith(incomplete))
+
+
 def model_sources(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

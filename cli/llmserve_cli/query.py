@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from llmserve.contract.options import MAX_LOGPROBS, OPTIONS
 from llmserve.errors import (
     LLMServeError,
     OptionError,
@@ -21,7 +22,7 @@ from llmserve.errors import (
     UsageError,
 )
 from llmserve.names import near
-from llmserve_cli.completion import built_models
+from llmserve_cli.completion import built_models, request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.servers import REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, print_json
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 20.0
 """Interval for checking that the server still responds, while waiting for an answer."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "timeout"}
+
+
+def _request_option(name: str) -> Callable[[_Function], _Function]:
+    """Declare an option of the command that is one of the request."""
+    row = OPTIONS[name]
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, type=int if row.kind == "whole" else float, help=row.help)
 
 
 @click.command()
@@ -51,22 +60,20 @@ _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "t
     help="Query a server with OpenAI's API, as in http://127.0.0.1:8080/v1, with the key in "
     "OPENAI_API_KEY.",
 )
-@click.option("--max-tokens", type=int, help="Maximum number of tokens to generate.")
+@_request_option("max_tokens")
 @click.option(
     "--stream/--no-stream",
     default=None,
     help="Print the answer as it is generated, or when it is complete.",
 )
-@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")
-@click.option("--top-k", type=int, help="Sample from the N likeliest tokens.")
-@click.option(
-    "--top-p", type=float, help="Sample from the likeliest tokens with this total probability."
-)
-@click.option("--seed", type=int, help="Random seed; the same seed gives the same answer.")
+@_request_option("temperature")
+@_request_option("top_k")
+@_request_option("top_p")
+@_request_option("seed")
 @click.option("--stop", multiple=True, help="Text that ends the answer (repeatable).")
 @click.option(
     "--logprobs",
-    type=click.IntRange(0, 20),
+    type=click.IntRange(0, MAX_LOGPROBS),
     help="With --json: include log-probabilities, with the N likeliest tokens at each position.",
 )
 @click.option(
@@ -97,6 +104,7 @@ _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "t
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=request_options,
     help="Set any other option of the model (repeatable).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print answers as JSON, with token counts.")
@@ -142,8 +150,7 @@ def query(
     assigned = _assigned(assignments, {k for k, value in options.items() if value is not None})
     options |= assigned
     with while_importing():
-        from llmserve.client import connect
-        from llmserve_cli.openai_client import OpenAIClient
+        from llmserve.client import OpenAIClient, connect
         from llmserve_cli.prompts import answer_lines, read_lines, read_prompt
 
         # Sends nothing yet, but imports gRPC and numpy.

@@ -1,10 +1,15 @@
+from llmserve.client.aio import CALL_HEADERS as CALL_HEADERS
 from llmserve.client.aio import AsyncClient as AsyncClient
 from llmserve.client.connecting import connect as connect
 from llmserve.client.connecting import connect_async as connect_async
 from llmserve.client.deadlines import Timeouts as Timeouts
 from llmserve.client.model import ModelInfo as ModelInfo
 from llmserve.client.model import ModelState as ModelState
+from llmserve.client.openai import OpenAIApi as OpenAIApi
+from llmserve.client.openai import OpenAIClient as OpenAIClient
+from llmserve.client.openai import OpenAIRequest as OpenAIRequest
 from llmserve.client.results import Completion as Completion
+from llmserve.client.results import Logprob as Logprob
 from llmserve.client.results import Piece as Piece
 from llmserve.client.results import ToolCall as ToolCall
 from llmserve.client.sync import Client as Client
@@ -14,3 +19,4 @@ from llmserve.client.tools.formats import ToolFormats as ToolFormats
 from llmserve.client.tools.prompt import TOOLS_PLACE as TOOLS_PLACE
 from llmserve.client.tools.request import Tools as Tools
 from llmserve.client.tools.request import ToolsError as ToolsError
+from llmserve.client.url import parse_url as parse_url

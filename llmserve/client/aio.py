@@ -253,7 +253,8 @@ class AsyncClient:
 
     async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> dict[str, Any]:
         """Return a request's options in the form that the model accepts."""
-        tools, model_options = Tools.of(options), apply_tools(options)
+        tools = Tools.of(options)
+        model_options = apply_tools(options, tools)
         if tools is None and not needs_tools(options.get("messages")):
             return model_options
         return await self._formats.place(info, model_options, tools)

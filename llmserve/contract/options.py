@@ -93,7 +93,9 @@ _option = _as_field(RequestOption)
 class RequestOptions:
     """The options of one request. Those that it does not set have their defaults."""
 
-    max_tokens: int | None = _option("whole", "answer", "Maximum number of tokens.", low=1)
+    max_tokens: int | None = _option(
+        "whole", "answer", "Maximum number of tokens to generate.", low=1
+    )
     stream: bool | None = _option(
         "flag", "answer", "Whether to send the answer in pieces.", set_by="client"
     )
@@ -148,14 +150,14 @@ class RequestOptions:
         declared_aliases=("random_seed",), api="seed", api_range=(0, 2**63 - 1),
     )  # fmt: skip
     min_tokens: int = _option(
-        "whole", "sampling", "Minimum number of tokens.", 0, aliases=("min_length",),
+        "whole", "sampling", "Minimum number of tokens to generate.", 0, aliases=("min_length",),
         api="min_tokens",
     )  # fmt: skip
     ignore_eos: bool = _option(
         "flag", "sampling", "Go on after the token that ends an answer.", False, api="ignore_eos"
     )
     end_id: int | None = _option(
-        "whole", "sampling", "Another token that ends the answer; -1 for none.", low=-1
+        "whole", "sampling", "Token that ends the answer; -1 for the model's own.", low=-1
     )
     bad_words: tuple[str, ...] = _option(
         "words", "sampling", "Texts that the answer may not have.", (), high=64
@@ -225,6 +227,8 @@ OPTIONS: Mapping[str, RequestOption] = {
 }
 ALIASES = {alias: row.name for row in OPTIONS.values() for alias in row.aliases}
 """Alternative names of options: TensorRT-LLM has renamed some of them between versions."""
+API_NAMES = {row.name: row.api for row in OPTIONS.values() if row.api and row.group != "forms"}
+"""The fields of OpenAI's API that have options as they are."""
 FILL_CONTEXT = OPTIONS["fill_context"].name
 
 

@@ -12,6 +12,8 @@ from llmserve.runtime.location import located
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["context_length", "eos_ids", "load", "try_imports"]
+
 LOG = logging.getLogger(__name__)
 
 # Any of these instruction sets computes natively in the type; without them each number is

@@ -17,7 +17,7 @@ from typing import Any
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts
-from llmserve.runtime.steps import StepDriver
+from llmserve.runtime.steps import JobRunner
 
 # How often Triton is asked whether clients are still connected.
 _CANCEL_INTERVAL = 0.2
@@ -25,7 +25,7 @@ _CANCEL_INTERVAL = 0.2
 _PENDING_INTERVAL = 0.002
 
 
-class ContinuousDriver(StepDriver):
+class ContinuousDriver:
     """Answers requests from its own thread, with a generator of mode ``"step"``."""
 
     has_thread = True
@@ -39,7 +39,7 @@ class ContinuousDriver(StepDriver):
         """The requests in flight, each with the earliest time to send its next piece."""
 
     def start(self, parts: Parts) -> None:
-        self._set_up(parts, time.monotonic())
+        self._parts, self._runner = parts, JobRunner(parts, time.monotonic())
         self._unloaded = Event()
         self._threads = [
             Thread(target=self._run, name=f"{parts.name}-steps", daemon=True),
@@ -62,17 +62,17 @@ class ContinuousDriver(StepDriver):
         self._arrived.put(None)
         for thread in self._threads:
             thread.join()
-        self._metrics.close()
+        self._runner.metrics.close()
 
     def _run(self) -> None:
         while self._take_arrived():
-            for generation, error in self._make_step(self._active):
+            for generation, error in self._runner.step(self._active):
                 for job in self._active:
                     if generation in job.generations:
-                        self._give_up(job, error)
+                        self._runner.give_up(job, error)
             now = time.monotonic()
             self._send(now)
-            self._metrics.publish(now, at_once=not self._active)
+            self._runner.metrics.publish(now, at_once=not self._active)
 
     def _watch(self) -> None:
         """Look for disconnected clients; while all cores compute, one check takes 0.5 ms."""
@@ -93,7 +93,7 @@ class ContinuousDriver(StepDriver):
                 continue
             if arrived is None:
                 for job in [*self._active, *(job for job, _ in self._pending)]:
-                    self._give_up(job, RuntimeError("the model is being unloaded"))
+                    self._runner.give_up(job, RuntimeError("the model is being unloaded"))
                 return False
             self._pending.append(arrived)
 
@@ -104,20 +104,22 @@ class ContinuousDriver(StepDriver):
             self._pending = [(job, at) for job, at in self._pending if (job, at) not in ready]
         for job, at in ready:
             if job.responder.gone:
-                self._give_up(job, RequestError("the request was cancelled"))
-            elif self._admit(job):
+                self._runner.give_up(
+                    job, RequestError("the request was cancelled", code="cancelled")
+                )
+            elif self._runner.admit(job):
                 self._active[job] = 0.0
-                self._metrics.began(job, at)
+                self._runner.metrics.began(job, at)
 
     def _send(self, now: float) -> None:
         """Send first pieces and complete answers at once, other pieces at a steady pace."""
-        interval = self._interval(self._active)
+        interval = self._runner.interval(self._active)
         for job, next_piece in self._active.items():
             if job.responder.gone:
-                self._cancel(job)
-            if self._send_news(job, now, next_piece):
+                self._runner.cancel(job)
+            if self._runner.send_news(job, now, next_piece):
                 self._active[job] = now + interval
         for job in [job for job in self._active if job.responder.closed]:
             # A request whose response Triton could not accept is closed but not done.
-            self._drop(job)
+            self._runner.drop(job)
             del self._active[job]

@@ -1,4 +1,4 @@
-"""The common base of drivers that run an engine step by step."""
+"""What drivers hold to run an engine step by step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,22 @@ _NEWEST_WEIGHT = 0.05
 _LONGEST_SENDING = 0.002
 
 
-class StepDriver:
-    def _set_up(self, parts: Parts, now: float) -> None:
-        self._parts = parts
+class JobRunner:
+    """Runs jobs on the engine of a generator of mode ``"step"``; a driver decides when.
+
+    ``metrics`` are published by the driver, and ``now`` is the time of its clock.
+    """
+
+    def __init__(self, parts: Parts, now: float) -> None:
         self._engine: Stepper = parts.generator.stepper(parts.tokenizer)
-        self._metrics = Metrics(parts, self._engine, now)
+        self.metrics = Metrics(parts, self._engine, now)
         self._sending_time = _FIRST_ESTIMATE
 
-    def _admit(self, job: Job) -> bool:
+    @property
+    def busy(self) -> bool:
+        return self._engine.busy
+
+    def admit(self, job: Job) -> bool:
         """Admit a request to the engine and return whether it was accepted; if not, it fails."""
         try:
             with panics_as_errors():
@@ -40,11 +48,11 @@ class StepDriver:
                     if not generation.done:
                         self._engine.admit(generation)
         except Exception as error:
-            self._give_up(job, error)
+            self.give_up(job, error)
             return False
         return True
 
-    def _make_step(self, jobs: Iterable[Job]) -> list[tuple[Generation, Exception]]:
+    def step(self, jobs: Iterable[Job]) -> list[tuple[Generation, Exception]]:
         """Run a step and return the generations that failed, with their errors."""
         try:
             with panics_as_errors():
@@ -53,15 +61,15 @@ class StepDriver:
             # The culprit is unknown, so all requests fail, and the engine is free for new ones.
             return [(generation, error) for job in jobs for generation in job.generations]
 
-    def _interval(self, jobs: Iterable[Job]) -> float:
+    def interval(self, jobs: Iterable[Job]) -> float:
         """Return the time between two pieces of a stream, from what sending has taken so far."""
         seconds = self._sending_time * sum(job.streams for job in jobs)
         longest = max(_SMOOTH_INTERVAL, seconds / _LARGEST_SENDING_SHARE)
         return min(seconds / _SENDING_SHARE, longest)
 
-    def _send_news(self, job: Job, now: float, next_piece: float) -> bool:
+    def send_news(self, job: Job, now: float, next_piece: float) -> bool:
         """Send an end at once and a stream's piece when due; return whether anything was sent."""
-        self._metrics.made(job, now)
+        self.metrics.made(job, now)
         due = job.done or (job.streams and now >= next_piece)
         if not due or job.responder.closed:
             return False
@@ -76,21 +84,22 @@ class StepDriver:
                 return news
         except Exception as error:
             # A tokenizer's or formatter's error with one answer must not fail the others.
-            self._give_up(job, error)
+            self.give_up(job, error)
             return False
 
-    def _give_up(self, job: Job, error: Exception) -> None:
+    def give_up(self, job: Job, error: Exception) -> None:
         """Answer a request with an error and free its resources."""
-        self._drop(job)
+        self.drop(job)
         if not job.responder.closed:
             job.responder.fail(error)
 
-    def _cancel(self, job: Job) -> None:
+    def cancel(self, job: Job) -> None:
         """Drop a request whose client no longer waits."""
-        self._drop(job)
+        self.drop(job)
         for generation in job.generations:
             generation.cancel()
 
-    def _drop(self, job: Job) -> None:
+    def drop(self, job: Job) -> None:
+        """Free what a request holds in the engine."""
         for generation in job.generations:
             self._engine.drop(generation)

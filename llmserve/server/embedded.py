@@ -206,6 +206,6 @@ def environment(libraries: Path, programs: Path) -> dict[str, str]:
     env.setdefault("PYTHONUTF8", "1")
     # Otherwise onnxruntime reports its use to its vendor.
     env.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # Triton starts a model's process through bash, and waits forever if there is none.
+    # See workarounds.NO_SHELL.
     env["PATH"] = os.pathsep.join(filter(None, [str(programs), env.get("PATH"), os.defpath]))
     return env

@@ -1,6 +1,6 @@
 """Guards one server: a script that runs as a separate process.
 
-The first line on its stdin is a JSON object with the fields of :class:`Watch`. The guard
+The first line on its stdin is a JSON object with the fields of :class:`Guarded`. The guard
 starts the server, prints its process id and waits. When stdin closes, when a line with a number of
 seconds arrives, or when the guard's parent process is gone, it ends the server with SIGTERM, then
 SIGKILL to its process group. However the server ends, the guard removes its shared memory and its
@@ -42,7 +42,7 @@ _LOADING_GRACE = 8.0
 
 
 @dataclass(frozen=True)
-class Watch:
+class Guarded:
     """The command to guard, and what to remove afterwards."""
 
     argv: Sequence[str]
@@ -57,7 +57,7 @@ def main() -> int:
     """Run the server until it ends or must end; return its exit code as a shell would."""
     # Prompts are in the shared memory of Triton's models, in sockets, and in what models write.
     os.umask(0o077)
-    watch = Watch(**json.loads(_first_line()))
+    watch = Guarded(**json.loads(_first_line()))
     alarm = _signals_as_bytes()
     libc = ctypes.CDLL(None, use_errno=True)
     # All child processes inherit the lock: once it is free, their leftovers may be removed.
@@ -114,9 +114,8 @@ _PUBLIC = 0o644
 def _program() -> _Filter | None:
     """Return the filter that keeps shared memory private, or None for an unknown processor.
 
-    Triton's Python backend lets everyone read its shared memory, where all prompts and answers
-    pass: the library that creates it sets this mode whatever the umask is. With the filter, the
-    kernel leaves that call out and reports that it went well.
+    The kernel leaves out the call that opens it (workarounds.PUBLIC_MEMORY), and reports that it
+    went well.
     """
     if not (numbers := _FCHMOD.get(os.uname().machine)):
         return None
@@ -180,7 +179,7 @@ def _signals_as_bytes() -> int:
     return readable
 
 
-def _wait_for_end(server: subprocess.Popen[bytes], watch: Watch, alarm: int) -> None:
+def _wait_for_end(server: subprocess.Popen[bytes], watch: Guarded, alarm: int) -> None:
     """Return when the server has ended or its grace period is over."""
     sources = [0, alarm]
     deadline = float("inf")
@@ -205,14 +204,14 @@ def _wait_for_end(server: subprocess.Popen[bytes], watch: Watch, alarm: int) -> 
 def _end_loading(server: subprocess.Popen[bytes], timeout: float, orders: set[int]) -> None:
     """Make a server that is still loading its models shut down on its own.
 
-    Until they are loaded, SIGTERM would kill it immediately, and its folder ``/tmp/python_env_…``,
-    whose name only the server knows, would remain. If the processes that load the models are
-    killed, the server shuts down in order. Another order on stdin cuts this short.
+    SIGTERM would leave a folder whose name only the server knows (workarounds.SIGTERM_LOADING). If
+    the processes that load the models are killed, it shuts down in order. Another order on stdin
+    cuts this short.
     """
     deadline = time.monotonic() + timeout
     while server.poll() is None and time.monotonic() < deadline and not _handles_term(server.pid):
         for process in members(server.pid) - {server.pid}:
-            # A younger process completes the configuration; Triton would wait forever for it.
+            # A younger process completes the configuration (workarounds.FILES_GONE).
             with suppress(OSError, IndexError):
                 if _age(process) > _MIN_AGE:
                     os.kill(process, signal.SIGKILL)
@@ -259,7 +258,7 @@ def name_of_signal(number: int) -> str:
     return f"signal {number}"
 
 
-def clean_up(watch: Watch) -> None:
+def clean_up(watch: Guarded) -> None:
     """Remove everything of a server that has ended."""
     if watch.last_resort:
         with suppress(OSError, subprocess.TimeoutExpired):

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -92,9 +91,8 @@ def openness(settings: ServerSettings, triton: Release) -> tuple[str, ...]:
 def link_models(settings: ServerSettings, scratch: Path) -> Path:
     """Link the models into a folder in ``scratch``, and return it.
 
-    Triton passes the path to a shell without quoting it, and Python in its stub opens only ASCII
-    paths; the path of the scratch folder is safe for both. If the settings name models, the folder
-    contains only those.
+    The path of the scratch folder is safe for what Triton does with it (workarounds.UNQUOTED). If
+    the settings name models, the folder contains only those.
     """
     repository = settings.repository.resolve()
     folder = scratch / "models"
@@ -111,8 +109,8 @@ def link_models(settings: ServerSettings, scratch: Path) -> Path:
     return folder
 
 
-_RENEWED = ".renewed"
-_FAR_FUTURE = 2**31 - 2**24
+RENEWED = ".renewed"
+FAR_FUTURE = 2**31 - 2**24
 """In 2037: no file of a model is newer, and every file system can store it."""
 
 
@@ -156,42 +154,10 @@ def _link(model: Path, links: Path) -> None:
             elif not (links / folder / name).is_symlink():
                 (links / folder / name).symlink_to(path)
     for name in versions:
-        mark = links / name / _RENEWED
-        changed = int(mark.stat().st_mtime) + 1 if mark.exists() else _FAR_FUTURE
+        mark = links / name / RENEWED
+        changed = int(mark.stat().st_mtime) + 1 if mark.exists() else FAR_FUTURE
         mark.touch()
         os.utime(mark, (changed, changed))
-
-
-def keep_model(links: Path) -> None:
-    """Make Triton keep the model that it has, after it has failed to reload a changed one.
-
-    It compares the times with those of the one that it has, and would try again at every check.
-    """
-    for mark in links.glob(f"*/{_RENEWED}"):
-        previous = int(mark.stat().st_mtime) - 1
-        if previous >= _FAR_FUTURE:
-            os.utime(mark, (previous, previous))
-
-
-_WITHDRAWN = "{ withdrawn, since it failed to load"
-_WITHDRAWAL = 3.0 * POLL
-"""Seconds after which Triton has noticed an unreadable configuration."""
-
-
-def withdraw_model(links: Path) -> None:
-    """Take a new model away from Triton, which would try again at every check to load it.
-
-    Triton would wait forever for a file that disappears while it begins to load the model. So it
-    gets a configuration that it cannot read first; then nothing begins any more.
-    """
-    config, new = links / "config.pbtxt", links / ".config.pbtxt"
-    new.write_text(_WITHDRAWN, encoding="utf-8")
-    new.replace(config)
-    time.sleep(_WITHDRAWAL)
-    if config.read_text(encoding="utf-8") == _WITHDRAWN:
-        removed = links.parent.with_name(f"withdrawn-{links.name}")
-        links.rename(removed)
-        shutil.rmtree(removed)
 
 
 def server_command(
@@ -224,9 +190,9 @@ def inherited_environment() -> dict[str, str]:
 
 
 def environment_of_triton() -> dict[str, str]:
-    """Return the inherited environment, with trace headers in the format that Triton expects.
+    """Return the inherited environment, with trace headers as Triton expects them.
 
-    OpenTelemetry percent-encodes them, which its C++ library does not support.
+    See workarounds.ENCODED_HEADERS.
     """
     env = inherited_environment()
     headers = env.get(_TRACE_HEADERS)

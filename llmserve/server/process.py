@@ -23,7 +23,7 @@ from llmserve.server import guard
 from llmserve.server.guard import (
     LOCK,
     ZOMBIE,
-    Watch,
+    Guarded,
     clean_up,
     name_of_signal,
     remove_leftovers,
@@ -41,7 +41,7 @@ _ORPHANS_GRACE = 10.0
 
 
 def scratch_folder() -> Path:
-    """Return the folder of TMPDIR, unless its path would break Triton's unquoted shell command."""
+    """Return the folder of TMPDIR, unless its path does not suit (workarounds.UNQUOTED)."""
     folder = tempfile.gettempdir()
     return Path(folder if re.fullmatch(r"[\w./+-]+", folder, re.ASCII) else "/tmp")
 
@@ -85,7 +85,9 @@ class GuardedProcess:
     def __init__(
         self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float
     ) -> None:
-        self._watch = Watch(launch.argv, os.getpid(), str(scratch), name, grace, launch.last_resort)
+        self._watch = Guarded(
+            launch.argv, os.getpid(), str(scratch), name, grace, launch.last_resort
+        )
         with open_log(log_file) as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, name],

@@ -11,12 +11,11 @@ from llmserve.errors import ServerError
 from llmserve.server.log import Progress, ServerLog
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings, port_in_use
+from llmserve.server.workarounds import DEATH_REPORTED
 
 OnProgress = Callable[[Progress], None]
 
 _POLL = 0.1
-_DEATH_REPORTED = 3.0
-"""Seconds for Triton to report the death of a process that was loading a model; it may never."""
 
 
 class ModelsFailedError(ServerError):
@@ -79,15 +78,16 @@ class Readiness:
         return not any(argument.startswith(lenient) for argument in self.settings.extra_args)
 
     def _watch_processes(self, progress: Progress, now: float) -> None:
-        """End what Triton waits for, and raise if it would wait for ever."""
+        """End what Triton waits for; raise for what it waits for in vain."""
         stubs = self.server.stubs
         for name, how in stubs.poll(progress.loading).items():
             self._died.setdefault(name, (now, how))
-        if died := self._died_while_loading(progress, before=now - _DEATH_REPORTED):
+        if died := self._died_while_loading(progress, before=now - DEATH_REPORTED):
             raise ModelsFailedError(died, self.log)
         self._given_up |= stubs.kill_given_up(progress.loading, now)
 
     def _died_while_loading(self, progress: Progress, before: float) -> dict[str, str]:
+        """Return what keeps Triton from becoming ready (workarounds.DIED_LOADING)."""
         return {
             name: f"its process died while it was loading ({how})"
             for name, (when, how) in self._died.items()

@@ -21,15 +21,14 @@ from llmserve.errors import ServerError, UsageError
 from llmserve.server.launch import (
     Instance,
     Launch,
-    keep_model,
     link_model,
     unlink_model,
-    withdraw_model,
 )
 from llmserve.server.log import ServerLog, in_plain_words
 from llmserve.server.process import GuardedProcess
 from llmserve.server.settings import ServerSettings
 from llmserve.server.stubs import Stubs
+from llmserve.server.workarounds import keep_model, withdraw_model
 
 UNLOADED = ("", "UNAVAILABLE")
 """The states of a model that takes no memory."""
@@ -157,7 +156,7 @@ class Server:
             ended = not self.alive()
             log.read()
             failed = missing & log.failures.keys()
-            # Triton waits for ever for a process whose files are gone before it has read them.
+            # See workarounds.FILES_GONE.
             if failed and not missing & {*log.progress(0.0).loading}:
                 for name in reversed(new):
                     self.drop(name)
@@ -177,8 +176,8 @@ class Server:
         """Unload a model and wait until it is gone. For ``renewable`` servers."""
         self.drop(name)
         deadline = time.monotonic() + timeout
-        # Triton's index forgets it before Triton has looked: loaded again by then, it would look
-        # unchanged to Triton, and nobody would load it.
+        # See workarounds.FORGOTTEN_EARLY: loaded again by then, it would look unchanged to Triton,
+        # and nobody would load it.
         while self.takes_requests(name) or self.models().get(name, "") not in UNLOADED:
             if time.monotonic() > deadline:
                 raise ServerError(f"model {name!r} is still loaded after {timeout:g} s")
@@ -240,7 +239,7 @@ class Server:
                 self._keep_log = True
 
     def _has_no_clients(self) -> bool:
-        """Return whether no client is left; Triton counts requests cancelled in a queue forever."""
+        """Return whether no client is left (workarounds.COUNTED_FOREVER)."""
         if self._settings.runtime == "docker":
             return False
         return connections((self.ports.http, self.ports.grpc)) == 0

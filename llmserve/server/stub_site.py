@@ -1,14 +1,14 @@
 """Gives the interpreter in Triton's stub the packages of the process that starts the server.
 
-From Python 3.11 on, the interpreter in Triton's stub ignores PYTHONPATH, the user's site-packages
-and every other ``PYTHON…`` variable; it only finds a virtual environment, through the first
-``python3`` on PATH. So :func:`write` creates one that contains only this module and a ``.pth`` file
-that imports it. A ``sitecustomize`` would not do: Debian's and Ubuntu's Python have one of their
-own in the standard library. Paths alone are not enough either: editable installs work through
-``.pth`` files, which run code.
+From Python 3.11 on, that interpreter ignores PYTHONPATH, the user's site-packages and every other
+``PYTHON…`` variable (workarounds.ISOLATED_PYTHON); it only finds a virtual environment, through the
+first ``python3`` on PATH. So :func:`write` creates one that contains only this module and a
+``.pth`` file that imports it. A ``sitecustomize`` would not do: Debian's and Ubuntu's Python have
+one of their own in the standard library. Paths alone are not enough either: editable installs work
+through ``.pth`` files, which run code.
 
-That interpreter also ignores the locale: it reads text as ASCII, and opens only ASCII paths. So
-UTF-8 is set as soon as it runs, and other paths are replaced by links with ASCII paths.
+It also ignores the locale: it reads text as ASCII, and opens only ASCII paths. So UTF-8 is set as
+soon as it runs, and other paths are replaced by links with ASCII paths.
 """
 
 from __future__ import annotations

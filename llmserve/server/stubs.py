@@ -1,7 +1,6 @@
 """The processes that run a server's Python models, and the detection of their deaths.
 
-Triton reaps processes that it has ended itself. One that crashes stays a zombie: Triton never
-checks for it, and reports its model as ready as long as Triton runs.
+Triton reaps processes that it has ended itself, and no other (workarounds.CRASHED).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmserve.server.guard import ZOMBIE, members, name_of_signal, state_of
+from llmserve.server.workarounds import waited_for
 
 _PROGRAM = "triton_python_backend_stub"
 _INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+$")
@@ -22,8 +22,6 @@ _EXIT_CODE = 49
 """The index of the wait status in the fields that :func:`state_of` returns."""
 _CONFIRMATIONS = 2
 """A process that has just ended in order is also a zombie for a moment."""
-_WAIT4 = ("61", "260")
-"""The system call that waits for a process to end, on x86-64 and on ARM."""
 _CHECK_INTERVAL = 5.0
 """Seconds between checks for the processes that Triton waits for."""
 
@@ -64,15 +62,13 @@ class Stubs:
     def kill_given_up(self, loading: Collection[str], now: float) -> set[str]:
         """Kill loading processes that Triton gave up on but waits for; return their models.
 
-        If a process hangs for a second while it loads, for example with the whole machine, Triton
-        (2.51) considers it unhealthy. Before reporting that, Triton waits for the process to end,
-        which never happens, and loads nothing else meanwhile.
+        See workarounds.GIVEN_UP.
         """
         if now - self._checked_at < _CHECK_INTERVAL:
             return set()
         self._checked_at, previous = now, self._waited_for
-        waited_for = _waited_for(self._group) if loading else set()
-        self._waited_for = {pid for pid in waited_for if self._models.get(pid) in loading}
+        processes = waited_for(self._group) if loading else set()
+        self._waited_for = {pid for pid in processes if self._models.get(pid) in loading}
         given_up = previous & self._waited_for
         for process in given_up:
             _kill(process)
@@ -109,18 +105,6 @@ def _what_ended(fields: list[str]) -> str:
     if os.WIFSIGNALED(status):
         return f"killed by {name_of_signal(os.WTERMSIG(status))}"
     return f"exit code {os.WEXITSTATUS(status)}"
-
-
-def _waited_for(waiting: int) -> set[int]:
-    """Return the processes whose end a thread of the process ``waiting`` waits for."""
-    processes = set()
-    for thread in Path(f"/proc/{waiting}/task").glob("*/syscall"):
-        # Errors: the thread has ended, or is in no system call, which is reported as a single word.
-        with suppress(OSError, ValueError):
-            call, first, *_ = thread.read_text(encoding="ascii").split()
-            if call in _WAIT4:
-                processes.add(int(first, 16))
-    return processes
 
 
 def _model_of(process: int) -> str | None:

@@ -102,10 +102,10 @@ class Supervisor:
             self._give_up()
 
     def _give_up(self) -> None:
-        reasons = {why for keeper in self._keepers for why in keeper.kept.why_it_failed()}
+        reasons = {why for keeper in self._keepers for why in keeper.why_it_failed()}
         for keeper in self._keepers:
             keeper.print_last_lines()
-        logs = ", ".join(str(keeper.kept.server.log_file) for keeper in self._keepers)
+        logs = ", ".join(str(keeper.server.log_file) for keeper in self._keepers)
         raise ServerError(
             f"nothing is left to serve ({'; '.join(sorted(reasons))})", mend=f"see {logs}"
         )
@@ -133,7 +133,7 @@ class Supervisor:
 
     def _status(self) -> dict[str, Any]:
         frontends = [{**watch.report(), "url": watch.running.url} for watch in self._frontends]
-        replicas = [keeper.kept.status() for keeper in self._keepers]
+        replicas = [keeper.status() for keeper in self._keepers]
         common = {
             "pid": os.getpid(),
             "repository": str(self.settings[0].repository.resolve()),
@@ -175,5 +175,5 @@ class Supervisor:
         stops = (asyncio.to_thread(f.running.stop, grace + extra) for f in self._frontends)
         await asyncio.gather(*stops)
         left = max(_END_MARGIN, deadline - time.monotonic()) if grace else 0.0
-        stops = (asyncio.to_thread(k.kept.server.stop, grace=left) for k in self._keepers)
+        stops = (asyncio.to_thread(k.server.stop, grace=left) for k in self._keepers)
         await asyncio.gather(*stops)

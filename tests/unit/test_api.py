@@ -26,10 +26,10 @@ def public_api() -> Iterator[str]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return the capitalized names that a module defines."""
+    """Return the capitalized names and the functions that a module defines."""
     home = module.__name__
     own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", home) == home}
-    return [n for n in own if n[0].isupper()]
+    return [n for n, v in own.items() if n[0].isupper() or (inspect.isfunction(v) and n[0] != "_")]
 
 
 def signature(member: object) -> str:

@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from llmserve.api import MODULES
 from llmserve.builder.causal import PLACEMENT_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
 from llmserve.contract import tensors
@@ -21,6 +23,7 @@ from llmserve.roles import Backend
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "llmserve"
+API_FILE = CORE / "api.txt"
 PLUGINS = sorted(
     folder
     for pattern in ("*/llmserve_*", "examples/*/llmserve_*")
@@ -103,6 +106,57 @@ def test_plugins_do_not_import_one_another() -> None:
             if path.name in EMITTED:
                 continue
             assert not others & {module.split(".")[0] for module in imports(path)}, path
+
+
+@cache
+def public_names() -> set[str]:
+    names = {line.partition("(")[0] for line in API_FILE.read_text(encoding="utf-8").splitlines()}
+    return {*names, *MODULES}
+
+
+def private_imports(path: Path, own: str) -> Iterator[str]:
+    """Return what a file imports of llmserve that is not public."""
+    public = public_names()
+    for node in nodes_of(path):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if is_in(name, "llmserve") and name not in public and not is_in(name, own):
+                yield name
+
+
+NOT_YET = ("llmserve.names.", "llmserve.repository")
+
+
+def test_plugins_import_only_what_is_public() -> None:
+    """What a third party cannot have, ours do not use; the same goes for what we write for one."""
+    folders = [*PLUGINS, *(package.parent / "bench" for package in PLUGINS), CORE / "scaffold"]
+    paths = [path for folder in folders for path in sources(folder)]
+    scaffolds = [path for path in paths if is_in(module_of(path, ROOT), "llmserve.scaffold")]
+    assert len(scaffolds) > 10
+    for path in paths:
+        if path.name != "generate.py":
+            private = set(private_imports(path, "llmserve.scaffold"))
+            assert not {name for name in private if not name.startswith(NOT_YET)}, path
+
+
+def test_plugins_inherit_nothing_that_runs() -> None:
+    """They hold our objects instead, so that a change inside one cannot break them."""
+    allowed = ("llmserve.plugin.", "llmserve.testing.", "llmserve.errors.")
+    for path in (path for package in PLUGINS for path in sources(package)):
+        homes = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in nodes_of(path)
+            if isinstance(node, ast.ImportFrom) and is_in(node.module or "", "llmserve")
+            for alias in node.names
+        }
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                bases = {homes.get(ast.unparse(base), "") for base in node.bases} - {""}
+                assert all(base.startswith(allowed) for base in bases), f"{path}: {node.name}"
 
 
 def loaded_by(code: str) -> set[str]:

@@ -12,24 +12,26 @@ from llmserve.client.tools.calls import read_calls
 from llmserve.client.tools.parsers import Json
 from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.errors import OptionError
-from tests.unit.scripted import CONFIG, Scripted
+from llmserve.testing import ScriptedTriton
 
 CHAT = [{"role": "user", "content": "Hi"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {}}}}}
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
+def applied(options: dict[str, Any]) -> dict[str, Any]:
+    return apply_tools(options, Tools.of(options))
+
+
 def test_the_template_gets_the_tools_and_a_required_call_is_constrained() -> None:
     options = {"messages": CHAT, "tools": [ADD], "chat_template_kwargs": {"brief": True}}
     kwargs = {"brief": True, "tools": [ADD]}
-    assert apply_tools(options) == {"messages": CHAT, "chat_template_kwargs": kwargs}
-    required = apply_tools({**options, "tool_choice": NAMED, "parallel_tool_calls": False})
+    assert applied(options) == {"messages": CHAT, "chat_template_kwargs": kwargs}
+    required = applied({**options, "tool_choice": NAMED, "parallel_tool_calls": False})
     assert required.keys() == {"messages", "chat_template_kwargs", "json_schema"}
     assert json.loads(required["json_schema"])["properties"] == {"a": {}}
-    assert apply_tools({"messages": CHAT, "tools": [ADD], "tool_choice": "none"}) == {
-        "messages": CHAT
-    }
-    assert apply_tools({"max_tokens": 4}) == {"max_tokens": 4}
+    assert applied({"messages": CHAT, "tools": [ADD], "tool_choice": "none"}) == {"messages": CHAT}
+    assert applied({"max_tokens": 4}) == {"max_tokens": 4}
 
 
 def test_a_required_call_is_a_call_unless_the_answer_was_cut() -> None:
@@ -44,11 +46,8 @@ def test_a_required_call_is_a_call_unless_the_answer_was_cut() -> None:
     assert read_calls(Json(tools.names), cut) == cut
 
 
-def test_the_template_is_asked_for_once(
-    scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = f'{CONFIG} input {{ name: "chat_template_kwargs" data_type: TYPE_STRING dims: [1] }}'
-    monkeypatch.setattr("tests.unit.scripted.CONFIG", config)
+def test_the_template_is_asked_for_once(scripted: ScriptedTriton, url: str) -> None:
+    scripted.inputs = ["chat_template_kwargs"]
     scripted.pieces = [json.dumps({"chat_template": "{{ tools }} <tool_call>"})]
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
     with connect(url) as client:
@@ -74,4 +73,4 @@ def test_the_template_is_asked_for_once(
 )
 def test_invalid_tool_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
-        apply_tools({"messages": CHAT, **options})
+        applied({"messages": CHAT, **options})

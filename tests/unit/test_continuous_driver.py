@@ -187,13 +187,14 @@ def test_one_long_pause_does_not_make_later_pieces_rare(
 
 
 def test_the_metrics_match_the_requests(model: Model) -> None:
-    metrics = {name: family.metric for name, family in model.driver._metrics.families.items()}
+    families = model.driver._runner.metrics.families
+    metrics = {name: family.metric for name, family in families.items()}
     assert metrics["llmserve_cache_tokens"].value == model.engine.cache_tokens, "already at start"
     wait_until_closed(
         model.send("abc", max_tokens=4), model.send("?"), model.send("de", max_tokens=6)
     )
     model.driver.finalize()
-    assert not model.driver._metrics.families, "they would outlive the server's memory"
+    assert not model.driver._runner.metrics.families, "they would outlive the server's memory"
     assert metrics["llmserve_input_tokens_total"].value == 5
     assert metrics["llmserve_output_tokens_total"].value == 10
     assert metrics["llmserve_first_token_seconds_count"].value == 2

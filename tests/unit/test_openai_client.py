@@ -9,9 +9,10 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from llmserve.client.openai import KEY, OpenAIClient
 from llmserve.errors import LLMServeError, UnreachableError
-from llmserve_cli.openai_client import KEY, OpenAIClient
 from tests.support import http_server, reply
+from tests.unit.test_boundaries import CORE, PLUGINS, ROOT, sources
 
 ANSWERS = {
     "whole": b'{"choices": [{"text": "hi"}]}',
@@ -74,3 +75,11 @@ def test_a_connection_attempt_that_the_system_gives_up_is_one_line(
     monkeypatch.setattr(client, "_connection_type", Unreachable)
     with pytest.raises(UnreachableError, match="Connection timed out"):
         client.generate("demo", "a")
+
+
+def test_no_other_client_speaks_the_api() -> None:
+    """What serves the API reads these words too; nothing else may write them once more."""
+    folders = [CORE, ROOT / "cli", *(folder for folder in PLUGINS if "gateway" not in folder.name)]
+    paths = [path for folder in folders for path in sources(folder)]
+    speaking = [path for path in paths if '"stream_options"' in path.read_text(encoding="utf-8")]
+    assert speaking == [CORE / "client" / "openai.py"]

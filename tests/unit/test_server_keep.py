@@ -117,7 +117,7 @@ def test_a_model_of_a_triton_that_ends_meanwhile_is_not_unloaded(
         one.check(time.monotonic())
         triton.code = 1
         assert await outcome(one, "a") == "Triton is restarting: wait until it is ready"
-        await until(one, lambda: restarts and one.kept.status()["state"] == "ready")
+        await until(one, lambda: restarts and one.status()["state"] == "ready")
         assert restarts[0].models == ("a", "b")
         assert await outcome(one, "a") == "", "it can be unloaded then"
         await one.settle()
@@ -169,7 +169,7 @@ def test_a_user_may_unload_all_that_answers(folder: Path, restarts: list[ServerS
         assert not one.kept.failed
         assert await outcome(one, "b") == ""
         triton.code = 1
-        await until(one, lambda: restarts and one.kept.status()["state"] == "ready")
+        await until(one, lambda: restarts and one.status()["state"] == "ready")
         assert restarts[0].names() == []
         assert not one.kept.failed
         await one.settle()
@@ -181,7 +181,7 @@ def test_if_all_models_have_failed_nothing_is_left_to_answer(folder: Path) -> No
     async def scenario() -> None:
         one = supervised(folder, Triton(folder / "log", a="no weights"))
         assert one.kept.failed
-        assert one.kept.why_it_failed() == {"a: no weights"}
+        assert one.why_it_failed() == {"a: no weights"}
         await one.settle()
 
     asyncio.run(scenario())

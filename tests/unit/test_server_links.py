@@ -8,7 +8,8 @@ import pytest
 
 from llmserve.errors import ServerError
 from llmserve.server.control import control_folder
-from llmserve.server.launch import keep_model, link_model, withdraw_model
+from llmserve.server.launch import link_model
+from llmserve.server.workarounds import keep_model, withdraw_model
 
 
 def newest(folder: Path) -> float:

@@ -133,9 +133,9 @@ class Tools:
         }
 
 
-def apply_tools(options: Mapping[str, Any]) -> dict[str, Any]:
+def apply_tools(options: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
     """Return a request's options in the form that models accept, with its tools if it has any."""
-    if tools := Tools.of(options):
+    if tools:
         return tools.options(options)
     return {name: value for name, value in options.items() if name not in _OPTIONS}
 

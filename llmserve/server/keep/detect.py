@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 
 from llmserve.server.keep.kept import Kept, KeptModel
 from llmserve.server.launch import POLL
 from llmserve.server.states import State, Watch
+from llmserve.server.workarounds import DEATH_REPORTED
 
-_HOPELESS = re.compile(r"(?:ModuleNotFound|Import|FileNotFound|Syntax)Error\b")
-"""Why a model fails to load as often as it is tried, until someone mends it."""
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
 _LAST_WORDS = 2.0
 """Seconds before an end in which a line of the log may explain it."""
-_DEATH_REPORTED = 3.0
-"""Seconds for Triton to report the death of a process that was loading a model."""
 
 
 class Detector:
@@ -65,13 +61,13 @@ class Detector:
             model.loaded(now)
             kept.emptied = False
         elif why := kept.log.failures.get(model.name):
-            if model.served and not _HOPELESS.match(why):
+            if model.served and model.name not in kept.log.hopeless:
                 model.died(now, f"it failed to load: {why}")
             else:
                 model.failed(now, f"it failed to load: {why}")
             self._give_up(model)
-        elif model.died_at is not None and now - model.died_at > _DEATH_REPORTED:
-            # Triton 2.51 waits for it forever, and loads nothing else meanwhile.
+        elif model.died_at is not None and now - model.died_at > DEATH_REPORTED:
+            # See workarounds.DIED_LOADING.
             model.died_at = None
             model.died(now, f"its process died while it was loading: {model.how}")
             kept.lost(now, f"Triton waits for {model.name}", fault=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmserve.errors import ServerError
 from llmserve.server.keep.detect import Detector
@@ -51,6 +51,24 @@ class Keeper:
             end_hung=self._end_processes,
         )
         self._canaries = asyncio.create_task(self._send_canaries())
+
+    @property
+    def server(self) -> Server:
+        """The server that it keeps; another one after a restart."""
+        return self.kept.server
+
+    @property
+    def alive(self) -> bool:
+        """Whether Triton is expected to answer."""
+        return self.kept.triton.alive
+
+    def status(self) -> dict[str, Any]:
+        """Return the states of Triton and of its models, as ``llmserve status --json`` does."""
+        return self.kept.status()
+
+    def why_it_failed(self) -> set[str]:
+        """Return what has died too often, or cannot be loaded, and why."""
+        return self.kept.why_it_failed()
 
     def check(self, now: float) -> None:
         """Detect what has happened, and start recovering from it."""

@@ -50,10 +50,9 @@ class Orders:
             self._refuse_failed(parts)
 
     async def _check_files(self, name: str) -> None:
-        """Refuse a model whose configuration cannot be read.
+        """Refuse a model whose configuration cannot be read (workarounds.UNREADABLE).
 
-        Triton does not report that, and would be restarted for nothing, which would also interrupt
-        the other models.
+        Triton would be restarted for nothing, which would also interrupt the other models.
         """
         from llmserve.repository.check import check_repository
 
@@ -93,10 +92,7 @@ class Orders:
         # The model before its parts.
         names = (name, *kept.models[name].parts)
         server = kept.server
-        # Triton 2.51 waits forever for a process whose files go while it starts. It also loads a
-        # model again whenever it cannot read another one.
-        while kept.triton.alive and not {*names}.isdisjoint(kept.log.progress(0).loading):
-            await asyncio.sleep(CHECK_INTERVAL)
+        await self._wait_until_loaded(names)
         if kept.server is not server:
             # The next Triton loads the model: it was chosen before this could drop it.
             raise _restarting()
@@ -109,6 +105,12 @@ class Orders:
             server.drop(each)
         await self._wait_until_gone(name, names)
 
+    async def _wait_until_loaded(self, names: Iterable[str]) -> None:
+        """Keep the files of processes that start (workarounds.FILES_GONE)."""
+        kept = self._kept
+        while kept.triton.alive and not {*names}.isdisjoint(kept.log.progress(0).loading):
+            await asyncio.sleep(CHECK_INTERVAL)
+
     async def _wait_until_gone(self, name: str, names: Iterable[str]) -> None:
         kept = self._kept
         server, since = kept.server, time.monotonic()
@@ -117,6 +119,7 @@ class Orders:
                 # It was started without the model.
                 server, since = kept.server, time.monotonic()
             if kept.triton.alive and kept.log.stuck:
+                # See workarounds.STUCK_STUB.
                 kept.lost(time.monotonic(), f"Triton waits for {name}", fault=False)
             elif kept.triton.alive and not await asyncio.to_thread(self._may_answer, names):
                 kept.notify(f"{name}: unloaded")

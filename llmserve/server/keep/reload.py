@@ -43,7 +43,10 @@ class Reloader:
             kept.server.renew(part)
 
     def give_up(self, model: KeptModel) -> None:
-        """Have Triton try no more to load a model, until :meth:`reload` asks for it."""
+        """Have Triton try no more to load a model, until :meth:`reload` asks for it.
+
+        See workarounds.TRIED_AGAIN.
+        """
         give_up = partial(self._kept.server.give_up, model.name, loaded_before=model.served)
         task = asyncio.create_task(asyncio.to_thread(give_up))
         self._given_up_tasks.add(task)

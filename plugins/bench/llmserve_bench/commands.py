@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.client.url import parse_url
+from llmserve.client import parse_url
 from llmserve.errors import OptionError, UsageError
-from llmserve.options import parse_assignments
-from llmserve.registry import Registry
-from llmserve.roles import Recipe
+from llmserve.plugin import Recipe, Registry, parse_assignments
 from llmserve_bench.results import Load, Result
 
 if TYPE_CHECKING:
@@ -209,6 +207,7 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     llmserve bench demo --rate 5 --duration 30 --limit-latency 500
     llmserve bench demo --openai http://127.0.0.1:8080/v1 --chat --report report
     """
+    from llmserve.client import OpenAIApi
     from llmserve_bench import measure, senders, targets, tools, triton
 
     settings = {key: options[key] for key in ("repository", "tokenizer", "metrics_url", "http_url")}
@@ -216,7 +215,7 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
         if options["tools"] or options["metrics_url"] or options["http_url"]:
             raise click.UsageError("--tool, --metrics-url and --http-url do not work with --openai")
         senders.import_aiohttp()
-        url = senders.base_url(options["openai"])
+        url = OpenAIApi(options["openai"]).url
         settings["api"] = "chat" if options["chat"] else "completions"
     elif options["chat"]:
         raise click.UsageError("--chat works only with --openai: leave it out")

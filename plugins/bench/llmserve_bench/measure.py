@@ -16,7 +16,7 @@ from pathlib import Path
 from llmserve import __version__
 from llmserve.client import ModelInfo
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.registry import Registry
+from llmserve.plugin import Registry
 from llmserve_bench.generator import Job, LoadGenerator, OnProgress, Report, cost_of
 from llmserve_bench.prompts import Prompts, TokenCounter, make_schedule
 from llmserve_bench.results import Case, Load, Record, Result, Run, Subject

@@ -10,14 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.builder.build import build_spec
-from llmserve.builder.plan import BuildSpec, known_options, make_plan
-from llmserve.client import ModelInfo, connect
+from llmserve.client import ModelInfo, connect, parse_url
 from llmserve.errors import LLMServeError, UsageError
-from llmserve.options import parse_assignments
-from llmserve.registry import Registry
+from llmserve.plugin import (
+    BuildSpec,
+    Registry,
+    build_spec,
+    known_options,
+    make_plan,
+    parse_assignments,
+)
 from llmserve.repository.manifest import parts_of
-from llmserve.server import ServerSettings, start
+from llmserve.server import Address, ServerSettings, start
 from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter
 from llmserve_bench.results import Subject
@@ -48,6 +52,14 @@ class Target:
             return ModelInfo(self.model, "stream", False, None, {}, {})
         with connect(self.url) as client:
             return client.model(self.model)
+
+    @property
+    def triton(self) -> Address:
+        """Where Triton listens; unless it is said, at consecutive ports: HTTP, gRPC, metrics."""
+        grpc = parse_url(self.url)
+        http = self.http_url or f"http://{grpc.host}:{grpc.port - 1}"
+        metrics = self.metrics_url or f"http://{grpc.host}:{grpc.port + 1}/metrics"
+        return Address(str(grpc), http, metrics)
 
     def counter(self) -> TokenCounter:
         return find_counter(self.repository, self.model, self.tokenizer)

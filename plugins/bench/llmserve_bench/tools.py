@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.client import ModelInfo
-from llmserve.client.model import Tensor
-from llmserve.client.url import parse_url
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench.figures import distribution
 from llmserve_bench.prompts import Request
@@ -105,7 +103,9 @@ def _perf_analyzer_arguments(
                 mend="leave out its --set, or --tool perf_analyzer",
             )
         values = {"text_input": request.prompt, **options}
-        rows.append({name: _perf_analyzer_data(info.inputs[name], v) for name, v in values.items()})
+        rows.append(
+            {name: _perf_analyzer_data(info.inputs[name].dims, v) for name, v in values.items()}
+        )
     (folder / "inputs.json").write_text(json.dumps({"data": rows}), encoding="utf-8")
     arguments = [
         "-m", info.name, "-u", target.url, "-i", "grpc", "--async",
@@ -124,12 +124,12 @@ def _perf_analyzer_arguments(
     return [*arguments, "--request-count", str(load.requests)]
 
 
-def _perf_analyzer_data(tensor: Tensor, value: Any) -> Any:
+def _perf_analyzer_data(dims: Sequence[int], value: Any) -> Any:
     """Return an input's values as perf_analyzer reads them: with a shape if the model has none."""
     values = value if isinstance(value, list) else [value]
-    if min(tensor.dims, default=1) > 0:
+    if min(dims, default=1) > 0:
         return values
-    return {"content": values, "shape": [*([1] * (len(tensor.dims) - 1)), len(values)]}
+    return {"content": values, "shape": [*([1] * (len(dims) - 1)), len(values)]}
 
 
 def _read_perf_analyzer(folder: Path) -> dict[str, float]:
@@ -160,16 +160,13 @@ def _aiperf_arguments(
         payload = {"text_input": request.prompt, **request.options, **extra}
         sessions.append({"session_id": str(request.index), "payloads": [payload]})
     (folder / "inputs.json").write_text(json.dumps({"data": sessions}), encoding="utf-8")
-    address = parse_url(target.url)
-    # Triton's default ports are consecutive: HTTP, gRPC, metrics.
-    url = target.http_url or f"http://{address.host}:{address.port - 1}"
     tokenizer = target.tokenizer
     if tokenizer is None and target.repository is not None:
         tokenizer = target.repository / target.model / "1" / "tokenizer"
     if tokenizer is None or not tokenizer.is_dir():
         raise UsageError("AIPerf counts tokens itself", mend="name a tokenizer with --tokenizer")
     arguments = [
-        "profile", "-m", info.name, "-u", url, "--endpoint-type", "raw",
+        "profile", "-m", info.name, "-u", target.triton.http, "--endpoint-type", "raw",
         "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if streams else ''}",
         "--input-file", "inputs.json", "--custom-dataset-type", "inputs-json",
         "--extra-inputs", "response_field:text_output", "--tokenizer", str(tokenizer.absolute()),

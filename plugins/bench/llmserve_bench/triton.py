@@ -15,12 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from llmserve.client.url import parse_url
+from llmserve.client import parse_url
 from llmserve.errors import UnreachableError
-from llmserve.registry import Registry
-from llmserve.roles import Backend
+from llmserve.plugin import Backend, Registry
 from llmserve.runtime.contract import STAND_IN_METRIC
-from llmserve.server.server import stand_ins
+from llmserve.server import stand_ins
 from llmserve_bench.figures import MACHINE_GAUGES
 from llmserve_bench.results import Gauge, ModelFigures, ServerFigures
 from llmserve_bench.targets import Target
@@ -74,11 +73,8 @@ class Observer:
         self._samples: list[tuple[float, Mapping[str, float]]] = []
         if target.api != "triton":
             return
-        address = parse_url(target.url)
-        # Triton's default ports are consecutive: HTTP, gRPC, metrics.
-        default = f"http://{address.host}:{address.port + 1}/metrics"
-        self.metrics_url = target.metrics_url or default
-        options = [("grpc.enable_http_proxy", 0)]
+        self.metrics_url = target.triton.metrics
+        options, address = [("grpc.enable_http_proxy", 0)], parse_url(target.url)
         self._client = InferenceServerClient(str(address), ssl=address.tls, channel_args=options)
         self._configs = self._read_configs(target.model)
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from llmserve.contract.container import SERVERS, release
 from llmserve.errors import LLMServeError
-from llmserve.repository.manifest import Manifest
+from llmserve.plugin import Manifest
 from llmserve_deploy.checking import check
 from llmserve_deploy.commands import deploy
 from llmserve_deploy.description import Deployment, describe

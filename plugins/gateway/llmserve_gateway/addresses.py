@@ -29,7 +29,7 @@ def is_loopback(host: str) -> bool:
 
 def check_collector(address: str) -> None:
     """Refuse an invalid collector URL, or any URL if the exporter is not installed."""
-    from llmserve.server.tracing import traces_url
+    from llmserve.server import traces_url
 
     traces_url(address)
     try:

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.client.model import ModelInfo
+from llmserve.client import ModelInfo
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
     RequestRejectedError,
     ServerError,
 )
-from llmserve.server import health
-from llmserve.server.control import ask
+from llmserve.server import ask, health
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.replicas import Replicas, is_replica_failure
 
@@ -34,6 +33,8 @@ _MAX_NAME = 200
 """Folder names are not longer, and much longer names break a gRPC call."""
 _OPTIONAL = ("chat_template", "longest_prompt")
 """What models of older versions do not report about prompts."""
+
+Supervisor = Path | Callable[[], dict[str, Any]] | None
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Catalog:
         self,
         client: Callable[[], Replicas],
         named: Sequence[str] = (),
-        supervisor: Path | None = None,
+        supervisor: Supervisor = None,
     ) -> None:
         self._client = client
         self._named = named
@@ -258,14 +259,18 @@ class Catalog:
         await asyncio.gather(self._monitor.check(), *outdated)
 
     async def supervised(self) -> list[dict[str, Any]]:
-        """Return the model states from ``serve``, if it started this gateway.
+        """Return the model states from who keeps Triton alive, if that is known.
 
         ``serve`` notices at once that a model's process has died, a canary only when it is sent.
         """
         if self._supervisor is None:
             return []
         try:
-            reply = await asyncio.to_thread(ask, self._supervisor, {"do": "status"}, _QUICK_SECONDS)
+            if isinstance(self._supervisor, Path):
+                status = {"do": "status"}
+                reply = await asyncio.to_thread(ask, self._supervisor, status, _QUICK_SECONDS)
+            else:
+                reply = self._supervisor()
         except ServerError:
             return []
         models: list[dict[str, Any]] = reply.get("models", [])

@@ -126,7 +126,7 @@ def gateway(
     llmserve gateway --url one.example:8001 --url another.example:8001
     """
     os.environ.update({**GRPC, **os.environ})
-    from llmserve.client.url import parse_url
+    from llmserve.client import parse_url
     from llmserve.plugin import Address, UsageError
     from llmserve_gateway.admission import Limits
     from llmserve_gateway.gateway import Settings

@@ -16,10 +16,11 @@ from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_c
 from llmserve.errors import LLMServeError, RequestCancelledError
 from llmserve.plugin import Address
 from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP
+from llmserve.server import health
 from llmserve_gateway.addresses import check_collector
 from llmserve_gateway.admission import Admission, Limits, check_fits
 from llmserve_gateway.bodies import ClientDisconnected, Receive, read_json
-from llmserve_gateway.catalog import Catalog
+from llmserve_gateway.catalog import Catalog, Supervisor
 from llmserve_gateway.connections import note_key
 from llmserve_gateway.errors import ApiError, from_llmserve
 from llmserve_gateway.fields import ParsedRequest
@@ -54,9 +55,9 @@ class Settings:
     """The models to offer; all that are loaded if empty."""
     open_metrics: bool = False
     """Whether metrics are served without a key."""
-    supervisor: Path | None = None
-    """The socket on which ``serve`` reports the state of its models."""
-    canary_interval: float = 10.0
+    supervisor: Supervisor = None
+    """Who reports the state of the models: the socket of ``serve``, or a function."""
+    canary_interval: float = health.INTERVAL
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     """Names of the gateway that a request's ``Host`` may have, besides those of loopback."""
@@ -311,10 +312,10 @@ class Gateway:
 
     async def _stream(self, exchange: _Exchange) -> None:
         reply, writer, record = exchange.reply, exchange.writer, exchange.reply.record
-        health = self.catalog.health(record.model)
+        model = self.catalog.health(record.model)
         async with aclosing(self._pieces(exchange)) as pieces:
             async for piece in pieces:
-                health.answers += 1
+                model.answers += 1
                 if record.first_output is None:
                     # Not earlier: until the model generates something, an error can set the status.
                     record.first_output = time.perf_counter()

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from llmserve.client import Completion, Piece, ToolCall
-from llmserve.client.results import Logprob
+from llmserve.client import Completion, Logprob, Piece, ToolCall
 from llmserve_gateway.errors import ApiError
 from llmserve_gateway.fields import ParsedRequest
 from llmserve_gateway.usage import CACHED, Usage

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from llmserve.client import AsyncClient, Completion, Piece, connect_async
-from llmserve.client.model import ModelInfo
+from llmserve.client import AsyncClient, Completion, ModelInfo, Piece, connect_async
 from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,

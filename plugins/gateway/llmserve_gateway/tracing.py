@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from llmserve.client.aio import CALL_HEADERS
-from llmserve.server.tracing import traces_url
+from llmserve.client import CALL_HEADERS
+from llmserve.server import traces_url
 from llmserve_gateway.addresses import is_loopback
 from llmserve_gateway.fields import ParsedRequest
 from llmserve_gateway.reply import RequestRecord

@@ -23,9 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.routing import Route
 
-from llmserve.client import Completion, Piece
-from llmserve.client.aio import CALL_HEADERS
-from llmserve.client.model import ModelInfo
+from llmserve.client import CALL_HEADERS, Completion, ModelInfo, Piece
 from llmserve.errors import ConfigError, ModelNotReadyError, RequestRejectedError, UsageError
 from llmserve.plugin import Place
 from llmserve_gateway import llmserve_register_frontends

@@ -12,8 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from llmserve.client import Completion
-from llmserve.client.model import ModelInfo
+from llmserve.client import Completion, ModelInfo
 from llmserve.errors import ModelNotReadyError
 from llmserve.plugin import Address
 from llmserve_gateway.admission import Limits

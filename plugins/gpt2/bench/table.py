@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from llmserve.demo import demo_model_path
+from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
 
 PROMPT = "I have lived in London"

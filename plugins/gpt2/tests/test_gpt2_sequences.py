@@ -7,8 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from llmserve.builder.plan import BuildSpec, make_plan
-from llmserve.registry import Registry
+from llmserve.plugin import BuildSpec, Registry, make_plan
 from llmserve.runtime import Params, RequestError, Sampler, read_params
 from llmserve.testing import ByteTokenizer
 from llmserve_gpt2.session.sequences import (

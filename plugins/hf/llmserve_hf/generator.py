@@ -21,7 +21,7 @@ class TransformersGenerator:
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
         from transformers import GenerationConfig
 
-        from llmserve.runtime.linear import speed_up
+        from llmserve.runtime import speed_up
 
         self._model = causal.load(settings, folder)
         self.context_length = causal.context_length(self._model)

@@ -64,7 +64,7 @@ def test_the_tutorials_infer_command_works_verbatim(triton: LiveTriton, falcon: 
 
 
 def test_the_tutorials_generate_command_works_verbatim(triton: LiveTriton, falcon: str) -> None:
-    for model in (falcon, triton.build("hf", max_batch_size=0, echo=True)):
+    for model in (falcon, triton.build("hf", max_batch_size=0, echo=True, decoupled=False)):
         reply = post(triton, f"v2/models/{model}/generate", '{"text_input":"How can you be"}')
         assert reply["text_output"].startswith("How can you be")
         assert reply["model_name"] == model
@@ -185,7 +185,7 @@ def test_a_conversation_goes_through_the_chat_template(
 def test_token_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: str) -> None:
     from transformers import AutoTokenizer
 
-    from llmserve.demo import demo_model_path
+    from llmserve.plugin import demo_model_path
 
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     answer = triton.client.generate(batched, PROMPT, max_tokens=12)
@@ -197,7 +197,7 @@ def test_token_counts_are_those_of_the_tokenizer(triton: LiveTriton, batched: st
 def test_greedy_answers_are_those_of_generate(triton: LiveTriton, batched: str) -> None:
     from transformers import pipeline
 
-    from llmserve.demo import demo_model_path
+    from llmserve.plugin import demo_model_path
 
     generate = pipeline("text-generation", model=str(demo_model_path()), device="cpu")
     for prompt in (PROMPT, "Once upon a time", "Hello"):

@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 
 from llmserve.errors import LLMServeError, RequestRejectedError
-from llmserve.options import parse_assignments
+from llmserve.plugin import parse_assignments
 from llmserve.testing import LiveTriton
 
 WORDS = ("Programming", "The capital", "Once upon a time", "weather", "in", "a", "cat", "grüße")

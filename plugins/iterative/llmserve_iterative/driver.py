@@ -14,9 +14,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
-from llmserve.runtime import Generation, Job, Parts, Responder
-from llmserve.runtime.job import begin
-from llmserve.runtime.steps import StepDriver
+from llmserve.runtime import Generation, Job, JobRunner, Parts, Responder, begin
 
 # A new request never waits longer than this to join, even if none has arrived for a while. To
 # return a request and receive it again takes at least about a twentieth of a millisecond, and 0.2
@@ -57,7 +55,7 @@ class ActiveRequest:
     error: Exception | None = None
 
 
-class IterativeDriver(StepDriver):
+class IterativeDriver:
     """Answers Triton's rescheduled requests with a generator of the mode ``"step"``."""
 
     def __init__(
@@ -77,7 +75,7 @@ class IterativeDriver(StepDriver):
         self._watcher = Thread(target=self._watch, name="llmserve watcher", daemon=True)
 
     def start(self, parts: Parts) -> None:
-        self._set_up(parts, self._clock())
+        self._parts, self._runner = parts, JobRunner(parts, self._clock())
         self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -90,9 +88,9 @@ class IterativeDriver(StepDriver):
         self._unloaded.set()
         self._watcher.join()
         for request in self._active.values():
-            self._drop(request.job)
+            self._runner.drop(request.job)
         self._active.clear()
-        self._metrics.close()
+        self._runner.metrics.close()
 
     def _execute(self, requests: Sequence[Any]) -> None:
         now = self._clock()
@@ -109,7 +107,7 @@ class IterativeDriver(StepDriver):
         absent = [request for number, request in self._active.items() if number not in present]
         self._suspend([request for request in absent if request.queued < self._drained_until], now)
         self._step([self._active[number] for number in present], now)
-        if not self._engine.busy and any(self._active[number].job.pending for number in present):
+        if not self._runner.busy and any(self._active[number].job.pending for number in present):
             time.sleep(_PENDING_PAUSE)
         now = self._clock()
         for number, raw in present.items():
@@ -119,13 +117,13 @@ class IterativeDriver(StepDriver):
                 # frees it and its sequence's slot at once, and otherwise only after the idle time.
                 raw.set_release_flags(self._parts.pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
             if closed or self._cancel_if_gone(request, now=True):
-                self._drop(request.job)
+                self._runner.drop(request.job)
                 del self._active[number]
             else:
                 request.queued = now
             request.job.responder.detach()
         self._burst_ended = now
-        self._metrics.publish(now, at_once=not self._active)
+        self._runner.metrics.publish(now, at_once=not self._active)
 
     def _receive(self, raw: Any, number: int, start: bool, now: float) -> bool:
         """Begin a new request or continue a known one; return whether it was accepted."""
@@ -137,11 +135,11 @@ class IterativeDriver(StepDriver):
             return False
         request.job.responder.attach(raw)
         if request.error is not None:
-            self._give_up(request.job, request.error)
+            self._runner.give_up(request.job, request.error)
         elif not self._cancel_if_gone(request) and request.suspended:
             if request.job.pending:
                 return True
-            self._admit(request.job)
+            self._runner.admit(request.job)
         request.suspended = False
         return True
 
@@ -153,11 +151,11 @@ class IterativeDriver(StepDriver):
         for job in begin([raw], self._parts, eager=False):
             # The steps of the others do not wait until its constraint is compiled.
             pending = job.pending
-            if pending or self._admit(job):
+            if pending or self._runner.admit(job):
                 self._active[number] = ActiveRequest(
                     job, queued=self._drained_until, suspended=pending
                 )
-                self._metrics.began(job, now)
+                self._runner.metrics.began(job, now)
                 return True
         return False
 
@@ -173,7 +171,7 @@ class IterativeDriver(StepDriver):
     def _cancel_if_gone(self, request: ActiveRequest, *, now: bool = False) -> bool:
         """Cancel a request if its client has disconnected; return whether it has."""
         if gone := request.job.responder.cancelled(now=now):
-            self._cancel(request.job)
+            self._runner.cancel(request.job)
         return gone
 
     def _step(self, active: Sequence[ActiveRequest], began: float) -> None:
@@ -182,13 +180,13 @@ class IterativeDriver(StepDriver):
         Requests that Triton would lose run to completion, however long that takes.
         """
         burst = self._burst_length(len(active))
-        interval = self._interval(request.job for request in active) if burst else 0.0
+        interval = self._runner.interval(request.job for request in active) if burst else 0.0
         if began - self._drained_until > self._longest_hold / 4:
             # Only requests that are returned and come back show how long the others have waited.
             burst = 0.0
-        while self._engine.busy:
+        while self._runner.busy:
             jobs = (request.job for request in self._active.values() if not request.suspended)
-            for generation, error in self._make_step(jobs):
+            for generation, error in self._runner.step(jobs):
                 self._fail(generation, error)
             now = self._clock()
             self._send(active, now, interval)
@@ -215,17 +213,17 @@ class IterativeDriver(StepDriver):
         """Send new text: the first piece and the end at once, the others at a steady pace."""
         for request in active:
             waits = request.job.responder.waits
-            if waits and self._send_news(request.job, now, request.next_piece):
+            if waits and self._runner.send_news(request.job, now, request.next_piece):
                 request.next_piece = now + interval
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         for request in self._active.values():
             if generation in request.job.generations:
                 if request.job.responder.attached:
-                    self._give_up(request.job, error)
+                    self._runner.give_up(request.job, error)
                 else:
                     # Triton has its request now; it is answered when that comes back.
-                    self._drop(request.job)
+                    self._runner.drop(request.job)
                     request.error = error
 
     def _watch(self) -> None:
@@ -235,7 +233,7 @@ class IterativeDriver(StepDriver):
                 now = self._clock()
                 if self._active and now - self._burst_ended > _SILENCE:
                     self._suspend(self._active.values(), now)
-                    self._metrics.publish(now, at_once=True)
+                    self._runner.metrics.publish(now, at_once=True)
 
     def _suspend(self, requests: Iterable[ActiveRequest], now: float) -> None:
         """Free what requests hold that Triton has dropped, and forget them much later.
@@ -245,7 +243,7 @@ class IterativeDriver(StepDriver):
         for request in requests:
             if not request.suspended:
                 request.suspended = True
-                self._drop(request.job)
+                self._runner.drop(request.job)
         self._active = {
             number: request
             for number, request in self._active.items()

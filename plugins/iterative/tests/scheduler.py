@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.protocols import Answer
-from llmserve.runtime.text_formatter import TextFormatter
+from llmserve.runtime import Answer, TextFormatter
 from llmserve.testing import FakeRequest, make_parts
 from llmserve_iterative.driver import IterativeDriver
 from tests.echoes import EchoEngine

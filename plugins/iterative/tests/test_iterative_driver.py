@@ -135,7 +135,7 @@ def test_the_metrics_are_correct() -> None:
     triton.send("abc", max_tokens=4)
     triton.send("de", max_tokens=6, stream=True)
     triton.run_all()
-    families = triton.driver._metrics.families
+    families = triton.driver._runner.metrics.families
     values = {name: family.metric.value for name, family in families.items()}
     assert values["llmserve_input_tokens_total"] == 5
     assert values["llmserve_output_tokens_total"] == 10
@@ -151,7 +151,7 @@ def test_unloading_releases_everything_of_tritons() -> None:
     triton.run([triton.send("ab", max_tokens=900)])
     triton.driver.finalize()
     assert triton.nothing_is_left()
-    assert not triton.driver._metrics.families
+    assert not triton.driver._runner.metrics.families
 
 
 @settings(deadline=None)
@@ -207,7 +207,7 @@ def test_a_request_that_is_not_seen_while_none_arrives_frees_its_slot() -> None:
     while triton.engine.live:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert triton.driver._metrics.families["llmserve_running_sequences"].metric.value == 0
+    assert triton.driver._runner.metrics.families["llmserve_running_sequences"].metric.value == 0
     triton.driver.finalize()
     assert threading.active_count() <= threads
 

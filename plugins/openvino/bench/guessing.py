@@ -26,7 +26,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import llmserve
-from llmserve.demo import demo_model_path
+from llmserve.plugin import demo_model_path
 from llmserve.runtime import Generation, Params
 from llmserve_openvino.engine import OpenVinoGenerator
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime import RequestError
 from llmserve.testing import FakeBackendUtils, FakeRequest
 from llmserve_standins.tensorrtllm import model as backend
 from llmserve_standins.tensorrtllm.model import TritonPythonModel
@@ -119,19 +119,23 @@ def test_options_are_read_from_the_backends_tensors() -> None:
         bad_words_list=[[[5, 6, 7], [2, 3, -1]]],
     )[0]  # fmt: skip
     assert row.prompt_ids == [1, 2, 3]
-    assert (row.params.temperature, row.params.top_p, row.params.seed) == (0.5, 0.75, 7)
-    assert (row.params.min_tokens, row.eos_ids) == (2, frozenset({9}))
-    assert [IdTokenizer().encode(word) for word in row.params.bad_words] == [[5, 6], [7]]
+    assert (
+        row.generation.params.temperature,
+        row.generation.params.top_p,
+        row.generation.params.seed,
+    ) == (0.5, 0.75, 7)
+    assert (row.generation.params.min_tokens, row.generation.eos_ids) == (2, frozenset({9}))
+    assert [IdTokenizer().encode(word) for word in row.generation.params.bad_words] == [[5, 6], [7]]
 
 
 @pytest.mark.parametrize("extra", [{}, {"runtime_top_k": [[1]], "temperature": [[1.0]]}])
 def test_decoding_is_greedy_by_default(extra: dict[str, Any]) -> None:
-    assert rows(**extra)[0].params.effective_temperature == 0
+    assert rows(**extra)[0].generation.params.effective_temperature == 0
 
 
 @pytest.mark.parametrize("end", [-1, 2**32 - 1])
 def test_an_end_id_that_no_token_has_means_no_end(end: int) -> None:
-    assert rows(end_id=[[end]])[0].eos_ids == frozenset()
+    assert rows(end_id=[[end]])[0].generation.eos_ids == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -153,12 +157,12 @@ def test_unsupported_requests_are_refused(extra: dict[str, Any], message: str) -
 def test_the_token_that_ends_an_answer_is_withheld_and_a_stop_word_is_sent() -> None:
     ended = rows(end_id=[[9]])[0]
     for token in (5, 9):
-        ended.push(token)
-    assert (ended.finish_reason, ended.take_ids(), ended.take_ids()) == ("stop", [5], [])
+        ended.generation.push(token)
+    assert (ended.generation.finish_reason, ended.take_ids(), ended.take_ids()) == ("stop", [5], [])
     stopped = rows(stop_words_list=[[[6, 7], [2, -1]]])[0]
     for token in (5, 6, 7):
-        stopped.push(token)
-    assert (stopped.finish_reason, stopped.take_ids()) == ("stop", [5, 6, 7])
+        stopped.generation.push(token)
+    assert (stopped.generation.finish_reason, stopped.take_ids()) == ("stop", [5, 6, 7])
 
 
 class CountingModel:
@@ -173,7 +177,7 @@ class CountingModel:
         self.tokens.acquire()
         self.generated += 1
         logits = np.zeros(64, np.float32)
-        logits[10 + len(row.token_ids)] = 1
+        logits[10 + len(row.generation.token_ids)] = 1
         return logits
 
 
@@ -397,6 +401,6 @@ def test_it_generates_the_same_tokens_as_generate() -> None:
     for ids in ([70, 80, 90], [400, 5], [33]):
         row = sequences(inputs_of(ids, 12, end_id=[[0]]), 512)[0]
         while not row.done:
-            row.push(row.sampler.choose(backend.next_logits(model, row)))
+            row.generation.push(row.sampler.choose(backend.next_logits(model, row)))
         expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
-        assert row.token_ids == expected[0, len(ids) :].tolist()
+        assert row.generation.token_ids == expected[0, len(ids) :].tolist()

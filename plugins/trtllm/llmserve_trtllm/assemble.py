@@ -12,10 +12,10 @@ from llmserve.plugin import (
     Assembly,
     BuildContext,
     Container,
+    model_vocabulary,
     tokenizer_files,
     weight_files,
 )
-from llmserve.repository.source_files import model_vocabulary
 from llmserve_trtllm import engine, models, versions
 from llmserve_trtllm.build_engine import build_or_explain
 from llmserve_trtllm.launch import write_launch_script

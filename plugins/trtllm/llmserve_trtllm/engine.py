@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmserve.plugin import ConfigError, IncompatibleError, ModelSource, OptionError, read_object
-from llmserve.repository.source_files import model_vocabulary, vocabulary_size
+from llmserve.plugin import (
+    ConfigError,
+    IncompatibleError,
+    ModelSource,
+    OptionError,
+    model_vocabulary,
+    read_object,
+    vocabulary_size,
+)
 from llmserve_trtllm.target import INFLIGHT
 from llmserve_trtllm.versions import Version
 

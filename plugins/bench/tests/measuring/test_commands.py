@@ -20,7 +20,7 @@ from llmserve_bench.commands import bench, compare, sweep
 from llmserve_bench.output import load
 from tests.support import LLMSERVE, run
 
-from .scripted_triton import Running, scripted
+from .servers import Running, scripted
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_unwritable_outputs_are_refused_before_anything_is_measured(
         ("bench m --tool perf_analyzer", "there is no perf_analyzer"),
         ("bench m --metrics-url http://127.0.0.1:9", "there are no metrics"),
         ("bench m --chat", "--chat works only with --openai"),
-        ("bench m --openai 127.0.0.1:8080", "is not the address of an OpenAI endpoint"),
+        ("bench m --openai ftp://127.0.0.1:8080", "is not an address"),
         ("bench m --openai http://h/v1 --tool aiperf", "do not work with --openai"),
         ("compare a", "two subjects or more"),
         ("compare a b --concurrency 1,x", "not a list of numbers"),

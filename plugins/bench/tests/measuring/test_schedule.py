@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.demo import demo_model_path
 from llmserve.errors import UsageError
+from llmserve.plugin import demo_model_path
 from llmserve_bench.prompts import (
     ESTIMATE,
     Lengths,

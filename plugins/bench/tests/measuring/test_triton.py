@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from llmserve.registry import Registry
+from llmserve.plugin import Registry
 from llmserve_bench.results import Gauge
 from llmserve_bench.targets import Target
 from llmserve_bench.triton import Observer, fetch, read_gauges

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from llmserve.plugin import IncompatibleError
-from llmserve.runtime.linear import speed_up
+from llmserve.runtime import speed_up
 from llmserve_iterative.engine.attention import FlashPlan, PagePlan, Rule, Store, Tokens
 from llmserve_iterative.engine.graphs import DecodeGraphs
 from llmserve_iterative.engine.scheduler import Chunk, detached_sequence

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from llmserve.runtime.generation import Generation
+from llmserve.runtime import Generation
 from llmserve_iterative.engine.engine import Engine
 from tests.tiny_models import make_model
 

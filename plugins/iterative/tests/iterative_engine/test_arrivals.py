@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.runtime.generation import Generation
+from llmserve.runtime import Generation
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
 from tests.support import generation

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from llmserve.errors import IncompatibleError
-from llmserve.runtime import Generation
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime import Generation, RequestError
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.engine.engine import Engine
 from tests.support import generation

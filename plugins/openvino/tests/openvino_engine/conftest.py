@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.demo import demo_model_path
+from llmserve.plugin import demo_model_path
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 import llmserve
-from llmserve.builder.build import build_spec
-from llmserve.builder.plan import BuildSpec
-from llmserve.demo import demo_model_path
 from llmserve.errors import ModelSourceError, OptionError, PluginError
+from llmserve.plugin import BuildSpec, build_spec, demo_model_path
 
 
 def model_folder(build: Any) -> Path:

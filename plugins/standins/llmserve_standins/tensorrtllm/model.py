@@ -14,10 +14,9 @@ from threading import Condition, Thread
 from types import SimpleNamespace
 from typing import Any
 
-from llmserve.demo import demo_model_path
-from llmserve.runtime import RequestError
+from llmserve.plugin import demo_model_path
+from llmserve.runtime import Compiler, RequestError
 from llmserve.runtime.causal import context_length, load
-from llmserve.runtime.compiling import Compiler
 from llmserve_standins.notice import notice
 from llmserve_standins.tensorrtllm.request import PendingRequest, TokenSequence
 from llmserve_standins.tensorrtllm.settings import Settings
@@ -57,7 +56,7 @@ class TritonPythonModel:
                 try:
                     self._accept(request)
                 except Exception as error:
-                    request.fail(error)
+                    request.responder.fail(error)
             self._changed.notify_all()
 
     def finalize(self) -> None:
@@ -76,13 +75,14 @@ class TritonPythonModel:
             # It ends the request with its id, and gets an empty response.
             if not request.id:
                 message = "Trying to stop a request but request ID is not provided"
-                request.refuse(message, internal=True)
+                request.responder.refuse(message, internal=True)
             for row in (row for other in same_id for row in other.rows):
-                row.cancel()
+                row.generation.cancel()
             request.send_new()
             return
         if request.streams and not self._settings.decoupled:
-            raise RequestError("streaming is only supported where the model is decoupled")
+            problem = "streaming is only supported where the model is decoupled"
+            raise RequestError(problem, code="unsupported_option", param="streaming")
         if self._settings.is_0_5 and request.id:
             # 0.5.0 accepts only whole numbers, and no id twice at once.
             if not request.id.isdigit():
@@ -103,7 +103,9 @@ class TritonPythonModel:
             for request in running:
                 self._step(request)
             with self._changed:
-                self._requests = [request for request in self._requests if not request.closed]
+                self._requests = [
+                    request for request in self._requests if not request.responder.closed
+                ]
 
     def _start_waiting(self) -> list[PendingRequest]:
         """Start waiting requests that fit, in static batches only when none runs; return all."""
@@ -124,10 +126,10 @@ class TritonPythonModel:
         try:
             for row in request.rows:
                 if not row.done:
-                    row.push(row.sampler.choose(next_logits(self._model, row)))
+                    row.generation.push(row.sampler.choose(next_logits(self._model, row)))
             request.send_new()
         except Exception as error:
-            request.fail(error)
+            request.responder.fail(error)
 
 
 def load_model(settings: Settings) -> Any:
@@ -142,7 +144,7 @@ def next_logits(model: Any, row: TokenSequence) -> Any:
     """Return the model's logits for the next token."""
     import torch
 
-    ids = [row.token_ids[-1]] if row.cache is not None else row.prompt_ids
+    ids = [row.generation.token_ids[-1]] if row.cache is not None else row.prompt_ids
     with torch.inference_mode():
         tensor = torch.tensor([ids], device=model.device)
         result = model(input_ids=tensor, past_key_values=row.cache, use_cache=True)

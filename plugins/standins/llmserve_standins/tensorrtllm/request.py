@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Generation, Params, RequestError, Responder, Sampler, tensors_of
-from llmserve.runtime.compiling import Compiler
-from llmserve.runtime.constrained import FormConstraint
+from llmserve.runtime import (
+    Compiler,
+    FormConstraint,
+    Generation,
+    Params,
+    RequestError,
+    Responder,
+    Sampler,
+    tensors_of,
+)
 from llmserve_standins.tensorrtllm.settings import Settings
 
 _SCORES = {"cum_log_probs", "output_log_probs", "context_logits", "generation_logits"}
@@ -52,29 +60,39 @@ class IdTokenizer:
 _IDS: Any = IdTokenizer()
 
 
-class TokenSequence(Generation):
+@dataclass
+class TokenSequence:
     """One sequence. Like TensorRT-LLM, it withholds the id that ends it, and sends stop words."""
 
+    generation: Generation
+    sampler: Sampler
     cache: Any = None
     """The model's keys and values of the tokens so far."""
-    sampler: Sampler
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return list(self.generation.prompt_ids)
+
+    @property
+    def done(self) -> bool:
+        return self.generation.done
 
     def take_ids(self) -> list[int]:
         """Return the tokens since the last call, except for the one that ends an answer."""
-        return list(_IDS.encode(self.take()))
+        return list(_IDS.encode(self.generation.take()))
 
 
-class PendingRequest(Responder):
+class PendingRequest:
     """Sends the tokens of its sequences: pieces as they are generated, or all at the end."""
 
     def __init__(self, raw: Any, settings: Settings, pb: Any) -> None:
         parts: Any = SimpleNamespace(pb_utils=pb)
-        super().__init__(raw, parts)
+        self.responder = Responder(raw, parts)
         self.id: str = raw.request_id()
         self.inputs = tensors_of(raw)
         self.started = False
         self.rows: list[TokenSequence] = []
-        self._settings, self._pb = settings, pb
+        self._settings = settings
         self._outputs = frozenset(raw.requested_output_names()) or settings.outputs.keys()
         self.streams = self.flag("streaming")
         # A stream has only new tokens.
@@ -89,13 +107,16 @@ class PendingRequest(Responder):
         """Create a sequence for each row; refuse inputs that the stand-in does not support."""
         for name, tensor in self.inputs.items():
             if name not in _SUPPORTED and tensor.size:
-                raise RequestError(f"the stand-in for TensorRT-LLM does not support {name}")
+                problem = f"the stand-in for TensorRT-LLM does not support {name}"
+                raise RequestError(problem, code="unsupported_option", param=name)
             if name in _ALLOWED and (tensor != _ALLOWED[name]).any():
                 allowed = str(_ALLOWED[name]).lower()
-                raise RequestError(f"the stand-in for TensorRT-LLM supports only {name} {allowed}")
+                problem = f"the stand-in for TensorRT-LLM supports only {name} {allowed}"
+                raise RequestError(problem, code="unsupported_option", param=name)
         if self._settings.is_0_5 and self.inputs.keys() >= _EXCLUSIVE_IN_0_5:
             names = " and ".join(sorted(_EXCLUSIVE_IN_0_5))
-            raise RequestError(f"Found ambiguous parameters {names} which are mutually exclusive.")
+            problem = f"Found ambiguous parameters {names} which are mutually exclusive."
+            raise RequestError(problem, code="conflicting_options")
         rows = range(len(self.inputs["input_ids"]))
         self.rows = [self._sequence(row, context_length, compiler) for row in rows]
 
@@ -119,7 +140,12 @@ class PendingRequest(Responder):
         if length < 1 or (context_length is not None and len(ids) + length > context_length):
             raise RequestError(
                 f"request_output_len {length} and the prompt's {len(ids)} tokens do not fit the "
-                f"engine's context of {context_length}"
+                f"engine's context of {context_length}",
+                code="context_length_exceeded",
+                param="max_tokens",
+                **({"context": context_length} if context_length else {}),
+                prompt_tokens=len(ids),
+                max_tokens=length,
             )
         top_k, top_p = value("runtime_top_k", 0), value("runtime_top_p", 0.0)
         params = Params(
@@ -137,21 +163,20 @@ class PendingRequest(Responder):
             bad_words=self._words(row, "bad_words_list"),
         )
         end = value("end_id", _NO_END)
-        sequence = TokenSequence(
+        generation = Generation(
             ids, params, max_tokens=length,
             eos_ids=frozenset() if end < 0 or end == _NO_END else frozenset({end}),
-            decode=_IDS.decode, is_cancelled=self.cancelled,
+            decode=_IDS.decode, is_cancelled=self.responder.cancelled,
         )  # fmt: skip
-        sequence.sampler = Sampler(sequence, _IDS)
         names = ("guided_decoding_guide_type", "guided_decoding_guide")
         kind, guide = (value(name, b"").decode() for name in names)
         if kind == "json":
             kind, guide = "json_schema", '{"type":"object"}'
         # Like the real backend, it ignores an unknown type.
         if compiler and kind in ("json_schema", "regex", "ebnf_grammar"):
-            sequence.constraint = FormConstraint(sequence, compiler.start((kind, guide)))
-            sequence.settle()
-        return sequence
+            generation.constraint = FormConstraint(generation, compiler.start((kind, guide)))
+            generation.settle()
+        return TokenSequence(generation, Sampler(generation, _IDS))
 
     def send_new(self) -> None:
         """Send the new tokens, if any are due; without sequences, send an empty final response."""
@@ -161,18 +186,18 @@ class PendingRequest(Responder):
             return
         if self._echo:
             pieces = [[*row.prompt_ids, *ids] for row, ids in zip(self.rows, pieces, strict=True)]
-        tensors = self._tensors(pieces) if pieces else []
-        self._send(self._pb.InferenceResponse(output_tensors=tensors), done)
+        tensors = self._tensors(pieces) if pieces else {}
+        self.responder.send_tensors(tensors, final=done)
 
-    def _tensors(self, pieces: Sequence[Sequence[int]]) -> list[Any]:
+    def _tensors(self, pieces: Sequence[Sequence[int]]) -> dict[str, Any]:
         rows, settings = self.rows, self._settings
         width = max(map(len, pieces))
         if settings.is_0_5 and not self.streams:
             # 0.5.0 pads whole answers to their maximum length.
-            width = max(len(row.prompt_ids) + row.max_tokens for row in rows)
+            width = max(len(row.prompt_ids) + row.generation.max_tokens for row in rows)
         ids = np.zeros((len(rows), 1, width), np.int32)
         for index, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
-            ids[index] = min(row.eos_ids, default=0)
+            ids[index] = min(row.generation.eos_ids, default=0)
             ids[index, 0, : len(piece)] = piece
         lengths = np.array([[len(piece)] for piece in pieces], np.int32)
         values: dict[str, Any] = {"output_ids": ids, "sequence_length": lengths}
@@ -187,4 +212,4 @@ class PendingRequest(Responder):
                 sizes = (max(size, 1) for size in settings.outputs[name])
                 values[name] = np.zeros((len(rows), *sizes), np.float32)
         names = (name for name in settings.outputs if name in self._outputs and name in values)
-        return [self._pb.Tensor(name, values[name]) for name in names]
+        return {name: values[name] for name in names}

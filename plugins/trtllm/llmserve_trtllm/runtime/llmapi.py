@@ -63,7 +63,7 @@ class LlmApi:
             try:
                 answer.rows = self._rows(inputs)
             except RequestError as error:
-                answer.fail(error)
+                answer.responder.fail(error)
             else:
                 self._threads.submit(self._answer, answer)
 
@@ -87,14 +87,21 @@ class LlmApi:
             if length < 1 or len(prompt) + length > self._context:
                 raise RequestError(
                     f"request_output_len {length} and the prompt's {len(prompt)} tokens do not fit "
-                    f"the model's context of {self._context}"
+                    f"the model's context of {self._context}",
+                    code="context_length_exceeded",
+                    param="max_tokens",
+                    context=self._context,
+                    prompt_tokens=len(prompt),
+                    max_tokens=length,
                 )
             for name in _WORDS:
                 options[name] = words_of(inputs[name][index]) if name in inputs else []
             # If LLM has a tokenizer, it encodes bad words from their texts, which are unknown here.
             if self._guided and any(len(word) > 1 for word in options["bad_words_list"]):
                 raise RequestError(
-                    "bad_words of several tokens are not supported by a model with guided decoding"
+                    "bad_words of several tokens are not supported by a model with guided decoding",
+                    code="unsupported_option",
+                    param="bad_words",
                 )
             rows.append(_Row(prompt, options))
         return rows
@@ -110,14 +117,14 @@ class LlmApi:
             for row, result in zip(answer.rows, results, strict=True):
                 for output in result if answer.streams else [result.result()]:
                     row.update(output.outputs[0].token_ids)
-                    if row.ended or answer.cancelled():
+                    if row.ended or answer.responder.cancelled():
                         result.abort()
                         break
                     if answer.streams:
                         answer.respond()
             answer.respond(final=True)
         except Exception as error:
-            answer.fail(error)
+            answer.responder.fail(error)
         finally:
             self._running.pop(answer.id, None)
 
@@ -213,11 +220,11 @@ def _guided_decoding(options: Mapping[str, Any]) -> Any:
     return GuidedDecodingParams(**{names[kind]: guide})
 
 
-class _Answer(Responder):
+class _Answer:
     """Sends the tokens of all rows of a request in one response."""
 
     def __init__(self, raw: Any, inputs: Tensors, parts: Parts, *, streams: bool) -> None:
-        super().__init__(raw, parts)
+        self.responder = Responder(raw, parts)
         self.id: str = raw.request_id()
         self.rows: list[_Row] = []
         self.streams = streams and "streaming" in inputs and bool(inputs["streaming"].any())
@@ -233,21 +240,20 @@ class _Answer(Responder):
             row.sent = len(row.tokens)
         if not final and not any(pieces):
             return
-        pb, tensors = self._parts.pb_utils, []
+        tensors = {}
         if pieces:
             ids = np.zeros((len(pieces), 1, max(map(len, pieces))), np.int32)
             for row_ids, piece in zip(ids, pieces, strict=True):
                 row_ids[0, : len(piece)] = piece
             lengths = np.array([[len(piece)] for piece in pieces], np.int32)
-            tensors = [pb.Tensor("output_ids", ids), pb.Tensor("sequence_length", lengths)]
-        self._send(pb.InferenceResponse(output_tensors=tensors), final)
+            tensors = {"output_ids": ids, "sequence_length": lengths}
+        self.responder.send_tensors(tensors, final=final)
 
 
 def _load_stand_in(name: str, settings: Mapping[str, Any], folder: Path) -> Any:
     """Return a ``TritonPythonModel`` of the installed backend ``tensorrtllm``."""
     from llmserve.errors import PluginError
-    from llmserve.registry import Registry
-    from llmserve.roles import Backend
+    from llmserve.plugin import Backend, Registry
 
     try:
         backend = Registry.load().get(Backend, "tensorrtllm")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmserve.errors import ConfigError, LLMServeError, OptionError
-from llmserve.repository.manifest import Manifest
+from llmserve.plugin import Manifest
 from llmserve_trtllm.engine import check_engine, read_engine
 from llmserve_trtllm.target import resolve_scheduler
 from llmserve_trtllm.versions import Version, choose_version

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import llmserve
-from llmserve.demo import demo_model_path
 from llmserve.errors import IncompatibleError
-from llmserve.runtime.hf_tokenizer import TransformersTokenizer
+from llmserve.plugin import demo_model_path
+from llmserve.runtime import TransformersTokenizer
 
 from .building import engine_of
 

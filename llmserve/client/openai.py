@@ -1,0 +1,184 @@
+"""A client of servers with OpenAI's API, and what it sends and reads, for others that send it.
+
+The ``openai`` package takes ten times the processor time for each piece of a stream, which would
+show in the times of a load generator, and twenty times as long to import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from llmserve.client.results import Completion, Piece, gather
+from llmserve.contract.options import API_NAMES
+from llmserve.errors import (
+    ClientError,
+    ModelNotReadyError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    UnreachableError,
+    UsageError,
+)
+
+KEY = "OPENAI_API_KEY"
+_REASONING = ("reasoning_content", "reasoning")
+"""Servers use either name for it."""
+
+
+class OpenAIRequest(NamedTuple):
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class OpenAIApi:
+    """The requests to one server and the answers in them, whatever sends them."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, self.port = parts.hostname, parts.port
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
+            raise UsageError(f"{url!r} is not an address", mend="use http://host:port/v1")
+        self.host = host
+        self.is_encrypted = parts.scheme == "https"
+        path = quote(parts.path.rstrip("/"), safe="/%") or "/v1"
+        self.url = f"{parts.scheme}://{parts.netloc}{path}"
+
+    def request(
+        self, model: str, prompt: str, options: Mapping[str, Any], *, stream: bool
+    ) -> OpenAIRequest:
+        """Return the request for an answer, to a chat if the options have ``messages``."""
+        key, headers = os.environ.get(KEY, "").strip(), {"content-type": "application/json"}
+        if not (key.isascii() and key.isprintable()):
+            raise UsageError(f"{KEY} contains an invalid character", mend="set it again")
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        is_chat = options.get("messages") is not None
+        body: dict[str, Any] = {"model": model} if is_chat else {"model": model, "prompt": prompt}
+        body |= {API_NAMES.get(name, name): v for name, v in options.items() if v is not None}
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        url = f"{self.url}/{'chat/' if is_chat else ''}completions"
+        return OpenAIRequest(url, headers, json.dumps(body).encode())
+
+    @classmethod
+    def read_line(cls, line: bytes, *, reasoning: bool = False) -> list[Piece] | None:
+        """Read a line of a stream; None is its end. Anything that is no event has no pieces."""
+        if not line.startswith(b"data:"):
+            return []
+        data = line[5:].strip()
+        return None if data == b"[DONE]" else cls.read_answer(data, reasoning=reasoning)
+
+    @staticmethod
+    def read_answer(data: bytes, *, reasoning: bool = False) -> list[Piece]:
+        """Read an answer or a part of it, with its ``reasoning`` as text if that is wanted.
+
+        The last piece has the counts. What is not in the format of the API raises a ValueError,
+        LookupError, TypeError or AttributeError.
+        """
+        content = json.loads(data)
+        if error := content.get("error"):
+            message = error.get("message", error) if isinstance(error, Mapping) else error
+            raise RequestRejectedError(str(message))
+        usage = content.get("usage") or {}
+        choices = (content.get("choices") or ()) if usage else content["choices"]
+        pieces = [_piece(choice, reasoning) for choice in choices]
+        counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if usage:
+            last = pieces.pop() if pieces else Piece("")
+            pieces.append(replace(last, input_tokens=counts[0], output_tokens=counts[1]))
+        return pieces
+
+    @staticmethod
+    def refusal(status: int, body: bytes) -> ClientError:
+        """Return the error for a response that is not 200."""
+        try:
+            error = json.loads(body)["error"]
+            message = str(error["message"] if isinstance(error, Mapping) else error)
+        except (ValueError, LookupError, TypeError):
+            words = body.decode(errors="replace").strip()[:200]
+            message = f"the server answered {status}" + (f" ({words})" if words else "")
+        if status == 401:
+            return RequestRejectedError(message, mend=f"set {KEY}")
+        if status == 404:
+            return ModelNotReadyError(message)
+        return (
+            RequestTimeoutError(message) if status in (408, 504) else RequestRejectedError(message)
+        )
+
+    @staticmethod
+    def late(seconds: float) -> RequestTimeoutError:
+        problem = f"no answer within {seconds:g} s"
+        return RequestTimeoutError(problem, mend="allow more time, or ask for less")
+
+    def unreachable(self, error: Exception) -> UnreachableError:
+        # What a server sends instead of a response may have control characters.
+        reason = repr(str(error))[1:-1] or type(error).__name__
+        return UnreachableError(
+            f"no server answers at {self.url}: {reason}",
+            mend="start one with `llmserve gateway`, or give another address with --openai",
+        )
+
+
+def _piece(choice: Mapping[str, Any], reasoning: bool) -> Piece:
+    message = choice.get("delta") or choice.get("message") or {}
+    names = ("content", *_REASONING) if reasoning else ("content",)
+    texts = (choice.get("text"), *map(message.get, names))
+    text = next(filter(None, texts), "")
+    return Piece(text, choice.get("index") or 0, choice.get("finish_reason"))
+
+
+class OpenAIClient:
+    """A client of one server; each request opens its own connection, so threads may share it."""
+
+    def __init__(self, url: str, timeout: float | None = None) -> None:
+        self._api = OpenAIApi(url)
+        self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
+        self._timeout = timeout
+
+    def close(self) -> None:
+        """Do nothing: no connection outlives its request."""
+
+    def generate(self, model: str, prompt: str = "", **options: Any) -> Completion:
+        return gather(self.stream(model, prompt, **options), 1)[0]
+
+    def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Piece]:
+        request = self._api.request(model, prompt, options, stream=True)
+        connection = self._connection_type(self._api.host, self._api.port, timeout=self._timeout)
+        try:
+            is_stream = False
+            for line in self._send(connection, request):
+                pieces = self._api.read_line(line)
+                is_stream = is_stream or bool(pieces)
+                # Only the first of several answers is asked for.
+                yield from (piece for piece in pieces or () if piece.index == 0)
+            if not is_stream:
+                raise ValueError("no stream")
+        except (OSError, HTTPException) as error:
+            # Without a timeout of its own, this is the system's attempt to connect.
+            if isinstance(error, TimeoutError) and self._timeout is not None:
+                raise self._api.late(self._timeout) from None
+            raise self._api.unreachable(error) from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise UnreachableError(
+                f"the server at {self._api.url} does not stream as OpenAI's API does",
+                mend="give another address with --openai",
+            ) from None
+        finally:
+            connection.close()
+
+    def _send(self, connection: HTTPConnection, request: OpenAIRequest) -> HTTPResponse:
+        path = urlsplit(request.url).path
+        connection.request("POST", path, request.body, request.headers)
+        response = connection.getresponse()
+        if response.status == 200:
+            return response
+        raise self._api.refusal(response.status, response.read())
