@@ -26,6 +26,7 @@ from llmserve.errors import OutputError as OutputError
 from llmserve.errors import PluginError as PluginError
 from llmserve.errors import UsageError as UsageError
 from llmserve.hookspecs import hookimpl as hookimpl
+from llmserve.names import near as near
 from llmserve.options import INT32_MAX as INT32_MAX
 from llmserve.options import Option as Option
 from llmserve.options import Value as Value
@@ -47,6 +48,10 @@ from llmserve.repository.source_files import model_vocabulary as model_vocabular
 from llmserve.repository.source_files import tokenizer_files as tokenizer_files
 from llmserve.repository.source_files import vocabulary_size as vocabulary_size
 from llmserve.repository.source_files import weight_files as weight_files
+from llmserve.repository.wheels import Wheels as Wheels
+from llmserve.repository.wheels import make_wheels as make_wheels
+from llmserve.repository.wheels import wheels_in as wheels_in
+from llmserve.repository.wheels import wheels_named as wheels_named
 from llmserve.roles import Backend as Backend
 from llmserve.roles import Batching as Batching
 from llmserve.roles import Formatter as Formatter

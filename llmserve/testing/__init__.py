@@ -1,4 +1,4 @@
-"""Test tools for plugin authors: a live Triton, a fake one, and a conformance suite.
+"""Test tools for plugin authors: a live, a scripted and a fake Triton, and a conformance suite.
 
 In a plugin's ``pyproject.toml``::
 
@@ -44,6 +44,7 @@ from llmserve.testing.fake import (
 )
 from llmserve.testing.frontends import FrontendConformance
 from llmserve.testing.live import LiveTriton
+from llmserve.testing.scripted import ScriptedTriton
 
 __all__ = [
     "ByteTokenizer",
@@ -55,6 +56,7 @@ __all__ = [
     "FrontendConformance",
     "LiveTriton",
     "RecipeConformance",
+    "ScriptedTriton",
     "check_repository",
     "demo_model_path",
     "make_parts",

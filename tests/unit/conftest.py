@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.scripted import Scripted
+from llmserve.testing import ScriptedTriton
 
 
 @pytest.fixture
-def scripted() -> Scripted:
-    return Scripted()
+def scripted() -> ScriptedTriton:
+    models = {"m": "stream", "other": "unary"}
+    return ScriptedTriton(pieces=["cut ", "off"], index=False, models=models)
 
 
 @pytest.fixture
-def url(scripted: Scripted) -> Iterator[str]:
+def url(scripted: ScriptedTriton) -> Iterator[str]:
     with scripted.serving() as url:
         yield url

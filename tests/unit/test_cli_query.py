@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 from llmserve.client import aio
 from llmserve.errors import UnreachableError, UsageError
+from llmserve.testing import ScriptedTriton
 from llmserve_cli import query as query_module
 from llmserve_cli.group import cli
 from llmserve_cli.terminal import fold_table, print_table
-from tests.unit.scripted import Scripted
 
 
 def query(*words: str, stdin: str | bytes | None = None) -> Result:
@@ -70,7 +70,7 @@ def test_a_prompt_that_cannot_be_sent_is_refused_with_the_fix(
 
 @pytest.mark.parametrize("words", [["Hi"], ["Hi", "--json"], ["--file", __file__]])
 def test_a_server_that_falls_silent_does_not_block_a_query(
-    scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    scripted: ScriptedTriton, url: str, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setattr(query_module, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(aio, "QUICK_SECONDS", 0.5)
@@ -81,14 +81,16 @@ def test_a_server_that_falls_silent_does_not_block_a_query(
 
 
 def test_a_slow_server_is_waited_for(
-    scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedTriton, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_module, "SILENT_SECONDS", 0.05)
-    scripted.delay = 0.5
+    scripted.first = 0.5
     assert query("Hi", "--url", url).stdout == "cut off\n"
 
 
-def test_escapes_in_an_answer_reach_a_pipe_but_no_terminal(scripted: Scripted, url: str) -> None:
+def test_escapes_in_an_answer_reach_a_pipe_but_no_terminal(
+    scripted: ScriptedTriton, url: str
+) -> None:
     scripted.pieces = ["red: \x1b[31m", "\x07 done"]
     command = [sys.executable, "-m", "llmserve_cli", "query", "m", "Hi", "--url", url]
     piped = subprocess.run(command, capture_output=True, check=True, timeout=60)
@@ -131,7 +133,7 @@ def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("locale", ["", "C", "POSIX", "xx_YY.UTF-8"])
-def test_text_survives_any_locale(scripted: Scripted, url: str, locale: str) -> None:
+def test_text_survives_any_locale(scripted: ScriptedTriton, url: str, locale: str) -> None:
     scripted.pieces = ["grün ", "🙂"]
     unset = {"LC_ALL", "LC_CTYPE", "LANG"}
     environment = {name: value for name, value in os.environ.items() if name not in unset}
@@ -153,7 +155,7 @@ def test_text_survives_any_locale(scripted: Scripted, url: str, locale: str) -> 
 )
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_an_answer_that_was_cut_off_says_so(
-    scripted: Scripted, url: str, reason: str, words: list[str], notice: str
+    scripted: ScriptedTriton, url: str, reason: str, words: list[str], notice: str
 ) -> None:
     scripted.reason = reason
     result = query(*words, "--url", url, stdin="one\ntwo\n")
@@ -163,8 +165,11 @@ def test_an_answer_that_was_cut_off_says_so(
 
 @pytest.mark.parametrize("words", [["--chat"], ["--system", "Be brief."]])
 def test_a_chat_may_begin_with_a_system_message(
-    scripted: Scripted, url: str, words: list[str]
+    scripted: ScriptedTriton, url: str, words: list[str]
 ) -> None:
     assert query("Hi", *words, "--url", url).stdout == "cut off\n"
     system = [{"role": "system", "content": text} for text in words[1:]]
-    assert json.loads(scripted.messages[0]) == [*system, {"role": "user", "content": "Hi"}]
+    assert json.loads(scripted.messages[0]) == [
+        *system,
+        {"role": "user", "content": "Hi"},
+    ]

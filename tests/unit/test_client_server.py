@@ -18,7 +18,7 @@ import pytest
 from llmserve import errors
 from llmserve.client import Timeouts, connect, connect_async, script
 from llmserve.client.aio import AsyncChannel
-from tests.unit.scripted import Scripted
+from llmserve.testing import ScriptedTriton
 
 
 def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_stream_that_stops_in_the_middle_is_no_answer(
-    scripted: Scripted, url: str, tmp_path: Path
+    scripted: ScriptedTriton, url: str, tmp_path: Path
 ) -> None:
     scripted.finish = "early"
     with connect(url) as client:
@@ -55,7 +55,9 @@ def test_models_are_named_where_the_index_is_restricted(url: str) -> None:
     assert str(caught.value) == "the server does not have 'otter': choose one of other, m"
 
 
-def test_a_name_that_triton_reads_only_in_part_is_no_model(scripted: Scripted, url: str) -> None:
+def test_a_name_that_triton_reads_only_in_part_is_no_model(
+    scripted: ScriptedTriton, url: str
+) -> None:
     with connect(url) as client:
         for name in ("m\0", "m\0other"):
             with pytest.raises(errors.ModelNotReadyError, match=r"does not have 'm.x00"):
@@ -118,7 +120,7 @@ def test_escapes_in_an_answer_reach_no_terminal(
     ],
 )
 def test_a_timeout_names_what_did_not_arrive(
-    scripted: Scripted, url: str, timeout: Any, pieces: list[str], message: str
+    scripted: ScriptedTriton, url: str, timeout: Any, pieces: list[str], message: str
 ) -> None:
     scripted.pieces, scripted.finish = pieces, "silent"
     with connect(url) as client:
@@ -158,7 +160,7 @@ GOING_AWAY = b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)
 
 @pytest.mark.parametrize(("last_frame", "sent"), [(GOING_AWAY, 1), (b"", 0)])
 def test_only_a_request_that_was_not_processed_is_resent(
-    scripted: Scripted, url: str, last_frame: bytes, sent: int
+    scripted: ScriptedTriton, url: str, last_frame: bytes, sent: int
 ) -> None:
     """The first connection ends as soon as a request arrives; the others lead to a server."""
     host, _, port = url.partition(":")

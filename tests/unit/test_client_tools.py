@@ -12,7 +12,7 @@ from llmserve.client.tools.calls import read_calls
 from llmserve.client.tools.parsers import Json
 from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.errors import OptionError
-from tests.unit.scripted import CONFIG, Scripted
+from llmserve.testing import ScriptedTriton
 
 CHAT = [{"role": "user", "content": "Hi"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {}}}}}
@@ -46,11 +46,8 @@ def test_a_required_call_is_a_call_unless_the_answer_was_cut() -> None:
     assert read_calls(Json(tools.names), cut) == cut
 
 
-def test_the_template_is_asked_for_once(
-    scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = f'{CONFIG} input {{ name: "chat_template_kwargs" data_type: TYPE_STRING dims: [1] }}'
-    monkeypatch.setattr("tests.unit.scripted.CONFIG", config)
+def test_the_template_is_asked_for_once(scripted: ScriptedTriton, url: str) -> None:
+    scripted.inputs = ["chat_template_kwargs"]
     scripted.pieces = [json.dumps({"chat_template": "{{ tools }} <tool_call>"})]
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
     with connect(url) as client:

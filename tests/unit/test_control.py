@@ -24,8 +24,8 @@ from llmserve.server import Progress, ServerSettings, control
 from llmserve.server.control import announced, ask, control_folder, listening, running_servers
 from llmserve.server.loading import Loading
 from llmserve.server.states import Watch
+from llmserve.testing import ScriptedTriton
 from llmserve_cli.group import cli
-from tests.unit.scripted import Scripted
 
 Announce = Callable[..., AbstractContextManager[Path]]
 
@@ -158,7 +158,7 @@ def test_a_server_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_query_finds_the_server_that_runs(
-    scripted: Scripted, url: str, serving: Callable[..., Fake], tmp_path: Path
+    scripted: ScriptedTriton, url: str, serving: Callable[..., Fake], tmp_path: Path
 ) -> None:
     serving(url, tmp_path, "m")
     assert run("query", "m", "Hi").stdout == "cut off\n"

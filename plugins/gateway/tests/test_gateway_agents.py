@@ -15,11 +15,11 @@ import pytest
 from llmserve.client import Completion, ModelInfo
 from llmserve.errors import UsageError
 from llmserve.plugin import Address
+from llmserve.testing import ScriptedTriton
 from llmserve_gateway.commands import read_prompt
 from llmserve_gateway.gateway import Settings
 from llmserve_gateway.replicas import Replicas
 from tests.gateways import NO_TRITON, Triton, request_via
-from tests.unit.scripted import CONFIG, Scripted
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Tokyo"}}</tool_call>'
 PARAMETERS = {
@@ -161,15 +161,10 @@ def test_the_text_can_be_set_and_its_use_is_logged_once(caplog: pytest.LogCaptur
     assert "--tool-prompt" in line
 
 
-def test_a_conversation_with_calls_asks_for_the_template_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kwargs = 'input { name: "chat_template_kwargs" data_type: TYPE_STRING dims: [1] }'
-    made = 'parameters { key: "llmserve.version" value { string_value: "0.1" } }'
-    monkeypatch.setattr("tests.unit.scripted.CONFIG", f"{CONFIG} {kwargs} {made}")
-    scripted = Scripted()
+def test_a_conversation_with_calls_asks_for_the_template_once() -> None:
     about = {"ids": [], "text": "", "context_length": 512, "chat_template": "{{ tools }}"}
-    scripted.pieces, scripted.reason = [json.dumps(about)], "stop"
+    models = {"m": "stream"}
+    scripted = ScriptedTriton([json.dumps(about)], models=models, inputs=["chat_template_kwargs"])
     path, body, name, answered = FRAMEWORKS["openai-agents, chat"]
     request = {"model": "m", **body, name: [*body[name], *answered]}
     with scripted.serving() as url:

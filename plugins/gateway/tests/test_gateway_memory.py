@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
-from tritonclient.grpc import service_pb2
-
-from llmserve.client.messages import pack_texts
+from llmserve.testing import ScriptedTriton
 from tests.gateways import gateway_process
-from tests.unit.scripted import Scripted
 
 BODY = b'{"model": "m", "prompt": "Hi", "stream": true}'
 STREAM = (
@@ -38,19 +32,8 @@ threading.Thread(target=report, daemon=True).start()
 """
 
 
-class Endless(Scripted):
-    """Streams until the client leaves."""
-
-    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
-        (request,) = requests
-        left = threading.Event()
-        context.add_callback(left.set)
-        while not left.wait(0.002):
-            message = service_pb2.ModelStreamInferResponse()
-            message.infer_response.id = request.id
-            message.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
-            message.infer_response.raw_output_contents.append(pack_texts(["x"]))
-            yield message
+# Until the client leaves.
+ENDLESS = ScriptedTriton(["x"] * 1_000_000, gap=0.002, models={"m": "stream"})
 
 
 async def cut(port: int, streams: int) -> None:
@@ -86,7 +69,7 @@ def held(process: subprocess.Popen[str]) -> tuple[int, int]:
 def test_streams_that_are_cut_off_leave_nothing() -> None:
     streams = 1500
     with (
-        Endless().serving() as url,
+        ENDLESS.serving() as url,
         gateway_process(limits="64, 64", url=url, before=REPORT) as (process, port),
     ):
         held(process)  # From here on, nobody reads the log.

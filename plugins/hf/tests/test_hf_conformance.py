@@ -15,13 +15,8 @@ class TestHf(ConstrainedConformance):
         return text in ("red", "green (light)")
 
 
-class TestHfInOnePiece(RecipeConformance):
-    recipe = "hf"
-    options = {"decoupled": False}
-
-
 class TestHfUnbatched(RecipeConformance):
-    """The options of Persimmon in the tutorial: single prompts, repeated in the answer."""
+    """Whole answers to single prompts, which they repeat, as the tutorial's Persimmon."""
 
     recipe = "hf"
-    options = {"max_batch_size": 0, "echo": True}
+    options = {"max_batch_size": 0, "echo": True, "decoupled": False}

@@ -64,7 +64,7 @@ def test_the_tutorials_infer_command_works_verbatim(triton: LiveTriton, falcon: 
 
 
 def test_the_tutorials_generate_command_works_verbatim(triton: LiveTriton, falcon: str) -> None:
-    for model in (falcon, triton.build("hf", max_batch_size=0, echo=True)):
+    for model in (falcon, triton.build("hf", max_batch_size=0, echo=True, decoupled=False)):
         reply = post(triton, f"v2/models/{model}/generate", '{"text_input":"How can you be"}')
         assert reply["text_output"].startswith("How can you be")
         assert reply["model_name"] == model

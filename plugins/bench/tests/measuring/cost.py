@@ -13,7 +13,7 @@ from llmserve_bench.prompts import Prompts
 from llmserve_bench.results import Load
 from llmserve_bench.targets import Target
 
-from .scripted_triton import scripted
+from .servers import scripted
 
 ROUNDS = 3
 LOADS = {

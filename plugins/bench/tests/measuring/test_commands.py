@@ -20,7 +20,7 @@ from llmserve_bench.commands import bench, compare, sweep
 from llmserve_bench.output import load
 from tests.support import LLMSERVE, run
 
-from .scripted_triton import Running, scripted
+from .servers import Running, scripted
 
 
 @pytest.fixture(scope="module")

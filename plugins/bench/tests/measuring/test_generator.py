@@ -23,7 +23,7 @@ from llmserve_bench.prompts import Prompts
 from llmserve_bench.results import Load, Run
 from llmserve_bench.targets import Target
 
-from .scripted_triton import Running, scripted
+from .servers import Running, scripted
 
 
 def undisturbed(test: Callable[..., None]) -> Callable[..., None]:
