@@ -315,6 +315,8 @@ def test_a_log_is_parsed(tmp_path: Path) -> None:
     assert read(LOADING).progress(1.0) == Progress(1.0, loading=("gpt2",), ready=())
     assert read(LOADED).progress(2.0) == Progress(2.0, loading=(), ready=("gpt2",))
     assert read(FAILED).failures == {"bad": "ValueError: two lines: 'x'"}
+    assert read(FAILED.replace("ValueError", "ImportError")).hopeless == {"bad"}
+    assert read(FAILED).hopeless == set()
     assert read(UNREADABLE).failures["newer"] == "this Triton cannot read its config.pbtxt"
     assert read(TAKEN).port_lost == "grpc"
     assert read(STUCK).stuck == "Python model file not found in '/m/x/1/model.py'"

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
+from llmserve.errors import (
+    LLMServeError,
+    ModelDiedError,
+    ModelFailedError,
+    RequestRejectedError,
+    UnreachableError,
+)
 from llmserve.server.keep.health import Finding, Monitor, State, Watch, finding
 
-DIED = RequestRejectedError("the process that runs 'm' has died")
+DIED = ModelDiedError("the process that runs 'm' has died")
+FAILS = ModelFailedError("the model failed: KeyError: 1")
 GONE = UnreachableError("nobody answers")
 REFUSED = RequestRejectedError("max_tokens must be above 0")
 
@@ -132,7 +139,12 @@ def test_a_model_that_computes_is_not_silent() -> None:
 
 @pytest.mark.parametrize(
     ("error", "found"),
-    [(DIED, Finding.DIED), (GONE, Finding.SILENT), (REFUSED, Finding.REFUSED)],
+    [
+        (DIED, Finding.DIED),
+        (GONE, Finding.SILENT),
+        (REFUSED, Finding.REFUSED),
+        (FAILS, Finding.FAILED),
+    ],
 )
 def test_what_a_failure_says_of_the_model(error: LLMServeError, found: Finding) -> None:
     assert finding(error) is found

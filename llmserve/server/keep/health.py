@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
-from llmserve.errors import LLMServeError, RequestRejectedError, UsageError
+from llmserve.errors import (
+    LLMServeError,
+    ModelDiedError,
+    ModelFailedError,
+    RequestRejectedError,
+    UsageError,
+)
 from llmserve.server.states import State as State
 from llmserve.server.states import Watch as Watch
 
@@ -41,8 +47,10 @@ class Finding(Enum):
 
 
 def finding(error: LLMServeError) -> Finding:
-    if "has died" in error.problem:
+    if isinstance(error, ModelDiedError):
         return Finding.DIED
+    if isinstance(error, ModelFailedError):
+        return Finding.FAILED
     if isinstance(error, RequestRejectedError):
         return Finding.REFUSED
     return Finding.REFUSED if isinstance(error, UsageError) else Finding.SILENT
