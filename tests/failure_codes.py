@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_RAISES = {"RequestError", "_NotCheckedError", "Failure"}
+_RAISES = {"RequestError", "Failure"}
 
 
 def sources() -> list[Path]:

@@ -61,7 +61,7 @@ def translate(status: str, details: str, target: Target) -> ClientError:
         if failure.code in _EXPLAINED:
             problem, mend = _EXPLAINED[failure.code]
             problem, words = problem.format(model=target.model, words=words), ""
-    return _TYPES.get(failure.code, RequestRejectedError)(
+    return type_of(failure.code)(
         problem,
         mend=mend,
         code=failure.code,
@@ -84,8 +84,13 @@ _TYPES: Mapping[str, type[ClientError]] = {
     **dict.fromkeys(_INVALID, InvalidRequestError),
     "constraint_queue_full": QueueFullError,
     "timeout_in_queue": RequestTimeoutError,
+    "bad_answer": ClientError,
 }
-"""The types of failures; others are a ``RequestRejectedError``."""
+
+
+def type_of(code: str) -> type[ClientError]:
+    return _TYPES.get(code, RequestRejectedError)
+
 
 _EXPLAINED = {
     "not_ready": ("the server does not have {model!r}", "check the name"),

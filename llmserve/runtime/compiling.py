@@ -108,17 +108,14 @@ class Compiler:
                 if self._judge is not None:
                     self._judge.close()
                     self._judge = None
-        raise _NotCheckedError("this constraint could not be checked: send it again")
-
-
-class _NotCheckedError(RequestError):
-    """Nothing is known about the form, unlike about one that was refused."""
+        problem = "this constraint could not be checked: send it again"
+        raise RequestError(problem, code="constraint_not_checked")
 
 
 def _tells_nothing(future: Future[Compiled]) -> bool:
     """Return whether compiling has failed for a reason that is not the form's."""
     error = future.exception() if future.done() else None
-    refused = isinstance(error, RequestError) and not isinstance(error, _NotCheckedError)
+    refused = isinstance(error, RequestError) and error.code != "constraint_not_checked"
     return error is not None and not refused
 
 
