@@ -23,6 +23,7 @@ API = 2
 MODULES = (
     "llmserve",
     "llmserve.client",
+    "llmserve.contract.container",
     "llmserve.errors",
     "llmserve.plugin",
     "llmserve.runtime",

@@ -112,7 +112,7 @@ def llmserve_register_tool_parsers() -> Sequence[ToolParser]:
 
 
 def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:
-    from llmserve.repository.source_files import (
+    from llmserve.builder.source_files import (
         check_vocabulary,
         has_chat_template,
         tokenizer_files,

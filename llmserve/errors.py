@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+
+from llmserve.contract import failures
 
 TRACEBACK = "LLMSERVE_TRACEBACK"
 """The environment variable that makes llmserve print tracebacks."""
@@ -68,36 +71,102 @@ class PortInUseError(ServerError):
 
 
 class ClientError(LLMServeError):
-    """A request that failed."""
+    """A request that failed, with one of the codes of ``llmserve.contract.failures``.
+
+    ``param`` is the option that is at fault, if the server names one; ``details`` are numbers, such
+    as the ``context`` of the model; ``words`` are the server's, if they explain the failure.
+    """
+
+    code = "bad_answer"
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        mend: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        details: Mapping[str, int] | None = None,
+        words: str = "",
+    ) -> None:
+        super().__init__(problem, mend=mend)
+        self.code = code or self.code
+        self.param, self.details, self.words = param, dict(details or {}), words
+
+    @property
+    def row(self) -> failures.Row:
+        """What the code means, with the HTTP status for it."""
+        return failures.FAILURES[self.code]
 
 
 class UnreachableError(ClientError):
     """No server answers at the URL."""
 
+    code = "unreachable"
     exit_code = 4
 
 
 class ModelNotReadyError(ClientError):
     """The server does not have the model, or has not loaded it yet."""
 
+    code = "not_ready"
     exit_code = 5
 
 
 class RequestTimeoutError(ClientError):
     """The request's time limit has passed."""
 
+    code = "timeout"
     exit_code = 6
 
 
 class RequestRejectedError(ClientError):
     """The server refused the request and gave a reason."""
 
+    code = "unknown"
     exit_code = 7
+
+
+class InvalidRequestError(RequestRejectedError):
+    """The request is at fault: its ``param``, if the server names one."""
+
+    code = "invalid_request"
+
+
+class UnsupportedOptionError(InvalidRequestError):
+    """The model does not have the option that ``param`` names."""
+
+    code = "unsupported_option"
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt and its answer do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class QueueFullError(RequestRejectedError):
+    """Too many requests wait; the same one may succeed later."""
+
+    code = "queue_full"
+
+
+class ModelDiedError(RequestRejectedError):
+    """The process that runs the model has died; ``llmserve serve`` starts it again."""
+
+    code = "model_died"
+
+
+class ModelFailedError(RequestRejectedError):
+    """The model raised an error; the server's log has the traceback."""
+
+    code = "model_failed"
 
 
 class RequestCancelledError(ClientError):
     """The request was cancelled before it was complete."""
 
+    code = "cancelled"
     exit_code = 130
 
 

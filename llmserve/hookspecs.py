@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import click
 
     from llmserve import roles
-    from llmserve.repository.problems import CheckedModel, Problem
+    from llmserve.problems import Problem
+    from llmserve.repository.repository import CheckedModel
 
 PROJECT = "llmserve"
 hookspec = pluggy.HookspecMarker(PROJECT)

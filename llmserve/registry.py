@@ -20,6 +20,7 @@ from llmserve import hookspecs
 from llmserve.api import API, CURRENT, GROUP, entry_point_problem, number_in
 from llmserve.errors import PluginError, reason
 from llmserve.names import near, normal
+from llmserve.problems import Problem
 from llmserve.roles import ROLES, Recipe, Role
 from llmserve.version import __version__
 
@@ -145,13 +146,14 @@ class Registry:
         mend = near(name, names) if names else mend
         raise PluginError(f"no {label} is called {name!r}", mend=mend)
 
-    def problems(self) -> list[str]:
-        """Return one line for each problem with the installed plugins."""
+    def problems(self) -> list[Problem]:
+        """Return the problems with the installed plugins."""
         broken = [f"plugin {p} cannot be used: {p.problem}" for p in self.plugins if p.problem]
         by_name: dict[tuple[str, str], list[Entry]] = defaultdict(list)
         for entry in self.entries:
             by_name[entry.role, entry.component.name].append(entry)
-        return broken + [_clash(same) for same in by_name.values() if len(same) > 1]
+        clashes = [_clash(same) for same in by_name.values() if len(same) > 1]
+        return [Problem("", line, code="plugin") for line in (*broken, *clashes)]
 
     def implementations(self, hook: str) -> Iterator[tuple[Plugin, Any]]:
         """Yield the plugins that implement a hook, each with its function."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llmserve.client.failures import type_of
+from llmserve.contract.failures import FAILURES, Row
 from llmserve.contract.options import BIASES, INT32, OPTIONS, RequestOption
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -70,7 +72,41 @@ def _range(low: float, high: float, *, above: bool = False) -> str:
     return start + big.get(int(high), f" to {high:g}")
 
 
-PAGES = {"options.md": options_page}
+_FAILURES = """\
+# Why a request fails
+
+This page is made from the rows of `llmserve/contract/failures.py` by `python -m tests.reference`.
+
+A failure has a code. In Python it is the `code` of the error that the client raises, with the
+option that is at fault in `param` and numbers, such as the model's `context`, in `details`; some
+codes have a type of their own in `llmserve.errors`. The gateway answers with the HTTP status, sends
+`Retry-After` if the same request may succeed later, and calls it as the last column says. Triton
+has a single text for an error, so that the code stands in front of the words there:
+
+    [llmserve context_length_exceeded param=max_tokens context=64] max_tokens 70 and …
+
+A server or model that is not llmserve's has no such codes. What Triton itself says is recognised;
+the rest is `unknown`, with its words.
+
+| code | type | HTTP status | meaning | API |
+|---|---|---|---|---|
+"""
+
+
+def failures_page() -> str:
+    lines = [
+        f"| `{row.code}` | `{type_of(row.code).__name__}` | {_status(row)} | {row.meaning} "
+        f"| `{row.api_code}` |\n"
+        for row in FAILURES.values()
+    ]
+    return _FAILURES + "".join(lines)
+
+
+def _status(row: Row) -> str:
+    return f"{row.status}, again after {row.retry_after} s" if row.retry_after else f"{row.status}"
+
+
+PAGES = {"options.md": options_page, "failures.md": failures_page}
 
 
 if __name__ == "__main__":

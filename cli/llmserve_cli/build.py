@@ -41,7 +41,7 @@ class Build(click.Command):
 
     def _refuse_argument(self, ctx: click.Context, words: list[str]) -> None:
         """Refuse a model that is given without ``--model``, with the whole command."""
-        from llmserve.repository.source import refuse_gguf
+        from llmserve.builder.source import refuse_gguf
 
         remaining = self.make_parser(ctx).parse_args(list(words))[1]
         for before, word in zip(["", *remaining], remaining, strict=False):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from llmserve.problems import Problem
 from llmserve_cli.terminal import print_json
 
 
@@ -27,10 +28,16 @@ def check(repository: Path, as_json: bool) -> int:
     recover(repository)
     problems = check_repository(repository)
     if as_json:
-        print_json([asdict(problem) for problem in problems])
+        print_json([_as_json(problem) for problem in problems])
     else:
         for problem in problems:
             click.echo(f"{'' if problem.fatal else 'note: '}{problem}")
         if not problems:
             click.echo(f"{repository}: no problems found", err=True)
     return 3 if any(problem.fatal for problem in problems) else 0
+
+
+def _as_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem under the names that scripts know."""
+    words = {"model": problem.where, "what": problem.message, "mend": problem.mend}
+    return {**words, "fatal": problem.fatal, "code": problem.code}

@@ -81,11 +81,11 @@ def local_sources() -> list[str]:
 
 
 def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from llmserve.repository.manifest import parts_of
+    from llmserve.repository.repository import Repository
 
     del param
-    repository = Path(ctx.params.get("repository") or "model_repository")
-    names = {path.parent.name for path in repository.glob("*/config.pbtxt")}
+    repository = Repository.open(Path(ctx.params.get("repository") or "model_repository"))
+    built = [model for model in repository if (model.folder / "config.pbtxt").is_file()]
     # The parts of an ensemble accept no requests of their own.
-    parts = {part for name in names for part in parts_of(repository, name)}
-    return sorted(name for name in names - parts if name.startswith(incomplete))
+    parts = {part for model in built for part in model.parts}
+    return [m.name for m in built if m.name not in parts and m.name.startswith(incomplete)]

@@ -87,7 +87,7 @@ def _origins(registry: Registry) -> list[dict[str, Any]]:
 
 
 def _problems(registry: Registry) -> list[str]:
-    return [*registry.problems(), *unmatched_names(registry, os.environ)]
+    return [*map(str, registry.problems()), *unmatched_names(registry, os.environ)]
 
 
 def unmatched_names(registry: Registry, environment: Mapping[str, str]) -> list[str]:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import ConfigError, LLMServeError, ServerError
+from llmserve.problems import Problem
 from llmserve_cli.completion import built_models
 from llmserve_cli.servers import REPOSITORY_FOLDER
 from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
+    from llmserve.repository.repository import Repository
     from llmserve.server import Progress, Server, ServerSettings
     from llmserve.server.frontend import RunningFrontend
     from llmserve.server.loading import Loading
@@ -109,8 +111,8 @@ def serve(
     llmserve serve model_repository --model demo --port 9000
     """
     from llmserve.contract.address import Address
-    from llmserve.repository.manifest import parts_of, references
     from llmserve.repository.publish import recover
+    from llmserve.repository.repository import Repository
     from llmserve.roles import Place
     from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
     from llmserve.server.tracing import trace_arguments
@@ -120,13 +122,13 @@ def serve(
 
     _refuse_other(repository)
     recover(repository)
-    to_load = [part for name in models for part in (*parts_of(repository, name), name)]
+    found = Repository.open(repository)
     settings = ServerSettings(
         repository=repository,
-        models=tuple(dict.fromkeys(to_load)),
+        models=found.with_parts(models),
         renewable=True,
         partial=True,
-        mounts=tuple(references(repository)) if repository.is_dir() else (),
+        mounts=tuple(map(Path, found.references())),
         extra_args=trace_arguments(otlp_endpoint) if otlp_endpoint else (),
         **server_options,
     )
@@ -143,7 +145,7 @@ def serve(
             collector=otlp_endpoint or "",
         ),
     )
-    settings, left_out = _checked(settings, frontends)
+    settings, left_out = _checked(settings, found, frontends)
     # Imported only now, so that problems are reported in less than a second.
     from llmserve.server.loading import Loading
     from llmserve.server.supervisor import Supervisor
@@ -206,7 +208,7 @@ def _refuse_other(path: Path) -> None:
     from llmserve.repository.check import not_a_repository
 
     if (problem := not_a_repository(path)) is not None:
-        raise ConfigError(str(problem))
+        raise problem.error()
     in_default = REPOSITORY_FOLDER / path / "config.pbtxt"
     if not path.exists() and in_default.is_file():
         raise ConfigError(
@@ -236,7 +238,7 @@ def _notify(line: str) -> None:
 
 
 def _checked(
-    settings: ServerSettings, frontends: RequestedFrontends
+    settings: ServerSettings, repository: Repository, frontends: RequestedFrontends
 ) -> tuple[ServerSettings, dict[str, str]]:
     """Complete the settings, and report all problems that would prevent a start, at once.
 
@@ -245,16 +247,16 @@ def _checked(
     from llmserve.server import find_problems, first_available, port_problems
     from llmserve.server.machine import note_of_memory
 
-    problems: list[LLMServeError] = []
+    problems: list[Problem] = []
     if settings.runtime == "auto":
         try:
             settings = replace(settings, runtime=first_available())
         except LLMServeError as error:
-            problems.append(error)
+            problems.append(Problem.of(error))
     left_out: dict[str, str] = {}
     if settings.repository.is_dir():
-        settings = _with_image(settings)
-        settings, left_out, model_problems = _without_broken(settings)
+        settings = _with_image(settings, repository)
+        settings, left_out, model_problems = _without_broken(settings, repository)
         problems += model_problems
         for name, why in left_out.items():
             _notify(f"{name} is left out: {why}")
@@ -265,56 +267,55 @@ def _checked(
     try:
         frontends.choose_places(settings.ports())
     except LLMServeError as error:
-        problems.append(error)
+        problems.append(Problem.of(error))
     # For three ports of an unavailable address, one problem is enough.
     problems = list({str(problem): problem for problem in problems}.values())
     for problem in problems[1:]:
         click.echo(f"llmserve: {problem}", err=True)
     if problems:
-        raise problems[0]
+        raise problems[0].error()
     return settings, left_out
 
 
-def _with_image(settings: ServerSettings) -> ServerSettings:
+def _with_image(settings: ServerSettings, repository: Repository) -> ServerSettings:
     """Choose the container's image, and drop the models that need another image."""
     if settings.runtime != "docker":
         return settings
-    from llmserve.repository.dockerfile import served_by
+    from llmserve.repository.dockerfile import image_for
 
-    image, models = served_by(settings.repository, settings.models)
-    if models != settings.models:
-        click.echo(f"llmserve: the image {image} serves only {', '.join(models)}", err=True)
-    return replace(settings, image=image, models=models)
+    image = image_for(repository, settings.models)
+    if image.models != settings.models:
+        names = ", ".join(image.models)
+        click.echo(f"llmserve: the image {image.name} serves only {names}", err=True)
+    return replace(settings, image=image.name, models=image.models)
 
 
 def _without_broken(
-    settings: ServerSettings,
-) -> tuple[ServerSettings, dict[str, str], list[LLMServeError]]:
+    settings: ServerSettings, repository: Repository
+) -> tuple[ServerSettings, dict[str, str], list[Problem]]:
     """Leave out the models that cannot be loaded, if any is left; else return the problems.
 
     Problems that do not prevent a model from loading are printed.
     """
     from llmserve.repository.check import check_repository
-    from llmserve.repository.manifest import model_folders
     from llmserve.server import with_dependents
     from llmserve.server.embedded import missing_backends
 
-    repository, here = settings.repository, settings.runtime == "embedded"
+    here = settings.runtime == "embedded"
     problems = check_repository(repository, models=settings.models, quick=True, served_here=here)
     for problem in problems:
         if not problem.fatal:
             click.echo(f"llmserve: note: {problem}", err=True)
-    errors: list[LLMServeError] = [ConfigError(str(each)) for each in problems if each.fatal]
-    existing = [folder.name for folder in model_folders(repository)]
+    fatal = [problem for problem in problems if problem.fatal]
+    existing = repository.models
     names = [name for name in settings.models or existing if name in existing]
-    broken = {each.model: f"{each.what}: {each.mend}" for each in reversed(problems) if each.fatal}
-    for name in names if here else ():
-        for error in missing_backends(settings, [name]):
-            broken.setdefault(name, str(error))
+    # The first of a model says why; one without a backend here is found by the server as well.
+    here_too = missing_backends(settings) if here else []
+    broken = {p.where: str(replace(p, where="")) for p in reversed([*fatal, *here_too])}
     left_out = with_dependents(repository, broken)
     rest = tuple(name for name in names if name not in left_out)
-    if not left_out or not rest or not left_out.keys() <= set(existing):
-        return settings, {}, errors
+    if not left_out or not rest or not left_out.keys() <= existing.keys():
+        return settings, {}, fatal
     left_out = {name: left_out[name] for name in names if name in left_out}
     return replace(settings, models=rest), left_out, []
 

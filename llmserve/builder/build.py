@@ -24,20 +24,24 @@ from llmserve.builder.plan import (
 from llmserve.errors import PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, remedy
+from llmserve.problems import Problem
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
+from llmserve.repository.dockerfile import image_for
+from llmserve.repository.draft import Draft, write
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.publish import MODELS, WHEELS, check_output, publish, staging
-from llmserve.repository.runtimes import check_models
+from llmserve.repository.repository import Repository
+from llmserve.repository.runtimes import RuntimeClass, check_models
 from llmserve.repository.wheels import (
-    Wheels,
     fits_any_python,
     make_wheels,
     wheels_in,
     without_index,
 )
 from llmserve.roles import Assemble
+from llmserve.runtime.contract import Tensor
 from llmserve.version import __version__
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
@@ -70,28 +74,28 @@ def build_spec(
     registry: Registry | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> BuildResult:
-    """Build a model from a spec; a failed build leaves the repository unchanged."""
+    """Build a model from a spec; a failed build leaves the repository unchanged.
+
+    The plan is made first, then its components prepare their files, and then all is published.
+    """
     name = spec.model_name
     registry = registry or Registry.load()
     plan = make_plan(spec, registry)
     for notice in plan.notices:
         report(notice)
     packages = needed_packages(plan)
+    inputs = plan.inputs
     check_output(spec.output, [name], force=spec.force)
     # Publishing checks this again under its lock; check it here too, before large files are copied.
-    dockerfile.updated(spec.output, {name: None}, newest=name)
-    with staging(spec.output) as scratch:
+    dockerfile.updated(Repository.open(spec.output), {name: None}, newest=name)
+    with staging(spec.output) as stage:
         if spec.vendor:
-            models = dockerfile.manifests_of(spec.output, without={name}).values()
-            others = {n: v for m in models if m for n, v in m.packages.items()}
-            vendored = _vendored(plan, {**others, **packages}, report)
-            make_wheels(vendored, scratch / WHEELS, report=report)
-        wheels = wheels_in(scratch / WHEELS)
+            _vendor(plan, packages, stage / WHEELS, report, Repository.open(spec.output), name)
         context = BuildContext(
             name=name,
             model=spec.model,
             options=plan.options,
-            folder=scratch / MODELS / name / VERSION_FOLDER,
+            folder=stage / MODELS / name / VERSION_FOLDER,
             config=modelconfig.new_config(
                 name, backend="", max_batch_size=int(plan.options.get("max_batch_size", 0))
             ),
@@ -100,26 +104,29 @@ def build_spec(
             source_kind=plan.generator.source,
         )
         if assemble := plan.generator.assemble:
-            manifest = _build_ensemble(plan, context, packages, assemble, wheels)
+            drafts = _prepare_ensemble(plan, context, inputs, packages, assemble)
         else:
-            manifest = _build_fused(plan, context, packages, wheels)
-        _check_classes(plan, registry, scratch / MODELS, report)
-        publish(scratch, spec.output, name, force=spec.force)
-    manifests = dockerfile.manifests_of(spec.output, ignore_damaged=True)
-    served, separate = dockerfile.groups(manifests)
-    image_owner = name if name in separate else ""
-    image = manifest.image if image_owner else dockerfile.base_image(served)
+            modelconfig.add_inputs(context.config, inputs)
+            outputs = (*plan.formatter.outputs, *plan.generator.outputs)
+            modelconfig.add_outputs(context.config, outputs)
+            drafts = [_prepare_fused(plan, context, packages)]
+        write(drafts, wheels_in(stage / WHEELS))
+        # Trying the imports takes seconds, so a build does it only where packages conflict.
+        staged = Repository.open(stage / MODELS)
+        for runtime, problem in check_models(staged, registry, imports=bool(conflicts())):
+            _refuse_or_report(plan, runtime, problem, report)
+        publish(stage, spec.output, name, force=spec.force)
+    repository = Repository.open(spec.output)
+    image = image_for(repository, [name])
     found = wheels_in(spec.output)
     return BuildResult(
         name=name,
         repository=spec.output,
-        manifest=manifest,
-        dockerfile=spec.output / image_owner / dockerfile.FILE,
-        docker_build=dockerfile.docker_build(spec.output, image_owner, image),
-        docker_run=dockerfile.docker_run(spec.output, image_owner, image),
-        without_index=tuple(
-            without_index(n for n, version in packages.items() if (n, version) not in found)
-        ),
+        manifest=drafts[-1].manifest,
+        dockerfile=image.dockerfile,
+        docker_build=image.build,
+        docker_run=image.run,
+        without_index=tuple(without_index(sorted(dict(packages.items() - found.keys())))),
     )
 
 
@@ -129,48 +136,48 @@ def _installed(name: str) -> str:
     return ""
 
 
-def _vendored(
-    plan: Plan, packages: Mapping[str, str], report: Callable[[str], None]
-) -> dict[str, str]:
-    """Return the packages whose wheels are needed: llmserve, plugins, and what is from no index."""
+def _vendor(
+    plan: Plan,
+    packages: Mapping[str, str],
+    folder: Path,
+    report: Callable[[str], None],
+    repository: Repository,
+    name: str,
+) -> None:
+    """Make the wheels that are needed: of llmserve, plugins, and what is from no index."""
     plugins = {normal(plugin.origin) for plugin in plan.plugins.values()} | {"llmserve"}
+    manifests = dockerfile.manifests_of(repository, without={name}).values()
+    others = {n: v for m in manifests if m for n, v in m.packages.items()}
     chosen = {}
-    for name in packages:
+    for package, wanted in {**others, **packages}.items():
         # A model that was built with another version has to be built again anyway.
-        if _installed(name) == packages[name] and (name in plugins or origin(name)):
-            if fits_any_python(name):
-                chosen[name] = packages[name]
+        if _installed(package) == wanted and (package in plugins or origin(package)):
+            if fits_any_python(package):
+                chosen[package] = wanted
             else:
-                report(f"{name} has compiled parts: put its wheel for the image there yourself")
-    return chosen
+                report(f"{package} has compiled parts: put its wheel for the image there yourself")
+    make_wheels(chosen, folder, report=report)
 
 
-def _build_fused(
-    plan: Plan, context: BuildContext, packages: Mapping[str, str], wheels: Wheels
-) -> Manifest:
-    """Write a model that runs all components itself, with its client and manifest."""
-    config = context.config
-    config.backend = "python"
-    modelconfig.add_inputs(config, plan.inputs)
-    modelconfig.add_outputs(config, (*plan.formatter.outputs, *plan.generator.outputs))
+def _prepare_fused(plan: Plan, context: BuildContext, packages: Mapping[str, str]) -> Draft:
+    """Prepare a model that runs all components itself."""
+    context.config.backend = "python"
     context.write_entry()
     components = {role: plan.prepare(role, context) for role in PARTS}
-    _write_config(plan, context)
-    _write_client(plan, context)
-    return _write_manifest(plan, context, components, packages, wheels)
+    return _draft(plan, context, components, packages)
 
 
-def _build_ensemble(
+def _prepare_ensemble(
     plan: Plan,
     context: BuildContext,
+    inputs: Sequence[Tensor],
     packages: Mapping[str, str],
     assemble: Assemble,
-    wheels: Wheels,
-) -> Manifest:
-    """Write the models that the generator assembles; the ensemble's manifest names the others."""
+) -> list[Draft]:
+    """Prepare the models that the generator assembles; the ensemble, which names them, is last."""
     assembly = Assembly(
         context,
-        inputs=plan.inputs,
+        inputs=inputs,
         outputs=plan.formatter.outputs,
         chosen={role: component.name for role, component in plan.components()},
         prepare=plan.prepare,
@@ -184,85 +191,53 @@ def _build_ensemble(
         if not components:
             raise PluginError(f"{plan.describe(role)} was chosen but is in none of the models")
         prepared[role] = components[0]
-    config = context.config
-    if not config.input:
-        modelconfig.add_inputs(config, plan.inputs)
-    if not config.output:
-        modelconfig.add_outputs(config, plan.formatter.outputs)
     context.folder.mkdir(parents=True)
     # Triton requires a version folder even without files, and git does not keep empty folders.
     (context.folder / ".keep").touch()
-    names = tuple(assembly.parts)
-    for part in parts:
-        _write_config(plan, part.context)
-        # The ensemble's manifest lists the packages: all models run in the same environment.
-        _write_manifest(plan, part.context, part.components, {}, {}, part_of=context.name)
-    _write_config(plan, context, parts=names)
-    _write_client(plan, context)
+    # The ensemble's manifest lists the packages: all models run in the same environment.
+    drafts = [
+        _draft(plan, part.context, part.components, {}, part_of=context.name) for part in parts
+    ]
     backends = {part.context.config.backend for part in parts}
-    return _write_manifest(
-        plan, context, prepared, packages, wheels, parts=names, backends=backends
-    )
+    whole = _draft(plan, context, prepared, packages, parts=[*assembly.parts], backends=backends)
+    config = context.config
+    if not config.input:
+        modelconfig.add_inputs(config, inputs)
+    if not config.output:
+        modelconfig.add_outputs(config, plan.formatter.outputs)
+    return [*drafts, whole]
 
 
-def _check_classes(
-    plan: Plan, registry: Registry, models: Path, report: Callable[[str], None]
+def _refuse_or_report(
+    plan: Plan, runtime: RuntimeClass, problem: Problem, report: Callable[[str], None]
 ) -> None:
     """Refuse to publish what Triton could not run."""
-    manifests = {
-        folder: manifest
-        for folder in sorted(models.iterdir())
-        if (manifest := Manifest.read(folder))
-    }
-    # Trying the imports takes seconds, so a build does it only where packages conflict.
-    for _, runtime, problem in check_models(manifests, registry, imports=bool(conflicts())):
-        is_stage = runtime.role == "stage"
-        component = f"stage {runtime.name!r}" if is_stage else plan.describe(runtime.role)
-        if problem.fatal:
-            mend = remedy("report it to the plugin's author")
-            raise PluginError(f"{component} cannot be run: {problem.what}", mend=mend)
-        report(f"{component}: {problem.what}")
+    is_stage = runtime.role == "stage"
+    component = f"stage {runtime.name!r}" if is_stage else plan.describe(runtime.role)
+    if problem.fatal:
+        mend = remedy("report it to the plugin's author")
+        raise PluginError(f"{component} cannot be run: {problem.message}", mend=mend)
+    report(f"{component}: {problem.message}")
 
 
-def _write_config(plan: Plan, context: BuildContext, *, parts: Sequence[str] = ()) -> None:
-    """Write ``config.pbtxt``, with the parameters that clients read from a running server.
-
-    ``parts`` are all models behind this one's name: an ensemble's steps do not include models that
-    are called by another part.
-    """
-    modelconfig.set_parameters(
-        context.config,
-        {
-            "llmserve.version": __version__,
-            "llmserve.recipe": plan.recipe.name,
-            "llmserve.exchange": context.exchange,
-            **({"llmserve.parts": " ".join(sorted(parts))} if parts else {}),
-        },
-    )
-    text = modelconfig.to_text(context.config)
-    (context.folder.parent / modelconfig.FILE).write_text(text, encoding="utf-8")
-
-
-def _write_client(plan: Plan, context: BuildContext) -> None:
+def _client_of(plan: Plan) -> str:
     spec = find_spec(plan.recipe.client)
     if spec is None or not spec.origin:
         raise PluginError(f"the recipe's client {plan.recipe.client} cannot be found")
-    source = Path(spec.origin).read_text(encoding="utf-8")
-    (context.folder.parent / "client.py").write_text(source, encoding="utf-8")
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
-def _write_manifest(
+def _draft(
     plan: Plan,
     context: BuildContext,
     components: Mapping[str, Any],
     packages: Mapping[str, str],
-    wheels: Wheels,
     *,
     part_of: str = "",
     parts: Sequence[str] = (),
     backends: Iterable[str] = (),
-) -> Manifest:
-    """Write the manifest, which contains the hash of every other file and is written last."""
+) -> Draft:
+    """Return what is to be written beside the files that the components have prepared."""
     # The requested model's manifest records the image that all models of the build need.
     container = None if part_of else context.container
     if container:
@@ -287,12 +262,8 @@ def _write_manifest(
         image=container.image if container else "",
         brought=sorted(container.brings) if container else (),
     )
-    if container:
-        folder = context.folder.parent
-        text = dockerfile.of_model(context.name, manifest, folder, wheels)
-        (folder / dockerfile.FILE).write_text(text, encoding="utf-8")
-    manifest.write(context.folder.parent)
-    return manifest
+    client = "" if part_of else _client_of(plan)
+    return Draft(context.folder.parent, context.config, manifest, client)
 
 
 def contract_of(plan: Plan) -> dict[str, Any]:

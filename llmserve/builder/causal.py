@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from llmserve.builder.source import ModelSource
+from llmserve.builder.source_files import check_intact, weight_files
 from llmserve.errors import ModelSourceError, OptionError
 from llmserve.options import Option
-from llmserve.repository.source import ModelSource
-from llmserve.repository.source_files import check_intact, weight_files
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext

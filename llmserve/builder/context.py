@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmserve.options import Value
-from llmserve.repository.source import PICKLED, WEIGHTS, ModelSource, SourceKind, resolve
-from llmserve.repository.source_files import (
+from llmserve.builder.source import PICKLED, WEIGHTS, ModelSource, SourceKind, resolve
+from llmserve.builder.source_files import (
     check_code,
     check_intact,
     check_links,
     config_files,
 )
+from llmserve.options import Value
 
 if TYPE_CHECKING:
     # Plugins import this module for annotations, which must not load protobuf.

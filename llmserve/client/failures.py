@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import difflib
-import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmserve.client.model import ModelState, ready_names
+from llmserve.client.workarounds import code_of, one_line, read_connection
+from llmserve.contract.failures import UNKNOWN, read, without_wrappers
 from llmserve.errors import (
     ClientError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelDiedError,
+    ModelFailedError,
     ModelNotReadyError,
+    QueueFullError,
     RequestCancelledError,
     RequestRejectedError,
     RequestTimeoutError,
     UnreachableError,
+    UnsupportedOptionError,
 )
-
-_REQUEST_ID = re.compile(r"\[request id: [^\]]*\]\s*")
-_WRAPPER = re.compile(r"^Failed to process the request\(s\) for model[^,]*, message: ", re.S)
-_ENSEMBLE = re.compile(r"^in ensemble '[^']*', ")
-_TRACE_AFTER = re.compile(r"\n\s*At:\n.*", re.S)
-_TRACE_BEFORE = re.compile(r"Traceback \(most recent call last\):.*\n(?=\S)", re.S)
-_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
-_NOT_CONNECTED = re.compile(r"failed to connect|errors resolving|resolution failed|handshake", re.I)
-_CONNECTING = re.compile(r"timed out|tcp handshaker", re.I)
-_NOT_GRPC = re.compile(r"Socket closed|HTTP/2|SETTINGS|http1|GOAWAY", re.I)
-_UNKNOWN_MODEL = re.compile(r"(\[[^\]]*\]\s*)?Request for unknown model")
-# Only where the message begins: a refusal may quote any words of a request further on.
-_DEAD = re.compile(r"Stub process( '[^']*')? is not healthy")
-_QUEUE_FULL = "Exceeds maximum queue size"
-_WAITED = "Request timeout expired"
-_MAX_LENGTH = 600
 
 
 @dataclass(frozen=True)
@@ -43,25 +34,6 @@ class Target:
     url: str
     model: str | None = None
     timeout_message: str = ""
-
-
-def one_line(message: str) -> str:
-    r"""Remove request ids, tracebacks and the server's folders from a message.
-
-    >>> one_line("ValueError: bad weights\n\nAt:\n  /srv/m/1/model.py(5): execute\n")
-    'ValueError: bad weights'
-    >>> one_line("in ensemble 'm', text_input is empty")
-    'text_input is empty'
-    """
-    text = _ENSEMBLE.sub("", _REQUEST_ID.sub("", message))
-    text = _TRACE_AFTER.sub("", text)
-    text = _TRACE_BEFORE.sub("", text)
-    text = _WRAPPER.sub("", text.strip())
-    text = _FOLDERS.sub("", text.removeprefix("TritonModelException: "))
-    text = " ".join(text.split()).rstrip(".")
-    if len(text) > _MAX_LENGTH:
-        text = text[:_MAX_LENGTH].rstrip() + " ..."
-    return text or "the server gave no reason"
 
 
 def from_rpc(error: Any, target: Target) -> ClientError:
@@ -77,72 +49,112 @@ def cut_off(target: Target) -> ClientError:
     )
 
 
-def translate(code: str, details: str, target: Target) -> ClientError:
+def translate(status: str, details: str, target: Target) -> ClientError:
     """Turn a gRPC status name into an error; messages of a stream have no status: ``""``."""
-    if _UNKNOWN_MODEL.match(details):
-        return ModelNotReadyError(
-            f"the server does not have {target.model!r}", mend="check the name"
-        )
-    message = one_line(details)
-    if message.startswith(_QUEUE_FULL):
-        return RequestRejectedError(
-            f"the queue of {target.model!r} is full",
-            mend="try again later, or raise max_queue_size in its config.pbtxt",
-        )
-    if message.startswith(_WAITED):
-        return RequestTimeoutError(
-            f"the request waited too long in the queue of {target.model!r}", mend="try again later"
-        )
-    if "protocol is restricted" in details:
-        return RequestRejectedError(message, mend="pass it to connect() in headers")
-    if _DEAD.match(message):
-        return RequestRejectedError(
-            f"the process that runs {target.model!r} has died",
-            mend="look at the server's log, and try again: `llmserve serve` restarts it",
-        )
-    if "shared memory pool" in details:
-        return RequestRejectedError(
-            f"the server has too little shared memory for a request to {target.model!r}",
-            mend="send less at once, or enlarge its /dev/shm",
-        )
-    return _by_code(code, details, target)
+    failure = read(details)
+    words = one_line(failure.words)
+    problem, mend = f"the server refused the request: {words}", None
+    if failure.code == UNKNOWN:
+        failure = replace(failure, code=code_of(details))
+        if failure.code == UNKNOWN and status in _BY_STATUS:
+            return _BY_STATUS[status](details, target)
+        if failure.code in _EXPLAINED:
+            problem, mend = _EXPLAINED[failure.code]
+            problem, words = problem.format(model=target.model, words=words), ""
+    return type_of(failure.code)(
+        problem,
+        mend=mend,
+        code=failure.code,
+        param=failure.param,
+        details=failure.details,
+        words=words,
+    )
 
 
-def _by_code(code: str, details: str, target: Target) -> ClientError:
-    if code == "DEADLINE_EXCEEDED":
-        return RequestTimeoutError(
-            target.timeout_message or "no answer in time", mend="allow more time, or ask for less"
-        )
-    if code == "CANCELLED":
-        return RequestCancelledError("the request was cancelled")
-    if code == "UNAVAILABLE" and _NOT_CONNECTED.search(details):
-        return _unreachable(details, target)
-    if code == "UNAVAILABLE":
+_INVALID = (
+    "invalid_value", "unknown_option", "conflicting_options", "empty_prompt", "no_chat_template"
+)  # fmt: skip
+_KINDS = (
+    ContextLengthError, InvalidRequestError, ModelDiedError, ModelFailedError, ModelNotReadyError,
+    QueueFullError, RequestCancelledError, RequestTimeoutError, UnreachableError,
+    UnsupportedOptionError,
+)  # fmt: skip
+_TYPES: Mapping[str, type[ClientError]] = {
+    **{kind.code: kind for kind in _KINDS},
+    **dict.fromkeys(_INVALID, InvalidRequestError),
+    "constraint_queue_full": QueueFullError,
+    "timeout_in_queue": RequestTimeoutError,
+    "bad_answer": ClientError,
+}
+
+
+def type_of(code: str) -> type[ClientError]:
+    return _TYPES.get(code, RequestRejectedError)
+
+
+_EXPLAINED = {
+    "not_ready": ("the server does not have {model!r}", "check the name"),
+    "queue_full": (
+        "the queue of {model!r} is full",
+        "try again later, or raise max_queue_size in its config.pbtxt",
+    ),
+    "timeout_in_queue": (
+        "the request waited too long in the queue of {model!r}", "try again later"
+    ),
+    "restricted": ("{words}", "pass it to connect() in headers"),
+    "model_died": (
+        "the process that runs {model!r} has died",
+        "look at the server's log, and try again: `llmserve serve` restarts it",
+    ),
+    "no_memory": (
+        "the server has too little shared memory for a request to {model!r}",
+        "send less at once, or enlarge its /dev/shm",
+    ),
+}  # fmt: skip
+"""What a user can do about the failures that Triton reports in its own words."""
+
+
+def _timed_out(details: str, target: Target) -> ClientError:
+    del details
+    return RequestTimeoutError(
+        target.timeout_message or "no answer in time", mend="allow more time, or ask for less"
+    )
+
+
+def _cancelled(details: str, target: Target) -> ClientError:
+    del details, target
+    return RequestCancelledError("the request was cancelled")
+
+
+def _unavailable(details: str, target: Target) -> ClientError:
+    connection = read_connection(details)
+    if not connection.failed:
         return UnreachableError(
             f"the connection to {target.url} broke: {one_line(details)}",
             mend="look at the server's log; it may have stopped",
         )
-    return RequestRejectedError(f"the server refused the request: {one_line(details)}")
-
-
-def _unreachable(details: str, target: Target) -> UnreachableError:
-    late = " in time" if _CONNECTING.search(details) else ""
-    if "handshake" in details.lower() and not late:
+    if connection.no_tls:
         return UnreachableError(
             f"no TLS connection to {target.url}",
             mend="use grpc:// when the server has no TLS, else check its certificate",
         )
     return UnreachableError(
-        f"no Triton answers at {target.url}{late}",
+        f"no Triton answers at {target.url}{' in time' if connection.late else ''}",
         mend="start one with `llmserve serve`, give another address with --url, or wait if it is "
         "still loading its models",
     )
 
 
+_BY_STATUS = {
+    "DEADLINE_EXCEEDED": _timed_out, "CANCELLED": _cancelled, "UNAVAILABLE": _unavailable
+}  # fmt: skip
+
+
 def may_be_http(error: Any) -> bool:
     """Return whether the server seems to speak a protocol other than gRPC."""
-    details = getattr(error, "details", str)() or ""
-    return bool(_NOT_CONNECTED.search(details) and _NOT_GRPC.search(details))
+    if isinstance(error, ClientError) or not hasattr(error, "details"):
+        return False
+    return read_connection(error.details() or "").maybe_http
 
 
 def speaks_http(host: str, port: int) -> bool:
@@ -166,7 +178,7 @@ def http_address(target: Target) -> UnreachableError:
 def unknown_model(name: str, states: Sequence[ModelState]) -> ModelNotReadyError:
     for state in states:
         if state.name == name and state.state != "READY":
-            reason = f": {one_line(state.reason)}" if state.reason else ""
+            reason = f": {one_line(without_wrappers(state.reason))}" if state.reason else ""
             return ModelNotReadyError(
                 f"{name!r} is {state.state.lower()}{reason}", mend="see the server's log"
             )

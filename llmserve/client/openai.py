@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from llmserve.client.results import Completion, Piece, gather
+from llmserve.contract.options import API_NAMES
 from llmserve.errors import (
     ClientError,
     ModelNotReadyError,
@@ -25,7 +26,6 @@ from llmserve.errors import (
 )
 
 KEY = "OPENAI_API_KEY"
-_NAMES = {"stop_words": "stop"}
 _REASONING = ("reasoning_content", "reasoning")
 """Servers use either name for it."""
 
@@ -63,7 +63,7 @@ class OpenAIApi:
             headers["authorization"] = f"Bearer {key}"
         is_chat = options.get("messages") is not None
         body: dict[str, Any] = {"model": model} if is_chat else {"model": model, "prompt": prompt}
-        body |= {_NAMES.get(name, name): v for name, v in options.items() if v is not None}
+        body |= {API_NAMES.get(name, name): v for name, v in options.items() if v is not None}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         url = f"{self.url}/{'chat/' if is_chat else ''}completions"

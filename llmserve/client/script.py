@@ -221,7 +221,11 @@ def _explain(error: Any, model: str, url: str) -> RequestError:
 
 
 def _one_line(message: str) -> str:
-    # The error of a Python model includes its traceback, after "At:".
+    # A model of llmserve puts "[llmserve code] " in front; another Python model's traceback follows
+    # after "At:".
+    ensemble, coded, words = message.partition("[llmserve ")
+    if coded and (not ensemble or ensemble.startswith("in ensemble '")):
+        message = words.partition("] ")[2]
     return " ".join(message.split("\n\nAt:")[0].split()) or "no reason given"
 
 

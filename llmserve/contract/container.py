@@ -1,15 +1,16 @@
-"""What each release of Triton accepts on its command line, and how its interfaces are closed.
+"""Containers of Triton: images, paths, commands, and what each release accepts.
 
-Read from NVIDIA's sources: ``src/command_line_parser.cc`` and ``TRITON_VERSION`` of the branches
-r23.10 to r26.08 of triton-inference-server/server, and the version of gRPC and the copy of
-libevhtp that the same branches of triton-inference-server/third_party build it with. No release
-has taken an option back.
+The table of options was read from NVIDIA's sources: ``src/command_line_parser.cc`` and
+``TRITON_VERSION`` of the branches r23.10 to r26.08 of triton-inference-server/server, and the
+version of gRPC and the copy of libevhtp that the same branches of
+triton-inference-server/third_party build it with. No release has taken an option back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 SERVERS = {
@@ -162,3 +163,92 @@ def addresses(triton: Release, host: str = "") -> list[str]:
     if not triton.closes and not host.startswith("127."):
         host = LOOPBACK
     return [f"--{name}-address={host}" for name in ("http", "grpc", "metrics") if host]
+
+
+# Images, and what ours have in them.
+
+BASE_IMAGE = f"nvcr.io/nvidia/tritonserver:{NEWEST}-py3"
+"""NVIDIA's release on which emitted Dockerfiles are based."""
+
+PLAIN = ""
+"""Denotes that image; None denotes one that is not known."""
+
+IMAGE = "llmserve-triton"
+"""The name of the image built from such a Dockerfile."""
+
+DOCKERFILE = "Dockerfile"
+LAUNCH_SCRIPT = "launch.sh"
+"""A model's script that starts the server, for engines of several processes."""
+
+MODELS = "/models"
+HF_HOME = "/hf"
+"""The paths of the repository and the hub's cache inside the container."""
+
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+
+ULIMITS = {"memlock": -1, "stack": 64 << 20}
+"""The limits with which NVIDIA's pages start containers: engines pin memory that GPUs read."""
+
+
+def image_of(model: str = "") -> str:
+    """Return the name of the image of a repository, or of a model that has its own image."""
+    # Docker accepts only lowercase letters and no repeated separators.
+    suffix = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return f"{IMAGE}-{suffix}" if suffix else IMAGE
+
+
+def triton_of(image: str | None) -> Release:
+    """Return the Triton in the image that a manifest names."""
+    return UNKNOWN if image is None else release_in(image or BASE_IMAGE)
+
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+
+
+def base_of(dockerfile: str) -> str:
+    """Return the image on which a Dockerfile's last stage is based.
+
+    >>> base_of("ARG TAG=24.10-py3\\nFROM nvidia/triton:$TAG AS one\\nFROM one")
+    'nvidia/triton:24.10-py3'
+    """
+    values: dict[str, str] = {}
+    stages: dict[str, str] = {}
+    base = ""
+    for line in dockerfile.replace("\\\n", " ").splitlines():
+        command, *words = line.split() or [""]
+        words = [word for word in words if not word.startswith("--")]
+        if command.upper() == "ARG" and not base:
+            values |= {k: v.strip("\"'") for k, _, v in (word.partition("=") for word in words)}
+        elif command.upper() == "FROM" and words:
+            name = _filled(words[0], values)
+            base = stages.get(name, name)
+            if len(words) > 2 and words[1].upper() == "AS":
+                stages[words[2]] = base
+    return base
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda m: values.get(m[1] or m[2]) or m[3] or "", text)
+
+
+def start(
+    models: str, *, engine: str = "", repository: str = "", server: str = "tritonserver"
+) -> list[str]:
+    """Return the command that serves a folder of models, without the server's other arguments.
+
+    An ``engine`` of several processes is a model of the ``repository``, by default of that folder:
+    its script starts a server, or a worker, for each of them.
+    """
+    if engine:
+        return ["sh", f"{repository or models}/{engine}/{LAUNCH_SCRIPT}", models]
+    return [server, f"--model-repository={models}"]
+
+
+def select(models: Sequence[str], folder: str, repository: str = MODELS) -> str:
+    """Return the shell command that links models of the container into a folder to serve.
+
+    Triton could also be told their names, but only in the mode in which it loads models for
+    whoever asks, and a model is code.
+    """
+    paths = " ".join(shlex.quote(f"{repository}/{name}") for name in models)
+    return f"mkdir -p {folder} && ln -sf {paths} {folder}"

@@ -38,18 +38,20 @@ _ROWS = (
     Row("no_chat_template", 400, "messages were sent to a model without a chat template"),
     Row("context_length_exceeded", 400, "the prompt and its answer do not fit the model's context"),
     Row("queue_full", 429, "too many requests wait for the model", retry_after=1),
-    Row("constraint_queue_full", 429, "too many new constraints are compiled", retry_after=1),
+    Row("constraint_queue_full", 429, "too many new constraints are compiled", "queue_full", 1),
+    Row("constraint_not_checked", 503, "the constraint could not be checked", retry_after=1),
     Row("timeout", 504, "no complete answer within the request's time limit"),
     Row("timeout_in_queue", 504, "the request waited too long in the model's queue", "timeout"),
     Row("cancelled", 499, "the client cancelled the request"),
     # A model whose process has died usually answers again after seven seconds.
     Row("model_died", 503, "the process that runs the model has died", retry_after=5),
     Row("model_failed", 500, "the model raised an error; the server's log has the traceback"),
-    Row("no_memory", 503, "the server has too little memory for the request", retry_after=5),
+    Row("no_memory", 413, "the server has too little shared memory for the request"),
     Row("not_ready", 404, "the server does not have the model or still loads it",
         "model_not_found"),
     Row("unreachable", 503, "no server answers at the address", "backend_unavailable", 2),
     Row("restricted", 500, "the server wants a header that closes its interfaces to others"),
+    Row("bad_answer", 500, "the server sent an answer that cannot be read"),
     Row("unknown", 400, "a server or model that is not llmserve's refused in its own words"),
 )  # fmt: skip
 FAILURES: Mapping[str, Row] = {row.code: row for row in _ROWS}
@@ -105,15 +107,25 @@ def without_wrappers(text: str) -> str:
     >>> without_wrappers("in ensemble 'm', [request id: 7] too long")
     'too long'
     """
-    while (inner := _unwrapped(text.lstrip())) is not None:
-        text = inner
-    return text.strip()
+    return list(_layers(text))[-1].strip()
+
+
+def is_raised(text: str) -> bool:
+    """Return whether Triton says that a Python model did not handle an exception."""
+    return any(layer.startswith(_RAISED) for layer in _layers(text))
 
 
 _ENSEMBLE, _EXCEPTION = "in ensemble '", "TritonModelException: "
-FAILED = "Failed to process the request(s) for model"
-"""Triton's words for an exception in the code of a Python model."""
+_RAISED = "Failed to process the request(s) for model"
 _REQUEST_ID = "[request id: "
+
+
+def _layers(text: str) -> Iterator[str]:
+    """Yield a message, and what is left of it without one more wrapper each time."""
+    inner: str | None = text
+    while inner is not None:
+        yield (inner := inner.lstrip())
+        inner = _unwrapped(inner)
 
 
 def _unwrapped(text: str) -> str | None:
@@ -121,7 +133,7 @@ def _unwrapped(text: str) -> str | None:
         return text.removeprefix(_EXCEPTION)
     if text.startswith(_ENSEMBLE):
         return _after(text, "', ")
-    if text.startswith(FAILED):
+    if text.startswith(_RAISED):
         return _after(text, ", message: ")
     if text.startswith(_REQUEST_ID):
         # The sender chooses the id: only one like ours, or none, can be told from what follows it.

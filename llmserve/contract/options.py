@@ -227,6 +227,8 @@ OPTIONS: Mapping[str, RequestOption] = {
 }
 ALIASES = {alias: row.name for row in OPTIONS.values() for alias in row.aliases}
 """Alternative names of options: TensorRT-LLM has renamed some of them between versions."""
+API_NAMES = {row.name: row.api for row in OPTIONS.values() if row.api and row.group != "forms"}
+"""The fields of OpenAI's API that have options as they are."""
 FILL_CONTEXT = OPTIONS["fill_context"].name
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -12,8 +13,10 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from llmserve.builder.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
+from llmserve.builder.source_files import check_code, config_files
 from llmserve.contract.names import MANIFEST
-from llmserve.errors import ConfigError, ModelSourceError, reason
+from llmserve.errors import ModelSourceError, reason
 from llmserve.packages import (
     EMBEDDED,
     OLD_NUMPY,
@@ -22,14 +25,13 @@ from llmserve.packages import (
     remedy,
     too_new_numpy,
 )
+from llmserve.problems import Problem
 from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
-from llmserve.repository.manifest import Manifest, model_folders, parts_of
-from llmserve.repository.problems import CheckedModel, Problem
+from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import CheckedModel, Model, Repository
 from llmserve.repository.runtimes import check_models, problem_with
-from llmserve.repository.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
-from llmserve.repository.source_files import check_code, config_files
 from llmserve.roles import ROLES
 
 __all__ = ["Problem", "check_repository", "not_a_repository"]
@@ -40,7 +42,7 @@ _PLACEHOLDER = re.compile(r"\$\{(\w*)\}?")
 
 
 def check_repository(
-    repository: Path,
+    repository: Path | Repository,
     registry: Registry | None = None,
     *,
     models: Sequence[str] = (),
@@ -54,52 +56,47 @@ def check_repository(
     classes imported. Installed packages are checked only if the models are ``served_here`` and not
     in a container. Plugins add problems that only they can detect.
     """
-    if (problem := not_a_repository(repository)) is not None:
+    if isinstance(repository, Path):
+        repository = Repository.open(repository)
+    path = repository.path
+    if (problem := not_a_repository(path)) is not None:
         return [problem]
-    if not repository.is_dir():
-        return [Problem(str(repository), "no such folder", "create one with llmserve build")]
-    all_folders = model_folders(repository)
-    if not all_folders:
-        return [Problem(str(repository), "it contains no model", "create one with llmserve build")]
+    if not repository.models:
+        what = "it contains no model" if path.is_dir() else "no such folder"
+        return [Problem(str(path), what, "create one with llmserve build")]
     registry = registry or Registry.load()
-    selected = {name for model in models for name in (*parts_of(repository, model), model)}
-    folders = [folder for folder in all_folders if folder.name in selected or not models]
-    problems: list[Problem] = []
-    configs: dict[str, ModelConfig] = {}
-    manifests: dict[Path, Manifest] = {}
-    for folder in all_folders:
-        config, config_problems = _read(folder)
-        if folder in folders:
-            problems += config_problems
-        if config is not None:
-            configs[folder.name] = config
-    for folder in folders:
-        if (config := configs.get(folder.name)) is not None:
-            problems += check_config(folder, config)
-            problems += check_ensemble(folder, config, configs)
-            problems += ask_plugins(registry, CheckedModel(folder, config, configs))
-        try:
-            manifest = Manifest.read(folder)
-        except ConfigError as error:
-            problems.append(Problem(folder.name, error.problem, error.mend or "build it again"))
-            continue
+    selected = repository.with_parts(models) if models else repository.models
+    checked = [model for model in repository if model.name in selected]
+    found = {model.name: list(check_readable(model)) for model in repository}
+    configs = {
+        model.name: model.config
+        for model in repository
+        if model.config is not None and not any(problem.fatal for problem in found[model.name])
+    }
+    problems = [problem for model in checked for problem in found[model.name]]
+    for model in checked:
+        if (config := configs.get(model.name)) is not None:
+            problems += check_config(model.folder, config)
+            problems += check_ensemble(model.name, config, configs, repository.models)
+            problems += ask_plugins(registry, CheckedModel(model.folder, config, configs))
+        if model.damage:
+            problems.append(Problem.of(model.damage, model.name, mend="build it again"))
         # Reading a missing Protobuf map entry, as a plugin's check may, adds an empty one.
-        if not manifest and config and config.parameters[_BUILT].string_value:
-            problems.append(Problem(folder.name, f"{MANIFEST} is missing", "build it again"))
-        if manifest is not None:
-            manifests[folder] = manifest
-            problems += check_files(folder, manifest, quick=quick)
-            problems += check_components(folder, manifest)
-            problems += check_code_of(folder, manifest)
+        elif not model.manifest and config and config.parameters[_BUILT].string_value:
+            problems.append(Problem(model.name, f"{MANIFEST} is missing", "build it again"))
+        elif model.manifest:
+            problems += check_files(model, quick=quick)
+            problems += check_components(repository, model, model.manifest)
+            problems += check_code_of(model.folder, model.manifest)
             if served_here:
-                problems += check_needs(folder.name, manifest)
+                problems += check_needs(model.name, model.manifest)
     if served_here and has_embedded() and (numpy := too_new_numpy()):
         what = f"it needs {OLD_NUMPY} and this is {numpy}"
         problems.append(Problem(EMBEDDED, what, install_command(OLD_NUMPY), fatal=False))
     if served_here and not quick:
-        problems += check_runtime_classes(manifests, registry)
+        problems += check_runtime_classes(checked, registry)
     # The files that Triton loads are also in the manifest, so a missing one is reported twice.
-    return list({(p.model, p.what): p for p in reversed(problems)}.values())[::-1]
+    return list({(p.where, p.message): p for p in reversed(problems)}.values())[::-1]
 
 
 def not_a_repository(path: Path) -> Problem | None:
@@ -130,27 +127,26 @@ def ask_plugins(registry: Registry, model: CheckedModel) -> Iterator[Problem]:
             yield Problem(model.name, what, "fix the plugin, or leave it out", fatal=False)
 
 
-def _read(folder: Path) -> tuple[ModelConfig | None, list[Problem]]:
-    path = folder / modelconfig.FILE
+def check_readable(model: Model) -> Iterator[Problem]:
+    """Check that a model has a configuration which says all that it must."""
+    problem = partial(Problem, model.name)
+    path = model.folder / modelconfig.FILE
     if not path.is_file():
         what, mend = "it is not a model", "move the folder out: Triton does not start with it"
-        if modelconfig.versions(folder):
+        if modelconfig.versions(model.folder):
             what, mend = f"{modelconfig.FILE} is missing", "build it again"
-        return None, [Problem(folder.name, what, mend)]
+        yield problem(what, mend)
+        return
     text = path.read_text(encoding="utf-8", errors="replace")
     if unfilled := ", ".join(dict.fromkeys(_unfilled(text, quoted=False))):
-        return None, [
-            Problem(folder.name, f"placeholders are not filled in: {unfilled}", "give each a value")
-        ]
+        yield problem(f"placeholders are not filled in: {unfilled}", "give each a value")
+        return
+    if model.config_damage:
+        yield problem(model.config_damage.problem, "write it as a Triton ModelConfig")
     # A quoted placeholder can be parsed: TensorRT-LLM treats it as a parameter that is not set.
-    warnings = []
-    if unset := ", ".join(dict.fromkeys(_unfilled(text, quoted=True))):
+    elif unset := ", ".join(dict.fromkeys(_unfilled(text, quoted=True))):
         mend = "remove it to use the default, or give it a value"
-        warnings.append(Problem(folder.name, f"{unset} is not filled in", mend, fatal=False))
-    try:
-        return modelconfig.read(folder), warnings
-    except ConfigError as error:
-        return None, [Problem(folder.name, error.problem, "write it as a Triton ModelConfig")]
+        yield problem(f"{unset} is not filled in", mend, fatal=False)
 
 
 def _unfilled(text: str, *, quoted: bool) -> Iterator[str]:
@@ -253,13 +249,12 @@ def _check_batching(problem: MakeProblem, config: ModelConfig) -> Iterator[Probl
 
 
 def check_ensemble(
-    folder: Path, config: ModelConfig, configs: Mapping[str, ModelConfig]
+    name: str, config: ModelConfig, configs: Mapping[str, ModelConfig], names: Collection[str]
 ) -> Iterator[Problem]:
     """Trace every tensor of an ensemble; ``configs`` has those of all readable models."""
     if config.platform != "ensemble":
         return
-    problem = partial(Problem, folder.name)
-    names = {path.name for path in model_folders(folder.parent)}
+    problem = partial(Problem, name)
     types = {tensor.name: tensor.data_type for tensor in config.input}
     used: set[str] = set()
     for step in config.ensemble_scheduling.step:
@@ -325,31 +320,31 @@ def _check_step(problem: MakeProblem, step: ModelConfig, part: ModelConfig) -> I
 _ROLES = ROLES.keys() - {"recipe", "backend", "frontend", "tool_parser"}
 
 
-def check_files(folder: Path, manifest: Manifest, *, quick: bool) -> Iterator[Problem]:
+def check_files(model: Model, *, quick: bool) -> Iterator[Problem]:
     """Compare a model's files with its manifest; ``quick`` only finds missing ones."""
-    if missing := manifest.missing(folder):
+    if missing := model.missing():
         more = f"and {len(missing) - 1} more are missing" if missing[1:] else "is missing"
-        yield Problem(folder.name, f"{missing[0]} {more}", "build it again")
-    for edit in () if quick else manifest.edits(folder):
-        yield Problem(folder.name, edit, "build it again if that was not intended", fatal=False)
+        yield Problem(model.name, f"{missing[0]} {more}", "build it again")
+    for edit in () if quick else model.edits():
+        yield Problem(model.name, edit, "build it again if that was not intended", fatal=False)
 
 
-def check_components(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+def check_components(repository: Repository, model: Model, manifest: Manifest) -> Iterator[Problem]:
     """Check that everything that a manifest names exists: components, parts and weights."""
-    problem = partial(Problem, folder.name)
-    if manifest.name != folder.name:
+    problem = partial(Problem, model.name)
+    if manifest.name != model.name:
         yield problem(
             f"its manifest is that of {manifest.name!r}",
-            f"rename the folder to {manifest.name}, or build it as {folder.name}",
+            f"rename the folder to {manifest.name}, or build it as {model.name}",
             fatal=False,
         )
     if not manifest.part_of:
         for role in sorted(_ROLES - manifest.components.keys()):
             yield problem(f"its manifest names no {role}", "build it again")
     for part in manifest.parts:
-        if not (folder.parent / part).is_dir():
+        if part not in repository.models:
             yield problem(f"its part {part} is missing", "build it again")
-    if manifest.part_of and folder.name not in parts_of(folder.parent, manifest.part_of):
+    if manifest.part_of and model.name not in repository.parts_of(manifest.part_of):
         yield problem(
             f"it is a part of {manifest.part_of}, which is not here or no longer needs it",
             "build that model again, or move the folder out",
@@ -373,7 +368,7 @@ def check_code_of(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             try:
                 check_code(config_files(version / path), trusted=False)
             except ModelSourceError as error:
-                yield Problem(folder.name, error.problem, error.mend or "build it again")
+                yield Problem.of(error, folder.name, mend="build it again")
 
 
 def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
@@ -404,19 +399,14 @@ def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
             )
 
 
-def check_runtime_classes(
-    manifests: Mapping[Path, Manifest], registry: Registry
-) -> Iterator[Problem]:
+def check_runtime_classes(models: Iterable[Model], registry: Registry) -> Iterator[Problem]:
     """Import the classes that models name, and what they need, in another process."""
-    for model, runtime_class, problem in check_models(manifests, registry, imports=True):
+    for runtime_class, problem in check_models(models, registry, imports=True):
         if problem_with(runtime_class.runtime):
             # ``check_needs`` reports it.
             continue
-        yield Problem(
-            model,
-            f"its {runtime_class.role} {runtime_class.name!r} cannot be run: {problem.what}",
-            remedy("install its plugin again, or report it to the plugin's author")
-            if problem.fatal
-            else "serve it from its container, if that has the package",
-            fatal=problem.fatal,
-        )
+        what = f"its {runtime_class.role} {runtime_class.name!r} cannot be run: {problem.message}"
+        mend = "serve it from its container, if that has the package"
+        if problem.fatal:
+            mend = remedy("install its plugin again, or report it to the plugin's author")
+        yield replace(problem, message=what, mend=mend)

@@ -3,78 +3,56 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.contract.container import (
+    BASE_IMAGE,
+    DOCKERFILE,
+    GRPC_PORT,
+    HF_HOME,
+    HTTP_PORT,
+    LAUNCH_SCRIPT,
     LOOPBACK,
-    NEWEST,
-    UNKNOWN,
+    METRICS_PORT,
+    MODELS,
+    PLAIN,
+    ULIMITS,
     Release,
     addresses,
+    base_of,
     closed,
+    image_of,
     release_in,
+    select,
+    start,
+    triton_of,
 )
-from llmserve.errors import ConfigError, OutputError, UsageError
-from llmserve.repository.manifest import Manifest, model_folders, references
-from llmserve.repository.wheels import Wheels, wheels_in, without_index
+from llmserve.errors import OutputError, UsageError
+from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import Repository
+from llmserve.repository.wheels import Wheels, sources, wheels_in, wrapped
 from llmserve.runtime import own_packages
 
-BASE_IMAGE = f"nvcr.io/nvidia/tritonserver:{NEWEST}-py3"
-"""NVIDIA's release on which emitted Dockerfiles are based."""
-
-IMAGE = "llmserve-triton"
-"""The name of the image built from such a Dockerfile."""
-
-LAUNCH_SCRIPT = "launch.sh"
-"""A model's script that starts the server, for engines of several processes."""
-
-MODELS = "/models"
-HF_HOME = "/hf"
-"""The paths of the repository and the hub's cache inside the container."""
 _SELECTED = "/selected"
 """The path of links to the models that an image serves, if it does not serve them all."""
 
 
-def image_of(model: str = "") -> str:
-    """Return the name of the image of a repository, or of a model that has its own image."""
-    # Docker accepts only lowercase letters and no repeated separators.
-    suffix = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
-    return f"{IMAGE}-{suffix}" if suffix else IMAGE
-
-
-PLAIN = ""
-"""Denotes NVIDIA's plain image."""
-
-ULIMITS = {"memlock": -1, "stack": 64 << 20}
-"""The limits with which NVIDIA's pages start containers: engines pin memory that GPUs read."""
-
-
 def manifests_of(
-    repository: Path, *, without: Collection[str] = (), ignore_damaged: bool = False
+    repository: Repository, *, without: Collection[str] = ()
 ) -> dict[str, Manifest | None]:
     """Return the manifests of a repository's models, except those of ensemble parts.
 
-    A model that llmserve did not build has None: it is served together with the others.
-    ``ignore_damaged`` treats a damaged manifest as a missing one.
+    A model that llmserve did not build, or whose manifest is damaged, has None: it is served
+    together with the others.
     """
-    manifests: dict[str, Manifest | None] = {}
-    for folder in model_folders(repository) if repository.is_dir() else ():
-        if folder.name in without or folder.name.startswith("."):
-            continue
-        try:
-            manifest = Manifest.read(folder)
-        except ConfigError:
-            if not ignore_damaged:
-                raise
-            manifest = None
-        if not (manifest and manifest.part_of):
-            manifests[folder.name] = manifest
-    return manifests
+    return {
+        model.name: model.manifest
+        for model in repository
+        if not (model.part_of or model.name in without or model.name.startswith("."))
+    }
 
 
 def groups(
@@ -102,7 +80,6 @@ def base_image(served: Mapping[str, Manifest | None]) -> str | None:
     return next((image for image in images if image != PLAIN), PLAIN)
 
 
-FILE = "Dockerfile"
 _MARK = (
     "# Written by `llmserve build`, and again by the next; take this line out to keep your edits."
 )
@@ -129,7 +106,7 @@ ARG IMAGE
 
 
 def updated(
-    repository: Path,
+    repository: Repository,
     built: Mapping[str, Manifest | None],
     *,
     newest: str,
@@ -143,26 +120,30 @@ def updated(
     file without our first line is the user's own and stays: the result is None. It is empty if no
     model is left that llmserve built.
     """
-    if _is_user_owned(repository / FILE):
+    if _users_own(repository.path / DOCKERFILE) is not None:
         return None
     # Replaced models may be damaged; others may not, because their packages would be unknown.
     others = manifests_of(repository, without={*built, *removed})
+    for name in others:
+        repository.models[name].intact()
     new = {name: m for name, m in built.items() if not (m and m.part_of)}
     models = {**others, **new}
     if not any(models.values()):
         return ""
     wheels = wheels or {}
     names = {name for name, _ in wheels}
-    kept = {key: file for key, file in wheels_in(repository).items() if key[0] not in names}
+    kept = {key: file for key, file in wheels_in(repository.path).items() if key[0] not in names}
     return of_repository(models, newest, {**kept, **wheels})
 
 
-def _is_user_owned(path: Path) -> bool:
+def _users_own(path: Path) -> str | None:
+    """Return the text of a Dockerfile that is the user's own; None if there is none."""
     try:
         # Read as bytes, since a user's file may have any encoding.
-        return path.exists() and not path.read_bytes().startswith(_MARK.encode())
+        content = path.read_bytes() if path.exists() else _MARK.encode()
     except OSError as error:
         raise OutputError(f"{path} cannot be read: {error.strerror}") from None
+    return None if content.startswith(_MARK.encode()) else content.decode(errors="replace")
 
 
 def of_repository(
@@ -194,12 +175,11 @@ def of_repository(
     scripts = [name for name, manifest in built.items() if LAUNCH_SCRIPT in manifest.files]
     if scripts[1:]:
         names = " and ".join(scripts)
-        notes.append(f"# {names} each need their own image: build with -f NAME/{FILE}.")
-    script = f"{MODELS}/{scripts[0]}/{LAUNCH_SCRIPT}" if scripts else ""
+        notes.append(f"# {names} each need their own image: build with -f NAME/{DOCKERFILE}.")
     selected = _load_order(served) if others else []
-    command = _command(image, script, selected=bool(selected))
+    command = _command(image, scripts[0] if scripts else "", selected=bool(selected))
     notes += [_select(selected)] if selected else []
-    return _render([_MARK], docker_build(Path(), "", image), FILE, steps, notes, command)
+    return _render([_MARK], docker_build(Path(), "", image), DOCKERFILE, steps, notes, command)
 
 
 def of_model(name: str, manifest: Manifest, folder: Path, wheels: Wheels | None = None) -> str:
@@ -208,12 +188,12 @@ def of_model(name: str, manifest: Manifest, folder: Path, wheels: Wheels | None 
         f"# Serves {name} alone, from an image with what it needs: none of the image's packages is",
         "# replaced, and no other model of the repository is loaded.",
     ]
-    script = f"{MODELS}/{name}/{LAUNCH_SCRIPT}" if (folder / LAUNCH_SCRIPT).is_file() else ""
-    command = _command(manifest.image, script, selected=True)
+    engine = name if (folder / LAUNCH_SCRIPT).is_file() else ""
+    command = _command(manifest.image, engine, selected=True)
     build = docker_build(Path(), name, manifest.image)
     steps = _Steps(manifest.image, _pins({name: manifest}, name)[0], {}, (), wheels or {})
     notes = [_select(_load_order({name: manifest}))]
-    return _render(head, build, f"{name}/{FILE}", steps, notes, command)
+    return _render(head, build, f"{name}/{DOCKERFILE}", steps, notes, command)
 
 
 Pin = tuple[str, str]
@@ -258,7 +238,7 @@ class _Steps:
         option = "" if self.image == PLAIN else "--no-deps "
         text = self._run(option, self.pins)
         if self.own_pins:
-            names = "\n".join(f"# {line}" for line in _wrapped(self.own_models))
+            names = "\n".join(f"# {line}" for line in wrapped(self.own_models))
             text += f"# Packages of these models only; the image's own stay:\n{names}\n"
             text += self._run(f"--target {_OWN_PACKAGES} ", self.own_pins)
             text += _OWN.format(
@@ -297,27 +277,6 @@ RUN python3 -c "import pathlib, site; \\
 """
 
 
-def sources(versions: Mapping[str, str], wheels: Wheels, command: str) -> str:
-    """Return a comment that says where packages come from; the command brings their wheels."""
-    here = [name for name, version in versions.items() if (name, version) in wheels]
-    missing = without_index(sorted(versions.keys() - set(here)))
-    lines = []
-    if here:
-        lines += ["Installed from the wheels beside this file:", *_wrapped(here)]
-    if missing:
-        lines += ["Installed here from a folder, which no image has:", *_wrapped(missing)]
-        lines += ["Unless an index has them, put their wheels beside this file:"]
-        lines += [f"`{command}` does."]
-    lines += ["All others come from an index." if lines else "All packages come from an index."]
-    return "\n".join(f"# {line}" for line in lines)
-
-
-def _wrapped(names: Collection[str]) -> list[str]:
-    return textwrap.wrap(
-        ", ".join(sorted(names)), 90, initial_indent="    ", subsequent_indent="    "
-    )
-
-
 def _render(
     head: Sequence[str],
     build: str,
@@ -344,26 +303,11 @@ def _render(
     )
 
 
-def _command(image: str | None, script: str, *, selected: bool) -> list[str]:
+def _command(image: str | None, engine: str, *, selected: bool) -> list[str]:
     models = _SELECTED if selected else MODELS
-    start = ["sh", script, models] if script else ["tritonserver", f"--model-repository={models}"]
     triton = triton_of(image)
-    return [*start, *addresses(triton), *closed(triton)]
-
-
-def triton_of(image: str | None) -> Release:
-    """Return the Triton in the image that a manifest names."""
-    return UNKNOWN if image is None else release_in(image or BASE_IMAGE)
-
-
-def select(models: Sequence[str], folder: str, repository: str = MODELS) -> str:
-    """Return the shell command that links models of the container into a folder to serve.
-
-    Triton could also be told their names, but only in the mode in which it loads models for
-    whoever asks, and a model is code.
-    """
-    paths = " ".join(shlex.quote(f"{repository}/{name}") for name in models)
-    return f"mkdir -p {folder} && ln -sf {paths} {folder}"
+    words = start(models, engine=engine, repository=MODELS)
+    return [*words, *addresses(triton), *closed(triton)]
 
 
 def _select(models: Sequence[str]) -> str:
@@ -382,40 +326,75 @@ def _load_order(models: Mapping[str, Manifest | None]) -> list[str]:
 
 def docker_build(repository: Path, name: str, image: str | None) -> str:
     """Return the command that builds the image of a repository, or of one of its models."""
-    file = f" -f {shlex.quote(str(repository / name / FILE))}" if name else ""
+    file = f" -f {shlex.quote(str(repository / name / DOCKERFILE))}" if name else ""
     argument = " --build-arg IMAGE=..." if image is None else ""
     return f"docker build -t {image_of(name)}{file}{argument} {shlex.quote(str(repository))}"
 
 
-def served_by(repository: Path, models: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the name of the image that serves these models, and the models to load.
+@dataclass(frozen=True)
+class Image:
+    """An image that a Dockerfile of a repository builds, and what it serves."""
 
-    Without ``models``, it is the repository's image with all the models that it can serve; the list
-    is empty if that is all of them. A user's own image is assumed to serve every model.
+    repository: Repository
+    owner: str
+    """The model that has an image of its own; empty for the repository's."""
+    base: str | None
+    """The image on which it is based; None if that is not known."""
+    triton: Release
+    models: tuple[str, ...]
+    """The models to load; empty for all."""
+
+    @property
+    def name(self) -> str:
+        return image_of(self.owner)
+
+    @property
+    def dockerfile(self) -> Path:
+        return self.repository.path / self.owner / DOCKERFILE
+
+    @property
+    def build(self) -> str:
+        """The command that builds it."""
+        return docker_build(self.repository.path, self.owner, self.base)
+
+    @property
+    def run(self) -> str:
+        """The command that serves its models from the container, on loopback only."""
+        return docker_run(self.repository, self.owner, self.triton)
+
+
+def image_for(repository: Repository, models: Sequence[str]) -> Image:
+    """Return the image that serves these models; raise if none serves them all.
+
+    Without ``models``, it is the repository's image with all the models that it can serve. A user's
+    own image is assumed to serve every model, with the Triton that its Dockerfile names.
     """
-    manifests = manifests_of(repository, ignore_damaged=True)
-    served, others = groups(manifests)
-    if not others or _is_user_owned(repository / FILE):
-        return IMAGE, tuple(models)
-    if not models:
-        return IMAGE, tuple(_load_order(served))
+    own = _users_own(repository.path / DOCKERFILE)
+    if own is not None:
+        named = base_of(own)
+        return Image(repository, "", named, release_in(named), tuple(models))
+    served, others = groups(manifests_of(repository))
     separate = [name for name in models if name in others]
     together = [name for name in models if name in served]
     if separate and (together or len({others[name].image for name in separate}) > 1):
-        names = " and ".join(name for name in models if name in manifests)
+        names = " and ".join(name for name in models if name in {**served, **others})
         raise UsageError(f"{names} need different images", mend=f"serve one: --model {separate[0]}")
-    return image_of(separate[0] if separate else ""), tuple(models)
+    owner = separate[0] if separate else ""
+    base = others[owner].image if owner else base_image(served)
+    if others and not models:
+        models = _load_order(served)
+    return Image(repository, owner, base, triton_of(base), tuple(models))
 
 
-def docker_run(repository: Path, name: str, image: str | None) -> str:
-    """Return the command that serves the repository, or a model with its own image, from the
-    container, on loopback only."""
-    ports = " ".join(f"-p {LOOPBACK}:{port}:{port}" for port in (8000, 8001, 8002))
-    if not triton_of(image).closes:
+def docker_run(repository: Repository, name: str, triton: Release) -> str:
+    """Return the command that serves the repository, or a model with its own image."""
+    numbers = (HTTP_PORT, GRPC_PORT, METRICS_PORT)
+    ports = " ".join(f"-p {LOOPBACK}:{port}:{port}" for port in numbers)
+    if not triton.closes:
         # It listens on loopback, which is the container's own unless it has the machine's network.
         ports = "--network host"
-    mounts = [f"{repository.absolute()}:{MODELS}:ro"]
-    mounts += [f"{path}:{path}:ro" for path in references(repository)]
+    mounts = [f"{repository.path.absolute()}:{MODELS}:ro"]
+    mounts += [f"{path}:{path}:ro" for path in repository.references()]
     volumes = " ".join(f"-v {shlex.quote(mount)}" for mount in mounts)
     limits = " ".join(f"--ulimit {name}={value}" for name, value in ULIMITS.items())
     # Only the token's variable is named: its value stays in the environment.

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,33 +89,6 @@ class Manifest:
             for name, digest in hashes(folder).items()
             if self.files.get(name) != digest
         ]
-
-
-def model_folders(repository: Path) -> list[Path]:
-    return sorted(path for path in repository.iterdir() if path.is_dir())
-
-
-def references(repository: Path) -> list[Path]:
-    """Return the folders outside of a repository that its models need.
-
-    A damaged manifest is ignored here: it must not keep other models from being served, and its
-    own model reports the damage when it is loaded.
-    """
-    paths: set[str] = set()
-    for folder in model_folders(repository):
-        with suppress(ConfigError):
-            manifest = Manifest.read(folder)
-            parts = manifest.components.values() if manifest else ()
-            paths.update(part["settings"].get("path", "") for part in parts)
-    return [Path(path) for path in sorted(paths) if path.startswith("/")]
-
-
-def parts_of(repository: Path, name: str) -> list[str]:
-    """Return the models that must be loaded before this one."""
-    with suppress(ConfigError):
-        manifest = Manifest.read(repository / name)
-        return list(manifest.parts) if manifest else []
-    return []
 
 
 def hashes(folder: Path) -> dict[str, str]:

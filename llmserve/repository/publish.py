@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from llmserve.contract.container import DOCKERFILE
 from llmserve.errors import ConfigError, OutputError
 from llmserve.names import is_model_name, near
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
-from llmserve.repository.manifest import Manifest, model_folders, parts_of
+from llmserve.repository.repository import Model, Repository
 from llmserve.repository.wheels import place, wheels_in
 
 MODELS = "models"
@@ -137,37 +138,38 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
         return
     if not output.is_dir():
         raise OutputError(f"{output} is a file", mend="name a folder with --output")
-    for path in model_folders(output):
-        is_model = (path / modelconfig.FILE).is_file() or modelconfig.versions(path)
-        if not is_model and not path.name.startswith("."):
+    repository = Repository.open(output)
+    for model in repository:
+        is_model = (model.folder / modelconfig.FILE).is_file() or modelconfig.versions(model.folder)
+        if not is_model and not model.name.startswith("."):
             raise OutputError(
-                f"{output} contains something else: {path.name}/ is not a Triton model",
+                f"{output} contains something else: {model.name}/ is not a Triton model",
                 mend="name a new or empty folder with --output",
             )
-    for name in {*names, *parts_of(output, names[0])}:
+    for name in {*names, *repository.parts_of(names[0])}:
         if (output / name).exists():
-            _check_target(output / name, names[0], force=force)
+            _check_target(repository, repository.model(name), names[0], force=force)
 
 
-def _check_target(target: Path, name: str, *, force: bool, mend: str = _OTHER_NAME) -> None:
+def _check_target(
+    repository: Repository, model: Model, name: str, *, force: bool, mend: str = _OTHER_NAME
+) -> None:
     """Refuse to replace a model that llmserve did not build, that was edited, or is needed."""
-    try:
-        manifest = Manifest.read(target)
-    except ConfigError as error:
+    if model.damage:
         if force:
             return
-        raise OutputError(error.problem, mend=mend) from None
-    owner = manifest.part_of if manifest else ""
-    if owner != name and target.name in parts_of(target.parent, owner or "."):
-        raise OutputError(f"{target} is a part of {owner}", mend="give another --name")
+        raise OutputError(model.damage.problem, mend=mend)
+    owner = model.part_of
+    if owner != name and model.name in repository.parts_of(owner):
+        raise OutputError(f"{model.folder} is a part of {owner}", mend="give another --name")
     if force:
         return
-    if manifest is None:
-        raise OutputError(f"{target} was not built by llmserve", mend=mend)
-    if target.name != name and owner != name:
-        raise OutputError(f"{target} is a separate model", mend=mend)
-    if edits := manifest.edits(target):
-        raise OutputError(f"{target} was edited since it was built: {edits[0]}", mend=mend)
+    if model.manifest is None:
+        raise OutputError(f"{model.folder} was not built by llmserve", mend=mend)
+    if model.name != name and owner != name:
+        raise OutputError(f"{model.folder} is a separate model", mend=mend)
+    if edits := model.edits():
+        raise OutputError(f"{model.folder} was edited since it was built: {edits[0]}", mend=mend)
 
 
 def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
@@ -212,33 +214,29 @@ def remove(output: Path, name: str, *, force: bool) -> None:
 
 def check_removal(output: Path, name: str, *, force: bool) -> list[str]:
     """Return the models that go with this one, itself first; refuse to delete what must stay."""
-    names = [path.name for path in model_folders(output)] if output.is_dir() else []
-    if name not in names:
-        raise ConfigError(f"no model {name!r} in {output}", mend=near(name, names))
-    owner = _owner(output / name)
-    if name in parts_of(output, owner or "."):
+    repository = Repository.open(output)
+    models = repository.models
+    if name not in models:
+        raise ConfigError(f"no model {name!r} in {output}", mend=near(name, models))
+    owner = models[name].part_of
+    if name in repository.parts_of(owner):
         raise OutputError(f"{name} is a part of {owner}", mend=f"remove {owner} instead")
-    present = [name, *(part for part in parts_of(output, name) if part in names)]
+    present = [name, *(part for part in repository.parts_of(name) if part in models)]
+    mend = f"--force deletes {name} anyway"
     for each in present:
-        _check_target(output / each, name, force=force, mend=f"--force deletes {name} anyway")
+        _check_target(repository, models[each], name, force=force, mend=mend)
     return present
 
 
-def _owner(model: Path) -> str:
-    with suppress(ConfigError):
-        manifest = Manifest.read(model)
-        return manifest.part_of if manifest else ""
-    return ""
-
-
 def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
-    replaced = {name, *built, *parts_of(output, name)}
+    repository = Repository.open(output)
+    replaced = {name, *built, *repository.parts_of(name)}
     stale = sorted((model for model in replaced if (output / model).exists()), key=name.__ne__)
-    manifests = {model: Manifest.read(stage / MODELS / model) for model in built}
-    text = dockerfile.updated(
-        output, manifests, newest=name, removed=stale, wheels=wheels_in(stage / WHEELS)
-    )
-    draft = stage / f".{dockerfile.FILE}"
+    staged = Repository.open(stage / MODELS).models
+    manifests = {model: staged[model].intact() for model in built}
+    wheels = wheels_in(stage / WHEELS)
+    text = dockerfile.updated(repository, manifests, newest=name, removed=stale, wheels=wheels)
+    draft = stage / f".{DOCKERFILE}"
     if text:
         draft.write_text(text, encoding="utf-8")
     try:
@@ -246,9 +244,9 @@ def _move(stage: Path, output: Path, name: str, built: Sequence[str]) -> None:
         place(stage / WHEELS, output)
         if text:
             # Atomic, so that no one reads half a Dockerfile.
-            draft.replace(output / dockerfile.FILE)
+            draft.replace(output / DOCKERFILE)
         elif text is not None:
-            (output / dockerfile.FILE).unlink(missing_ok=True)
+            (output / DOCKERFILE).unlink(missing_ok=True)
         # From here on nothing is moved back.
         (stage / _JOURNAL).unlink()
     except BaseException:

@@ -23,9 +23,11 @@ from typing import Any
 
 from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import reason
+from llmserve.problems import Problem
 from llmserve.registry import Registry
 from llmserve.repository.config import versions
 from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import Model
 from llmserve.roles import Generator
 from llmserve.runtime import protocols
 
@@ -57,31 +59,25 @@ class RuntimeClass:
     """The version folder that it is constructed with."""
 
 
-@dataclass(frozen=True)
-class ClassProblem:
-    """A problem with a class. It is not ``fatal`` if only its packages are missing here."""
-
-    what: str
-    fatal: bool = True
-
-
 def check_models(
-    manifests: Mapping[Path, Manifest], registry: Registry, *, imports: bool = False
-) -> Iterator[tuple[str, RuntimeClass, ClassProblem]]:
+    models: Iterable[Model], registry: Registry, *, imports: bool = False
+) -> Iterator[tuple[RuntimeClass, Problem]]:
     """Import the classes that models name, and yield those that cannot be used.
 
-    ``manifests`` are those of model folders. With ``imports``, each class also tries to import
-    what it will load its model with.
+    With ``imports``, each class also tries to import what it will load its model with. A problem is
+    not fatal if only the packages of a class are missing here.
     """
     classes = [
-        (folder.name, runtime)
-        for folder, manifest in manifests.items()
-        for runtime in classes_of(manifest, registry, folder if imports else None)
+        (model.name, runtime)
+        for model in models
+        if model.manifest
+        for runtime in classes_of(model.manifest, registry, model.folder if imports else None)
     ]
     problems = check_classes(runtime for _, runtime in classes)
-    for model, runtime in classes:
+    for name, runtime in classes:
         if runtime in problems:
-            yield model, runtime, problems[runtime]
+            what, fatal = problems[runtime]
+            yield runtime, Problem(name, what, fatal=fatal, code="plugin")
 
 
 def classes_of(
@@ -128,8 +124,8 @@ def _methods(role: str, name: str, registry: Registry) -> tuple[str, ...]:
     )
 
 
-def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, ClassProblem]:
-    """Import classes in another process and return their problems."""
+def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, tuple[str, bool]]:
+    """Import classes in another process; return what is wrong with each, and if it is fatal."""
     new = [c for c in dict.fromkeys(classes) if (c, *sys.path) not in _VALID]
     if not new:
         return {}
@@ -152,12 +148,12 @@ def check_classes(classes: Iterable[RuntimeClass]) -> dict[RuntimeClass, ClassPr
     results = [json.loads(line) for line in output.splitlines(keepends=True) if line[-1:] == b"\n"]
     for runtime, result in zip(new, results, strict=False):
         if result:
-            problems[runtime] = ClassProblem(*result)
+            problems[runtime] = (result[0], result[1])
         else:
             _VALID.add((runtime, *sys.path))
     if len(results) < len(new):
         failed = new[len(results)]
-        problems[failed] = ClassProblem(f"importing {failed.runtime.partition(':')[0]} {outcome}")
+        problems[failed] = (f"importing {failed.runtime.partition(':')[0]} {outcome}", True)
     return problems
 
 

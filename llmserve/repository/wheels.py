@@ -11,8 +11,9 @@ import hashlib
 import re
 import subprocess
 import sys
+import textwrap
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -185,3 +186,24 @@ def place(made: Path, target: Path) -> None:
 def without_index(names: Iterable[str]) -> list[str]:
     """Return the packages that were installed here from a folder or a file."""
     return [name for name in names if (found := origin(name)) and not found.url]
+
+
+def sources(versions: Mapping[str, str], wheels: Wheels, command: str) -> str:
+    """Return a comment that says where packages come from; the command brings their wheels."""
+    here = [name for name, version in versions.items() if (name, version) in wheels]
+    missing = without_index(sorted(versions.keys() - set(here)))
+    lines = []
+    if here:
+        lines += ["Installed from the wheels beside this file:", *wrapped(here)]
+    if missing:
+        lines += ["Installed here from a folder, which no image has:", *wrapped(missing)]
+        lines += ["Unless an index has them, put their wheels beside this file:"]
+        lines += [f"`{command}` does."]
+    lines += ["All others come from an index." if lines else "All packages come from an index."]
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def wrapped(names: Collection[str]) -> list[str]:
+    return textwrap.wrap(
+        ", ".join(sorted(names)), 90, initial_indent="    ", subsequent_indent="    "
+    )

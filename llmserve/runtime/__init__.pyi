@@ -6,6 +6,7 @@ from llmserve.runtime.constrained import form_of as form_of
 from llmserve.runtime.continuous import ContinuousDriver as ContinuousDriver
 from llmserve.runtime.contract import Tensor as Tensor
 from llmserve.runtime.errors import RequestError as RequestError
+from llmserve.runtime.errors import error_of_model as error_of_model
 from llmserve.runtime.generation import Constraint as Constraint
 from llmserve.runtime.generation import Generation as Generation
 from llmserve.runtime.hf_tokenizer import TransformersTokenizer as TransformersTokenizer

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.options import OPTIONS
 from llmserve.runtime.errors import RequestError
 from llmserve.runtime.judge import Judge, SetupError, UnenforceableError, compiled
 from llmserve.runtime.protocols import Tokenizer
@@ -38,10 +39,10 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
         self._library = _llguidance()
         if not eos_ids:
-            raise RequestError("this model has no end token: its answers cannot be constrained")
+            raise _unsupported("this model has no end token: its answers cannot be constrained")
         tokenizer_json = getattr(tokenizer, "tokenizer_json", lambda: None)()
         if tokenizer_json is None:
-            raise RequestError(
+            raise _unsupported(
                 "this model's answers cannot be constrained: its tokenizer has no tokenizer.json, "
                 "which llguidance needs"
             )
@@ -58,8 +59,8 @@ class Compiler:
         if future is None or _tells_nothing(future):
             waiting = sum(not future.done() for future in self._compiled.values())
             if waiting >= _MAX_WAITING:
-                # The gateway answers 429 to a full queue, so that clients try again.
-                raise RequestError("the queue of new constraints is full: send it again later")
+                problem = "the queue of new constraints is full: send it again later"
+                raise RequestError(problem, code="constraint_queue_full")
             future = self._compiled[form] = self._thread.submit(self._compile, form)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
@@ -88,7 +89,7 @@ class Compiler:
 
     def _judged(self, form: Form) -> str:
         if self._refusal:
-            raise RequestError(self._refusal)
+            raise _unsupported(self._refusal)
         # The machine may have had no memory left for it: another one is started.
         for _ in range(2):
             try:
@@ -102,22 +103,19 @@ class Compiler:
                     "this model's answers cannot be constrained: llguidance refuses its tokenizer: "
                     f"{reason[:200]}"
                 )
-                raise RequestError(self._refusal) from None
+                raise _unsupported(self._refusal) from None
             except OSError:
                 if self._judge is not None:
                     self._judge.close()
                     self._judge = None
-        raise _NotCheckedError("this constraint could not be checked: send it again")
-
-
-class _NotCheckedError(RequestError):
-    """Nothing is known about the form, unlike about one that was refused."""
+        problem = "this constraint could not be checked: send it again"
+        raise RequestError(problem, code="constraint_not_checked")
 
 
 def _tells_nothing(future: Future[Compiled]) -> bool:
     """Return whether compiling has failed for a reason that is not the form's."""
     error = future.exception() if future.done() else None
-    refused = isinstance(error, RequestError) and not isinstance(error, _NotCheckedError)
+    refused = isinstance(error, RequestError) and error.code != "constraint_not_checked"
     return error is not None and not refused
 
 
@@ -127,14 +125,20 @@ def refusal(kind: str, message: str) -> RequestError:
     reason = lines[0] if lines else "it cannot be compiled"
     if reason.endswith(":"):
         reason = f"{reason} {lines[-1]}"
-    return RequestError(f"the {kind.replace('_', ' ')} cannot be enforced: {reason[:200]}")
+    problem = f"the {kind.replace('_', ' ')} cannot be enforced: {reason[:200]}"
+    return RequestError(problem, code="invalid_value", param=kind if kind in OPTIONS else None)
+
+
+def _unsupported(problem: str) -> RequestError:
+    # It is the same for every option that constrains an answer, whichever was sent.
+    return RequestError(problem, code="unsupported_option")
 
 
 def _llguidance() -> Any:
     try:
         import llguidance
     except ImportError:
-        raise RequestError(
+        raise _unsupported(
             "this server cannot constrain answers: install llguidance next to it "
             "(llmserve[constrained] adds it)"
         ) from None

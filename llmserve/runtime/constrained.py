@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.runtime.compiling import Compiled, Form, refusal
-from llmserve.runtime.errors import RequestError
+from llmserve.runtime.errors import RequestError, invalid_value
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.params import Params
 
@@ -57,7 +57,7 @@ class FormConstraint:
             # The same refusal is kept for all requests: raised itself, it would keep all of them.
             if error := self._form.exception():
                 if isinstance(error, RequestError):
-                    raise RequestError(str(error))
+                    raise error.again()
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
             compiled = self._form.result()
             self._matcher, self._vocabulary = compiled.matcher.deep_copy(), compiled.vocabulary
@@ -114,17 +114,18 @@ def form_of(params: Params) -> Form | None:
     """Return the constraint that a request asks for, None if it asks for none."""
     names = [name for name in _OPTIONS if getattr(params, name)]
     if len(names) > 1:
-        raise RequestError(f"an answer can have only one constraint: send {' or '.join(names)}")
+        problem = f"an answer can have only one constraint: send {' or '.join(names)}"
+        raise RequestError(problem, code="conflicting_options")
     kind = params.guided_decoding_guide_type
     if kind and not params.guided_decoding_guide and kind != "json":
-        raise RequestError("guided_decoding_guide_type needs guided_decoding_guide")
+        raise invalid_value("guided_decoding_guide_type", "needs guided_decoding_guide")
     if kind and names not in ([], ["guided_decoding_guide"]):
-        raise RequestError(f"guided_decoding_guide_type conflicts with {names[0]}: leave it out")
+        raise _conflict("guided_decoding_guide_type", names[0], named="guided_decoding_guide_type")
     if not names and kind != "json":
         return None
     for name in _CONFLICTING:
         if getattr(params, name):
-            raise RequestError(f"a constrained answer conflicts with {name}: leave it out")
+            raise _conflict("a constrained answer", name, named=name)
     if params.json_object or not names:
         return "json_schema", '{"type":"object"}'
     name = names[0]
@@ -132,17 +133,24 @@ def form_of(params: Params) -> Form | None:
         return "regex", "|".join(map(_escape, params.choice))
     text = str(getattr(params, name))
     if len(text.encode()) > _MAX_BYTES:
-        raise RequestError(f"{name} has {len(text.encode())} bytes: send at most {_MAX_BYTES}")
+        problem = f"has {len(text.encode())} bytes: send at most {_MAX_BYTES}"
+        raise invalid_value(name, problem)
     if name == "guided_decoding_guide":
         name = _guide_kind(kind)
     return name, _checked_schema(text) if name == "json_schema" else text
+
+
+def _conflict(one: str, other: str, *, named: str) -> RequestError:
+    problem = f"{one} conflicts with {other}: leave it out"
+    return RequestError(problem, code="conflicting_options", param=named)
 
 
 def _guide_kind(kind: str | None) -> str:
     """Return the kind of form for the name that TensorRT-LLM gives a kind of guide."""
     kinds = {"json": "json_schema"} | {k: k for k in ("json_schema", "regex", "ebnf_grammar")}
     if kind not in kinds:
-        raise RequestError(f"guided_decoding_guide_type is one of {', '.join(kinds)}, not {kind!r}")
+        problem = f"is one of {', '.join(kinds)}, not {kind!r}"
+        raise invalid_value("guided_decoding_guide_type", problem)
     return kinds[kind]
 
 
@@ -150,11 +158,11 @@ def _checked_schema(text: str) -> str:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"json_schema is not JSON: {error}") from None
+        raise invalid_value("json_schema", f"is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise RequestError("json_schema takes a JSON object as defined by json-schema.org")
+        raise invalid_value("json_schema", "takes a JSON object as defined by json-schema.org")
     if _depth(schema) > _MAX_DEPTH:
-        raise RequestError(f"json_schema is nested deeper than {_MAX_DEPTH}: make it flatter")
+        raise invalid_value("json_schema", f"is nested deeper than {_MAX_DEPTH}: make it flatter")
     return json.dumps(schema) if _bound_times(schema) else text
 
 

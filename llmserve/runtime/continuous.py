@@ -104,7 +104,9 @@ class ContinuousDriver:
             self._pending = [(job, at) for job, at in self._pending if (job, at) not in ready]
         for job, at in ready:
             if job.responder.gone:
-                self._runner.give_up(job, RequestError("the request was cancelled"))
+                self._runner.give_up(
+                    job, RequestError("the request was cancelled", code="cancelled")
+                )
             elif self._runner.admit(job):
                 self._active[job] = 0.0
                 self._runner.metrics.began(job, at)

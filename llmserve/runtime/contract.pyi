@@ -4,6 +4,7 @@ from llmserve.contract.names import STAND_IN_METRIC as STAND_IN_METRIC
 from llmserve.contract.names import THREADS as THREADS
 from llmserve.contract.options import ALIASES as ALIASES
 from llmserve.contract.options import ANSWER as ANSWER
+from llmserve.contract.options import API_NAMES as API_NAMES
 from llmserve.contract.options import BIASES as BIASES
 from llmserve.contract.options import CHAT_TEMPLATE_KWARGS as CHAT_TEMPLATE_KWARGS
 from llmserve.contract.options import DEFAULT_LENGTH as DEFAULT_LENGTH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llmserve.contract.failures import FAILURES, Failure
+from llmserve.contract.failures import FAILURES, UNKNOWN, Failure, read
 
 
 class RequestError(Exception):
@@ -41,6 +41,14 @@ class RequestError(Exception):
 def invalid_value(name: str, problem: str) -> RequestError:
     """Return the error for the value of an option; the message begins with the option's name."""
     return RequestError(f"{name} {problem}", code="invalid_value", param=name)
+
+
+def error_of_model(message: str) -> Exception:
+    """Return the error of another model that this one has called, from Triton's message."""
+    failure = read(message)
+    if failure.code in (UNKNOWN, "model_failed"):
+        return RuntimeError(failure.words)
+    return RequestError(failure.words, code=failure.code, param=failure.param, **failure.details)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime.errors import RequestError, panics_as_errors
+from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.location import located
 
 # Special tokens that answers must show as text: without them, no client finds a tool call.
@@ -44,7 +44,11 @@ class TransformersTokenizer:
             with panics_as_errors():
                 encoded = self._tokenizer.encode(text, add_special_tokens=special)
         except RuntimeError as error:  # Such as a regular expression that gave up on this text.
-            raise RequestError(f"the tokenizer refuses this text: {error}") from None
+            raise RequestError(
+                f"the tokenizer refuses this text: {error}",
+                code="invalid_value",
+                param="text_input",
+            ) from None
         ids = [int(i) for i in encoded]
         bos = self._tokenizer.bos_token_id
         # A client that renders the chat template itself sends text that already begins with BOS.
@@ -54,11 +58,13 @@ class TransformersTokenizer:
         """Return the ids of a conversation, rendered with the model's chat template."""
         if self.chat_template is None:
             raise RequestError(
-                "this model has no chat template: send text_input instead of messages"
+                "this model has no chat template: send text_input instead of messages",
+                code="no_chat_template",
+                param="messages",
             )
         if "chat_template" in options:
             # The run time of a client's template is unbounded.
-            raise RequestError("chat_template_kwargs cannot contain a chat_template")
+            raise invalid_value("chat_template_kwargs", "cannot contain a chat_template")
         options = {"add_generation_prompt": True, **options, "tokenize": False}
         reason: Exception | None = None
         for variant in _message_variants(messages):
@@ -69,7 +75,8 @@ class TransformersTokenizer:
             else:
                 # The template has already added the special tokens; a second BOS would mislead.
                 return self.encode(text, special=False)
-        raise RequestError(f"the chat template refuses these messages: {reason}")
+        problem = f"the chat template refuses these messages: {reason}"
+        raise RequestError(problem, code="invalid_value", param="messages")
 
     def tokenizer_json(self) -> str | None:
         """Return the content of tokenizer.json; None for a tokenizer written in Python."""

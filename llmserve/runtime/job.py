@@ -40,7 +40,9 @@ class Job:
         if stream and not self._parts.decoupled:
             raise RequestError(
                 "this model answers in one piece: leave out stream, or build it with "
-                "--set decoupled=true"
+                "--set decoupled=true",
+                code="unsupported_option",
+                param="stream",
             )
         self.streams = streams and self._parts.decoupled
         if self.done:

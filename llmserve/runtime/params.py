@@ -214,8 +214,8 @@ def read_params(values: Mapping[str, Any], *, extras: frozenset[str] = frozenset
     extra: dict[str, Any] = {}
     unknown: list[str] = []
     for name, value in values.items():
-        if name in READERS:
-            params[name] = READERS[name](name, value)
+        if read := READERS.get(name):
+            params[name] = read(name, value)
         elif name in extras:
             extra[name] = value
         elif len(name) <= _MAX_NAME_LENGTH and len(unknown) < _MAX_COMPARED:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from llmserve.contract.failures import Failure, write
 from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.generation import Generation
 from llmserve.runtime.logprobs import Logprob
@@ -52,11 +53,11 @@ def failure(error: Exception, parts: Parts) -> Any:
     traceback.
     """
     if isinstance(error, RequestError):
-        return _error(str(error), parts, internal=False)
+        return _error(error.failure, parts)
     parts.pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
     place = _place(error, parts)
     message = f"the model failed: {type(error).__name__}: {_first_line(error)}{place}"
-    return _error(message, parts, internal=True)
+    return _error(Failure("model_failed", message), parts)
 
 
 def _place(error: Exception, parts: Parts) -> str:
@@ -84,10 +85,11 @@ def _first_line(error: Exception) -> str:
     return " ".join(lines)
 
 
-def _error(message: str, parts: Parts, *, internal: bool) -> Any:
+def _error(failure: Failure, parts: Parts) -> Any:
     triton_error = parts.pb_utils.TritonError
     # The message may quote the request, which may contain an unpaired surrogate.
-    message = message.encode(errors="replace").decode()
+    message = write(failure).encode(errors="replace").decode()
+    internal = failure.code == "model_failed"
     return triton_error(message, triton_error.INTERNAL if internal else triton_error.INVALID_ARG)
 
 
@@ -159,7 +161,8 @@ class Responder:
 
     def refuse(self, message: str, *, internal: bool = False) -> None:
         """Send an error: the client's fault, unless it is ``internal``."""
-        error = _error(message, self._parts, internal=internal)
+        code = "model_failed" if internal else "invalid_request"
+        error = _error(Failure(code, message), self._parts)
         self._send(_refusal(error, self._parts), True)
 
     def fail(self, error: Exception) -> None:

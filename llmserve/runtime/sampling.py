@@ -76,7 +76,10 @@ class Sampler:
         temperature = params.effective_temperature
         likeliest = int(scores.argmax())
         if scores[likeliest] == -np.inf:
-            raise RequestError("no token may come next: the request rules out every token")
+            raise RequestError(
+                "no token may come next: the request rules out every token",
+                code="conflicting_options",
+            )
         if temperature < _GREEDY_BELOW or params.top_k == 1:
             return likeliest
         return _draw((scores - scores[likeliest]) / temperature, params, number)

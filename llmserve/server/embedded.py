@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve.contract.container import release
-from llmserve.errors import ConfigError, LLMServeError, PluginError, ServerError
+from llmserve.errors import LLMServeError, PluginError, ServerError
 from llmserve.packages import EMBEDDED, OLD_NUMPY, install_command, too_new_numpy
+from llmserve.problems import Problem
 from llmserve.server import stub_site
 from llmserve.server.launch import (
     Instance,
@@ -83,33 +84,28 @@ def _backends(
     return tuple(usable), clashes
 
 
-def missing_backends(settings: ServerSettings, models: Sequence[str]) -> list[LLMServeError]:
-    """Return an error for each of these models that needs a missing backend."""
+def missing_backends(settings: ServerSettings) -> list[Problem]:
+    """Return a problem for each model to load that needs a missing backend."""
     from llmserve.repository import config
 
     backends, clashes = _backends(settings)
     installed = {backend.name: Path(backend.folder, "model.py") for backend in backends}
-    problems: list[LLMServeError] = []
-    for name in models:
-        try:
-            model_config = config.read(settings.repository / name)
-        except (ConfigError, OSError):
+    problems: list[Problem] = []
+    models = settings.opened.models
+    for name in settings.names():
+        if name not in models or models[name].config is None:
             continue
-        needed = config.backend_of(model_config)
+        needed = config.backend_of(models[name].config)
         if needed in clashes:
-            problems.append(clashes[needed])
+            problems.append(Problem.of(clashes[needed], name))
         elif needed not in {"", "python", "ensemble", *installed}:
-            problems.append(
-                ConfigError(
-                    f"model {name!r} needs Triton's backend {needed!r}, which the embedded server "
-                    "lacks",
-                    mend="install a plugin that has it, such as llmserve-standins, or use "
-                    "--runtime docker",
-                )
-            )
+            what = f"it needs Triton's backend {needed!r}, which the embedded server lacks"
+            mend = "install a plugin that has it, such as llmserve-standins"
+            problems.append(Problem(name, what, f"{mend}, or use --runtime docker"))
         elif needed in installed and not installed[needed].is_file():
-            problem = f"backend {needed!r}, which model {name!r} needs, has no {installed[needed]}"
-            problems.append(PluginError(problem, mend="report this to the plugin's author"))
+            what = f"its backend {needed!r} has no {installed[needed]}"
+            mend = "report this to the plugin's author"
+            problems.append(Problem(name, what, mend, code="plugin"))
     return problems
 
 

@@ -15,17 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
+from llmserve.contract import container
 from llmserve.contract.container import (
+    DOCKERFILE,
+    HF_HOME,
     LOOPBACK,
+    MODELS,
+    ULIMITS,
     UNKNOWN,
     Release,
     addresses,
     closed,
+    image_of,
     release_from_help,
     release_of_server,
 )
 from llmserve.errors import ServerError
-from llmserve.repository.dockerfile import HF_HOME, LAUNCH_SCRIPT, MODELS, ULIMITS, image_of
 from llmserve.server.settings import Ports, ServerSettings
 
 _TRACE_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -168,16 +173,15 @@ def server_command(
     An engine that runs in several processes needs a server, or a worker, for each of them. The
     script's arguments are the repository and the other arguments of the server.
     """
-    scripts = sorted(path.parent.name for path in settings.repository.glob(f"*/{LAUNCH_SCRIPT}"))
+    scripts = [model.name for model in settings.opened if model.has_launch_script]
     scripts = [name for name in scripts if not settings.models or name in settings.models]
-    if not scripts:
-        return (server, f"--model-repository={repository}", *arguments)
     if len(scripts) > 1:
         raise ServerError(
             f"{' and '.join(scripts)} each start a server of several processes",
             mend=f"serve one of them: --model {scripts[0]}",
         )
-    return ("sh", f"{repository}/{scripts[0]}/{LAUNCH_SCRIPT}", repository, *arguments)
+    engine = scripts[0] if scripts else ""
+    return (*container.start(repository, engine=engine, server=server), *arguments)
 
 
 def inherited_environment() -> dict[str, str]:
@@ -251,7 +255,12 @@ def _release_of(server: Path) -> Release:
 # A container, started through the docker command.
 
 # Inside, the server listens on every interface of the container; only --publish exposes its ports.
-_INSIDE = Ports("0.0.0.0", http=8000, grpc=8001, metrics=8002)  # noqa: S104
+_INSIDE = Ports(
+    "0.0.0.0",  # noqa: S104
+    http=container.HTTP_PORT,
+    grpc=container.GRPC_PORT,
+    metrics=container.METRICS_PORT,
+)
 _VARIABLES = "{{range .Config.Env}}{{println .}}{{end}}"
 # Passed by name: Docker reads the values from its own environment, so that a token never appears
 # on a command line, where every user of the machine can read it.
@@ -274,8 +283,12 @@ def find_docker() -> Path:
 def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
     command = str(find_docker())
     if not _ask_docker(command, "image", "inspect", "--format", "{{.Id}}", settings.image):
-        dockerfiles = sorted(settings.repository.glob("*/Dockerfile"))
-        matches = [path for path in dockerfiles if image_of(path.parent.name) == settings.image]
+        dockerfiles = [model.folder / DOCKERFILE for model in settings.opened]
+        matches = [
+            path
+            for path in dockerfiles
+            if path.is_file() and image_of(path.parent.name) == settings.image
+        ]
         dockerfile = f" -f {matches[0]}" if matches else ""
         raise ServerError(
             f"there is no image {settings.image} here",

@@ -37,6 +37,8 @@ _RAISED = re.compile(r"Failed to initialize Python stub: (?P<reason>.+)$")
 # The last such path: the repository's own path, or a library's, may have the same form.
 _MODEL_FILE = re.compile(r".*/models/(?P<model>[^/\s]+)/\d+/")
 _UNHEALTHY = "is not healthy"
+# Why a model fails to load as often as it is tried, until someone mends it.
+_HOPELESS = re.compile(r"(?:ModuleNotFound|Import|FileNotFound|Syntax)Error\b")
 # What explains no end: information, warnings, tables, and the frames of a stack.
 _ORDINARY = re.compile(r"[IW]\d{4} |[+|]|\s*\d+# ")
 
@@ -79,6 +81,8 @@ class ServerLog:
         """The last lines."""
         self.port_lost: str | None = None
         """The service, ``http``, ``grpc`` or ``metrics``, that could not listen on its port."""
+        self.hopeless: set[str] = set()
+        """Failed models that would fail again, whenever they are loaded."""
         self.unhealthy: set[str] = set()
         """Failed models whose process did not respond to Triton."""
         self.raised: dict[str, str] = {}
@@ -129,7 +133,11 @@ class ServerLog:
             self._models[name] = state
             self.loads[name] += state == "ready"
             if state == "failed":
-                self.failures[name] = in_plain_words(event["reason"])
+                self.failures[name] = why = in_plain_words(event["reason"])
+                if _HOPELESS.match(why):
+                    self.hopeless.add(name)
+                else:
+                    self.hopeless.discard(name)
                 if _UNHEALTHY in event["reason"]:
                     self.unhealthy.add(name)
         elif note := _NOTE.search(line):

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import ConfigError, LLMServeError, ServerError
-from llmserve.repository.manifest import Manifest, model_folders
+from llmserve.problems import Problem
+from llmserve.repository.repository import Model
 from llmserve.server.process import scratch_folder
 from llmserve.server.settings import ServerSettings
 
@@ -30,11 +30,11 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MB = 1 << 20
 
 
-def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[LLMServeError]:
+def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]:
     """Return the resources that a server lacks; ``root`` is the system's root folder."""
     models = _memory_of_models(settings)
     count = sum(map(len, models.values()))
-    problems: list[LLMServeError] = []
+    problems: list[Problem] = []
 
     def require(needed: float, available: float, problem: str, mend: str) -> None:
         if available < needed:
@@ -42,7 +42,7 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[LLMServe
             problem = problem.format(
                 **{n: f"{v:.0f}" if v >= 10 else f"{v:.2g}" for n, v in values.items()}
             )
-            problems.append(ServerError(problem, mend=mend))
+            problems.append(Problem("", problem, mend, code="server"))
 
     if (root / "dev/shm").is_dir():
         require(
@@ -113,31 +113,27 @@ def _memory_of_models(settings: ServerSettings) -> dict[str, list[int]]:
 
     Of a model that llmserve did not build, only the number of its processes is known.
     """
-    from llmserve.repository import config
-
     memory_of_models, names = {}, settings.names()
-    for folder in model_folders(settings.repository):
-        if folder.name not in names:
+    for model in settings.opened:
+        if model.name not in names or model.damage or model.config is None:
             continue
-        with suppress(ConfigError, OSError):
-            model_config = config.read(folder)
-            if not model_config.ensemble_scheduling.step:
-                processes = sum(max(1, group.count) for group in model_config.instance_group) or 1
-                sizes = [_memory_of_process(folder)] * processes
-                memory_of_models[folder.name] = sizes * settings.replicas
+        if not model.config.ensemble_scheduling.step:
+            processes = sum(max(1, group.count) for group in model.config.instance_group) or 1
+            with suppress(OSError):
+                sizes = [_memory_of_process(model)] * processes
+                memory_of_models[model.name] = sizes * settings.replicas
     return memory_of_models
 
 
-def _memory_of_process(folder: Path) -> int:
-    manifest = Manifest.read(folder)
-    engine = manifest.components.get("generator") if manifest else None
+def _memory_of_process(model: Model) -> int:
+    engine = model.manifest.components.get("generator") if model.manifest else None
     if not engine:
         return _MEMORY_OF_PROCESS
     engine_settings: Mapping[str, Any] = engine["settings"]
     base = _MEMORY_OF_PROCESS + _MEMORY_OF_ENGINE
     if engine_settings.get("device") != "cpu" and Path("/dev/nvidiactl").exists():
         return base
-    weights = folder / "1" / engine_settings.get("path", "")
+    weights = model.folder / "1" / engine_settings.get("path", "")
     size: int = sum(file.stat().st_size for file in weights.rglob("*") if file.is_file())
     with suppress(OSError, ValueError, KeyError):
         config = json.loads((weights / "config.json").read_text(encoding="utf-8"))

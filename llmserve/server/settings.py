@@ -7,12 +7,14 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from llmserve.contract.container import IMAGE
 from llmserve.errors import LLMServeError, PortInUseError, ServerError, UsageError
-from llmserve.repository.dockerfile import IMAGE
-from llmserve.repository.manifest import model_folders
+from llmserve.problems import Problem
+from llmserve.repository.repository import Repository
 
 if TYPE_CHECKING:
     from llmserve.roles import Backend
@@ -66,7 +68,12 @@ class ServerSettings:
         """Return the models to load."""
         if self.empty:
             return []
-        return [*self.models] or [path.name for path in model_folders(self.repository)]
+        return [*self.models] or [*self.opened.models]
+
+    @cached_property
+    def opened(self) -> Repository:
+        """What the repository contains, read once; a copy of the settings reads it again."""
+        return Repository.open(self.repository)
 
     def ports(self) -> dict[str, int]:
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
@@ -98,9 +105,9 @@ def choose_ports(settings: ServerSettings) -> Ports:
     )
 
 
-def port_problems(settings: ServerSettings) -> list[LLMServeError]:
+def port_problems(settings: ServerSettings) -> list[Problem]:
     """Return the problems with the ports of the settings, without keeping any port open."""
-    return _try_ports(settings)[1]
+    return [Problem.of(error) for error in _try_ports(settings)[1]]
 
 
 def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeError]]:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmserve.contract.names import THREADS
-from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
+from llmserve.errors import LLMServeError, PortInUseError, ServerError
 from llmserve.names import near
 from llmserve.packages import install_command
-from llmserve.repository.dockerfile import LAUNCH_SCRIPT
-from llmserve.repository.manifest import model_folders, parts_of
+from llmserve.problems import Problem
+from llmserve.repository.repository import Repository
 from llmserve.server.embedded import find_embedded, missing_backends, prepare_embedded
 from llmserve.server.launch import (
     Instance,
@@ -84,13 +84,15 @@ def start(
     does not load; a ``partial`` server raises it only if none does.
     """
     on_progress = on_progress or (lambda _: None)
+    # A copy, which reads what the repository contains now.
+    settings = replace(settings)
     if settings.runtime == "auto":
         settings = replace(settings, runtime=first_available())
     for problem in find_problems(settings):
-        raise problem
+        raise problem.error()
     sweep()
-    scripts = settings.repository.glob(f"*/{LAUNCH_SCRIPT}")
-    if settings.renewable and (settings.runtime == "docker" or any(scripts)):
+    scripts = any(model.has_launch_script for model in settings.opened)
+    if settings.renewable and (settings.runtime == "docker" or scripts):
         # A container does not see the links, and a multi-process engine only starts as a whole.
         settings = replace(settings, renewable=False)
     left_out: dict[str, str] = {}
@@ -99,7 +101,7 @@ def start(
         try:
             server = _start_once(settings, on_progress)
         except ModelsFailedError as error:
-            failed = with_dependents(settings.repository, error.failures)
+            failed = with_dependents(settings.opened, error.failures)
             names = settings.names()
             rest = tuple(name for name in names if name not in failed)
             # Without what no model of this server explains, it would fail in the same way again.
@@ -120,10 +122,10 @@ def start(
             return server
 
 
-def with_dependents(repository: Path, failed: Mapping[str, str]) -> dict[str, str]:
+def with_dependents(repository: Repository, failed: Mapping[str, str]) -> dict[str, str]:
     """Return models that fail and why, with the models and parts that are useless without them."""
     reasons = dict(failed)
-    parts = {folder.name: parts_of(repository, folder.name) for folder in model_folders(repository)}
+    parts = {model.name: model.parts for model in repository}
     for name in parts:
         for part in parts[name]:
             if part in failed:
@@ -136,7 +138,7 @@ def with_dependents(repository: Path, failed: Mapping[str, str]) -> dict[str, st
     return reasons
 
 
-def find_problems(settings: ServerSettings) -> list[LLMServeError]:
+def find_problems(settings: ServerSettings) -> list[Problem]:
     """Return the problems that prevent serving this repository with these settings.
 
     :mod:`llmserve.repository.check` finds the problems of the models themselves.
@@ -144,22 +146,18 @@ def find_problems(settings: ServerSettings) -> list[LLMServeError]:
     repository = settings.repository
     problems = _log_problems(settings.log_file)
     if not 0 <= settings.grace < 2**31:
-        problems.append(
-            UsageError(f"{settings.grace} is no valid grace period", mend="give seconds (--grace)")
-        )
+        what = f"{settings.grace} is no valid grace period"
+        problems.append(Problem("", what, "give seconds (--grace)", code="usage"))
     if not repository.is_dir():
-        return [
-            ConfigError(f"no repository at {repository}", mend="llmserve build creates one"),
-            *problems,
-        ]
-    names = [path.name for path in model_folders(repository)]
+        what = f"no repository at {repository}"
+        return [Problem("", what, "llmserve build creates one"), *problems]
     problems += [
-        ConfigError(f"no model {name!r} in {repository}", mend=near(name, names))
+        Problem("", f"no model {name!r} in {repository}", near(name, settings.opened.models))
         for name in settings.models
-        if name not in names
+        if name not in settings.opened.models
     ]
     if settings.runtime == "embedded":
-        problems += missing_backends(settings, settings.names())
+        problems += missing_backends(settings)
     if settings.runtime in ("embedded", "binary"):
         problems += shortages(settings)
     return problems
@@ -295,7 +293,7 @@ def _make_log_file(settings: ServerSettings, name: str) -> Path:
     return settings.log_file.absolute()
 
 
-def _log_problems(log: Path | None) -> list[LLMServeError]:
+def _log_problems(log: Path | None) -> list[Problem]:
     """Return why the log cannot be written to, or read to find out what stops the server."""
     if log is None:
         return []
@@ -304,4 +302,5 @@ def _log_problems(log: Path | None) -> list[LLMServeError]:
         reason = "it is not a regular file"
     elif not os.access(log if log.exists() else log.parent, os.W_OK):
         reason = "it is not writable" if log.parent.is_dir() else f"there is no {log.parent}"
-    return [UsageError(f"cannot write the log to {log} ({reason})")] if reason else []
+    what = f"cannot write the log to {log} ({reason})"
+    return [Problem("", what, code="usage")] if reason else []

@@ -12,7 +12,7 @@ import pytest
 from llmserve.builder.build import BuildResult, build
 from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutError
 from llmserve.registry import Registry
-from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import Model
 from llmserve.roles import ROLES
 from llmserve.testing.live import LiveTriton
 
@@ -63,7 +63,7 @@ class RecipeChecks:
 
     def _declared(self, triton: LiveTriton, name: str) -> frozenset[str]:
         """Return the inputs that the components of a model declare."""
-        manifest = Manifest.read(triton.repository / name)
+        manifest = Model(triton.repository / name).manifest
         return frozenset(manifest.contract["inputs"] if manifest else ())
 
     def _needs_options(self, triton: LiveTriton, name: str, *options: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from llmserve.errors import LLMServeError, ModelNotReadyError
 from llmserve.repository import config as modelconfig
-from llmserve.repository.manifest import Manifest, hashes
+from llmserve.repository.repository import Model
 from llmserve.testing.checks import ALL_ROLES, TEXT, RecipeChecks, all_at_once
 from llmserve.testing.live import LiveTriton
 
@@ -42,8 +42,9 @@ class RecipeConformance(RecipeChecks):
     ) -> None:
         """Builds contain no time, no path of this machine and no random order."""
         folders = triton.repository / name, self._build(name, tmp_path / "repo").folder
-        first, second = map(hashes, folders)
-        changed = sorted(file for file in first | second if first.get(file) != second.get(file))
+        first, second = (Model(folder).files for folder in folders)
+        files = {**first, **second}
+        changed = sorted(file for file in files if first.get(file) != second.get(file))
         promise = "two builds with the same arguments write the same files"
         self._expect([], changed, promise=promise, roles=ALL_ROLES)
         old, new = ((folder / "llmserve.json").read_text().splitlines() for folder in folders)
@@ -64,7 +65,7 @@ class RecipeConformance(RecipeChecks):
             names = sorted(entry.name for entry in declared)
             if tensor not in names:
                 self._fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
-        manifest = Manifest.read(triton.repository / name)
+        manifest = Model(triton.repository / name).manifest
         exchange = config.parameters["llmserve.exchange"].string_value
         self._expect(manifest and manifest.exchange, exchange, promise=promise)
 

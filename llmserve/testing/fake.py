@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve import roles
+from llmserve.contract.failures import Failure, read
 from llmserve.contract.options import ALIASES, OPTIONS
 from llmserve.contract.tensors import MESSAGES, TEXT_INPUT
 from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
@@ -297,8 +298,14 @@ class FakeRequest:
 
     @property
     def error(self) -> str | None:
+        """The words of the error that was sent, None if there was none."""
+        return None if self.failure is None else self.failure.words
+
+    @property
+    def failure(self) -> Failure | None:
+        """The error that was sent, with its code and parameter."""
         errors = [response.error for response in self.responses if response.error]
-        return errors[0].message() if errors else None
+        return read(errors[0].message()) if errors else None
 
 
 class ByteTokenizer:

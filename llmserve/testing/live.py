@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmserve.server import Server
 
 # Each model is a separate process, most of them with torch.
-_MAX_LOADED = 16
+_MAX_LOADED = 8
 # Seconds. At the end, no test waits for an answer any more.
 _GRACE = 10.0
 _POLL_INTERVAL = 0.1

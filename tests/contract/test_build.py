@@ -14,6 +14,7 @@ import pytest
 import llmserve
 from llmserve.builder.context import BuildContext
 from llmserve.builder.plan import BuildSpec, make_plan
+from llmserve.contract.container import DOCKERFILE
 from llmserve.errors import (
     IncompatibleError,
     LLMServeError,
@@ -26,8 +27,8 @@ from llmserve.errors import (
 from llmserve.registry import Entry, Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
-from llmserve.repository.dockerfile import FILE as DOCKERFILE
-from llmserve.repository.manifest import hashes, references
+from llmserve.repository.manifest import hashes
+from llmserve.repository.repository import Repository
 from llmserve.roles import Batching
 from tests.contract.golden import GOLDEN, build_all, compared_files, without_versions
 from tests.support import ROOT, edit_json
@@ -44,7 +45,7 @@ def test_a_local_folder_is_copied_and_served_under_its_own_name(repo: Path, fold
 def test_weights_can_be_referenced_in_place(repo: Path, folder: Path) -> None:
     result = llmserve.build("hf", str(folder), output=repo, weights="reference")
     assert not (result.folder / "1" / "model").exists()
-    assert references(repo) == [folder]
+    assert Repository.open(repo).references() == [str(folder)]
     assert f"{folder}:{folder}:ro" in result.docker_run
 
 

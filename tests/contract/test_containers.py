@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 from llmserve.builder.build import build_spec
 from llmserve.builder.context import BuildContext, Container
 from llmserve.builder.plan import BuildResult, BuildSpec
+from llmserve.contract.container import IMAGE, UNKNOWN, release
 from llmserve.errors import ConfigError, UsageError
 from llmserve.registry import Plugin, Registry
-from llmserve.repository.dockerfile import IMAGE, groups, served_by
+from llmserve.repository.dockerfile import groups, image_for
 from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import Repository
 from llmserve.roles import Batching
 from tests.live.servers import FREE_PORTS
 from tests.support import replace_text, run
@@ -153,6 +156,11 @@ def test_the_newest_image_serves_the_repository(tmp_path: Path) -> None:
     assert list(groups(unknown)[0]) == ["b"], "an image that is known can be built"
 
 
+def served_by(repository: Path, models: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    image = image_for(Repository.open(repository), models)
+    return image.name, image.models
+
+
 def test_if_no_image_is_known_the_user_names_one(tmp_path: Path) -> None:
     result = build(tmp_path, "a", None)
     for text in (dockerfile(tmp_path), result.dockerfile.read_text()):
@@ -183,6 +191,9 @@ def test_a_container_is_started_with_the_image_and_what_it_can_load(tmp_path: Pa
     written = dockerfile(tmp_path)
     (tmp_path / "Dockerfile").write_text("FROM mine\n")
     assert served_by(tmp_path, ()) == (IMAGE, ()), "the user's own image serves all models"
+    assert image_for(Repository.open(tmp_path), ()).triton is UNKNOWN
+    (tmp_path / "Dockerfile").write_text("ARG TAG=24.10\nFROM nvcr.io/x:${TAG}-py3 AS a\nFROM a\n")
+    assert image_for(Repository.open(tmp_path), ()).triton == release("24.10")
     (tmp_path / "Dockerfile").write_text(written)
     (tmp_path / "newer" / "llmserve.json").write_text("{")
     assert served_by(tmp_path, ()) == (IMAGE, ()), "a damaged manifest does not stop the others"

@@ -12,11 +12,12 @@ import pytest
 
 import llmserve
 from llmserve.builder.build import BuildSpec, build_spec
+from llmserve.builder.source import resolve
+from llmserve.builder.source_files import vocabulary_size
 from llmserve.demo import demo_model_path
 from llmserve.errors import ConfigError, ModelSourceError
-from llmserve.repository.manifest import Manifest, references
-from llmserve.repository.source import resolve
-from llmserve.repository.source_files import vocabulary_size
+from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import Repository
 from llmserve.runtime.contract import MANIFEST
 from tests.support import edit_json
 
@@ -201,7 +202,7 @@ def test_a_manifest_of_another_shape_is_damaged_and_does_not_stop_other_models(
     (repository / "copy" / MANIFEST).write_text(json.dumps({**content, **changes}))
     with pytest.raises(ConfigError, match=r"copy/llmserve\.json is damaged"):
         Manifest.read(repository / "copy")
-    assert references(repository) == [repository.parent / "model"]
+    assert Repository.open(repository).references() == [str(repository.parent / "model")]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"schema"', "[" * 100_000, "\0"])

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.repository.dockerfile import MODELS
+from llmserve.contract.container import MODELS
 from llmserve.server import ServerSettings, stub_site
 from llmserve.server.embedded import environment, find_embedded, lay_out
 from llmserve.server.settings import choose_ports

@@ -57,8 +57,8 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "errors", "lazy", "names", "packages", "registry", "repository", "repository.check",
-    "repository.dockerfile", "repository.manifest", "roles",
+    "client", "errors", "lazy", "names", "packages", "problems", "registry", "repository",
+    "repository.check", "repository.repository", "roles",
 }  # fmt: skip
 
 
@@ -92,6 +92,14 @@ def test_a_part_of_the_core_imports_only_what_it_may(
                 assert own or module.removeprefix("llmserve.") in others, path
             elif top != "llmserve" and outside is not None:
                 assert top in outside, path
+
+
+def test_a_manifest_is_read_with_its_repository() -> None:
+    """What others take is a ``Repository`` or a ``Model``, which reads it once."""
+    outside = [path for path in sources(CORE) if path.parent != CORE / "repository"]
+    for path in (*outside, *sources(ROOT / "cli"), *sources(ROOT / "plugins")):
+        for node in nodes_of(path):
+            assert not (isinstance(node, ast.Attribute) and ast.unparse(node) == "Manifest.read")
 
 
 EMITTED = {"llmserve_ray.py"}
@@ -128,7 +136,7 @@ def private_imports(path: Path, own: str) -> Iterator[str]:
                 yield name
 
 
-NOT_YET = ("llmserve.contract.", "llmserve.names.", "llmserve.repository")
+NOT_YET = ("llmserve.names.", "llmserve.repository")
 
 
 def test_plugins_import_only_what_is_public() -> None:

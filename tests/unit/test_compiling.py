@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ from llmserve.runtime import Generation, RequestError, Sampler, TransformersToke
 from llmserve.runtime.batch import BatchDriver
 from llmserve.runtime.compiling import _MAX_WAITING, Compiled, Compiler
 from llmserve.runtime.constrained import FormConstraint
-from llmserve.runtime.judge import Judge
+from llmserve.runtime.judge import Judge, _grammar, compiled
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import FakeRequest, make_parts
@@ -130,7 +131,9 @@ def test_a_bomb_costs_this_process_little_time_and_memory(compiler: Compiler) ->
     # Compiled here they take 3 to 15 s; the limit on the process that tries them first is 0.1 s.
     assert max(costs.values()) < 1.5, costs
     assert megabytes() - before < 200
-    assert "takes too long" in str(refusals["terminals in common"])
+    # Which limit it meets first depends on the machine.
+    ends = ("compiling it takes too long", "it is too large")
+    assert str(refusals["terminals in common"]).endswith(ends)
     for name in ("references", "rules", "terminals"):
         assert str(refusals[name]).endswith("cannot be enforced: it is too large")
 
@@ -138,10 +141,10 @@ def test_a_bomb_costs_this_process_little_time_and_memory(compiler: Compiler) ->
 @pytest.mark.parametrize(
     "form", [BOMBS["a pattern"], ("grammar", 'start: "x" T\nT: /(a{1000}){9}/')]
 )
-def test_a_bomb_that_goes_off_late_costs_a_step_little(
-    compiler: Compiler, form: tuple[str, str]
-) -> None:
-    matcher = compiler.start(form).result().matcher.deep_copy()
+def test_a_bomb_that_goes_off_late_costs_a_step_little(form: tuple[str, str]) -> None:
+    """Compiling the first takes half of what is allowed, so on a busy machine it may be refused."""
+    table = llguidance.LLTokenizer(TOKENIZER.tokenizer_json(), eos_token=min(TOKENIZER.eos_ids))
+    matcher = compiled(llguidance, table, _grammar(llguidance.LLMatcher, *form))
     first = '"' if form[0] == "json_schema" else "x"
     began = time.process_time()
     matcher.compute_bitmask()

@@ -23,10 +23,12 @@ from llmserve.contract.container import (
     release,
     release_from_help,
     release_of_server,
+    triton_of,
 )
 from llmserve.errors import ServerError
 from llmserve.repository import dockerfile
 from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import Repository
 from llmserve.server import ServerSettings
 from llmserve.server.embedded import BUNDLED, RELEASE, find_embedded
 from llmserve.server.launch import Instance, Launch, docker_arguments, prepare_binary, triton_args
@@ -114,11 +116,12 @@ def test_a_triton_that_cannot_be_closed_is_reached_from_this_machine_only(tmp_pa
     old, new = (
         f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3" for tag in ("24.06", "24.07")
     )
+    repository = Repository.open(tmp_path)
     for image in (old, None, "example.com/engine:latest"):
-        command = dockerfile.docker_run(tmp_path, "m", image)
+        command = dockerfile.docker_run(repository, "m", triton_of(image))
         assert " --network host " in command
         assert " -p " not in command
-    assert f" -p {LOOPBACK}:8001:8001 " in dockerfile.docker_run(tmp_path, "m", new)
+    assert f" -p {LOOPBACK}:8001:8001 " in dockerfile.docker_run(repository, "m", triton_of(new))
     instance = Instance(Ports(LOOPBACK, 1, 2, 3), tmp_path, "llmserve-x")
     words = docker_arguments(ServerSettings(tmp_path), instance, release("24.06"), gpus=False)
     assert "--network=host" in words

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from llmserve.contract.options import OPTIONS, RequestOption
+from llmserve.contract.options import ALIASES, OPTIONS, RequestOption
 from tests.reference import FOLDER, PAGES
+from tests.unit.test_boundaries import ROOT, module_of, nodes_of, sources
 
 _WITH_A_ROW = '''
 import importlib.util, json, sys, types
@@ -32,6 +35,8 @@ import click
 import llmserve
 from llmserve.client.messages import build_request
 from llmserve.client.model import ModelInfo, Tensor
+from llmserve.registry import Registry
+from llmserve.roles import Generator
 from llmserve.runtime import RequestError, read_params
 from llmserve_cli.completion import request_options
 from llmserve_cli.query import query
@@ -54,7 +59,9 @@ chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 paths = make_document([])["paths"]
 schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
 context = click.Context(query)
+generators = Registry.load().all(Generator)
 print(json.dumps({
+    "generators": sorted(g.name for g in generators if "sparkle" in [t.name for t in g.inputs]),
     "config": (Path(sys.argv[1]) / "demo" / "config.pbtxt").read_text().count('"sparkle"'),
     "reader": [read_params({"sparkle": "0.5"}).sparkle, refusal(read_params, {"sparkle": 4})],
     "client": [tensor.name for tensor in request.inputs],
@@ -74,6 +81,8 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == {
+        # Those that sample with ours; an engine with a sampler of its own says what that can do.
+        "generators": ["graph-onnx", "graph-torchscript", "stepwise", "transformers"],
         "config": 1,
         "reader": [0.5, ["invalid_value", "sparkle"]],
         "client": ["text_input", "glitter"],
@@ -82,6 +91,34 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
         "completion": ["sparkle="],
         "page": True,
     }
+
+
+USES = {
+    "llmserve.runtime.constrained": "what it constrains with, and what conflicts with that",
+    "llmserve.testing.checks": "values to try",
+    "llmserve.testing.conformance": "values to try",
+    "llmserve_gateway.errors": "fields that are made of several options, or of none",
+    "llmserve_gateway.tracing": "OpenTelemetry's list",
+}
+
+
+def test_options_are_listed_only_where_they_are_used() -> None:
+    names = {*OPTIONS, *ALIASES}
+    packages = ["llmserve", "cli/llmserve_cli", "plugins/gateway/llmserve_gateway"]
+    listing = {
+        module_of(path, (ROOT / package).parent)
+        for package in packages
+        for path in sources(ROOT / package)
+        for node in nodes_of(path)
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict))
+        if len(names & {*constants(node)}) > 2
+    }
+    assert listing == {*USES}
+
+
+def constants(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> Iterator[object]:
+    items = node.keys if isinstance(node, ast.Dict) else node.elts
+    return (item.value for item in items if isinstance(item, ast.Constant))
 
 
 @pytest.mark.parametrize("row", OPTIONS.values(), ids=OPTIONS)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from llmserve.contract.failures import FAILURES, UNKNOWN, Failure, read, without_wrappers, write
 from llmserve.runtime import RequestError
+from tests.failure_codes import ROOT, raised_codes, searches, sources
 
 WRAPPERS = [
     "{}",
@@ -76,3 +77,56 @@ def test_a_refusal_has_a_code_of_the_contract() -> None:
         == error.failure
         == Failure("invalid_value", "no", "top_k", {"context": 5})
     )
+
+
+SEARCH_ALLOWED = {
+    # Triton and gRPC send no code.
+    "llmserve/client/workarounds.py",
+    # click has one type for several mistakes.
+    "cli/llmserve_cli/usage.py",
+}
+
+
+def test_no_module_looks_into_the_words_of_an_error() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sources()
+        if str(path.relative_to(ROOT)) not in SEARCH_ALLOWED
+        for line in searches(path.read_text(encoding="utf-8"))
+    }
+    assert not found, "compare the code or the type of the error instead"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'if "has died" in error.problem: pass',
+        "_QUEUE_FULL.match(str(error))",
+        "re.search('full', error.message)",
+        'str(error).startswith("no")',
+        'error.message().partition(": ")',
+        'error.words == "no"',
+    ],
+)
+def test_a_search_of_words_would_be_found(code: str) -> None:
+    assert [*searches(code)] == [1]
+
+
+def test_only_the_workarounds_use_patterns_on_what_a_server_says() -> None:
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources()
+        if path.parent.name in ("client", "contract") or path.name == "errors.py"
+        if "\nimport re\n" in path.read_text(encoding="utf-8")
+    }
+    assert users <= {
+        "llmserve/client/workarounds.py",
+        "llmserve/client/script.py",
+        "llmserve/client/url.py",
+        "llmserve/contract/container.py",
+    }
+
+
+def test_every_code_that_is_raised_has_a_row_and_every_row_a_status() -> None:
+    assert raised_codes() <= FAILURES.keys()
+    assert all(400 <= row.status < 600 and row.meaning for row in FAILURES.values())

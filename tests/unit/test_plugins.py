@@ -88,7 +88,7 @@ def test_a_collision_names_both_plugins_and_affects_no_other_component() -> None
     with pytest.raises(PluginError, match=r"one-dist.*two-dist"):
         registry.get(Tokenizer, "words")
     assert registry.get(Tokenizer, "other") is other
-    assert any("'words' is registered by" in problem for problem in registry.problems())
+    assert any("'words' is registered by" in problem.message for problem in registry.problems())
 
 
 def test_a_backend_that_two_plugins_have_stops_only_the_models_that_need_it(
@@ -105,7 +105,7 @@ def test_a_backend_that_two_plugins_have_stops_only_the_models_that_need_it(
         (tmp_path / name / "config.pbtxt").write_text(f'backend: "{backend}"')
     assert find_problems(ServerSettings(tmp_path, "embedded", models=("plain",))) == []
     (problem,) = find_problems(ServerSettings(tmp_path, "embedded"))
-    assert "backend 'acme' is registered by 'one' (one-dist 1.0) and by 'two'" in problem.problem
+    assert "backend 'acme' is registered by 'one' (one-dist 1.0) and by 'two'" in problem.message
     assert "uninstall one" in str(problem.mend)
 
 
@@ -270,7 +270,9 @@ def test_a_plugin_for_another_api_is_refused_in_one_line_and_never_imported(
     problem = installed()["acme:words"].problem or ""
     assert problem.startswith(f"it is made for API {number} of llmserve, and llmserve ")
     assert problem.endswith(f" has {API}: {mend}")
-    assert Registry.load().problems() == [f"plugin 'words' (acme 1.2) cannot be used: {problem}"]
+    assert list(map(str, Registry.load().problems())) == [
+        f"plugin 'words' (acme 1.2) cannot be used: {problem}"
+    ]
 
 
 def test_of_several_entry_points_of_a_package_the_matching_one_is_used(site: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.contract.container import DOCKERFILE
 from llmserve.errors import ConfigError, OutputError
-from llmserve.repository.dockerfile import FILE as DOCKERFILE
 from llmserve.repository.manifest import Manifest, hashes
 from llmserve.repository.publish import (
     ASIDE,

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from llmserve.contract.address import Address
 from llmserve.contract.container import NEWEST, release
-from llmserve.errors import ConfigError, PortInUseError, ServerError, UsageError
+from llmserve.errors import PortInUseError, ServerError, UsageError
 from llmserve.repository.manifest import Manifest
+from llmserve.repository.repository import Repository
 from llmserve.roles import Backend
 from llmserve.server import (
     ServerSettings,
@@ -183,8 +184,8 @@ def test_a_log_that_cannot_be_read_again_is_refused(tmp_path: Path, log: str) ->
         log = str(tmp_path.parent / f"{tmp_path.name}-fifo")
         os.mkfifo(log)
     (problem,) = find_problems(ServerSettings(tmp_path, log_file=tmp_path / log))
-    assert isinstance(problem, UsageError)
-    assert f"cannot write the log to {tmp_path / log}" in problem.problem
+    assert problem.code == "usage"
+    assert f"cannot write the log to {tmp_path / log}" in problem.message
     assert find_problems(ServerSettings(tmp_path, log_file=tmp_path / "triton.log")) == []
     assert not list(tmp_path.iterdir())
 
@@ -195,12 +196,12 @@ def test_a_model_whose_backend_is_missing_is_named(tmp_path: Path, config: str) 
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text(text)
     (problem,) = find_problems(ServerSettings(tmp_path, runtime="embedded", backends=()))
-    assert isinstance(problem, ConfigError)
-    assert "model 'needy' needs Triton's backend 'acme'" in problem.problem
-    assert "llmserve-standins" in str(problem.mend)
+    assert (problem.where, problem.code) == ("needy", "config")
+    assert "it needs Triton's backend 'acme'" in problem.message
+    assert "llmserve-standins" in problem.mend
     acme = Backend(name="acme", summary="", folder=tmp_path)
     (problem,) = find_problems(ServerSettings(tmp_path, "embedded", backends=(acme,)))
-    assert f"backend 'acme', which model 'needy' needs, has no {tmp_path}/model.py" in str(problem)
+    assert f"needy: its backend 'acme' has no {tmp_path}/model.py" in str(problem)
     (tmp_path / "model.py").touch()
     for settings in (
         ServerSettings(tmp_path, "embedded", models=("plain",), backends=()),
@@ -218,11 +219,11 @@ def test_an_invalid_grace_is_refused(tmp_path: Path, grace: float) -> None:
 
 def test_a_missing_repository_or_model_is_named(tmp_path: Path) -> None:
     (problem,) = find_problems(ServerSettings(tmp_path / "gone"))
-    assert problem.exit_code == 3
+    assert problem.error().exit_code == 3
     (tmp_path / "demo").mkdir()
     (problem,) = find_problems(ServerSettings(tmp_path, models=("dmeo",)))
-    assert "no model 'dmeo'" in problem.problem
-    assert "demo" in str(problem.mend)
+    assert "no model 'dmeo'" in problem.message
+    assert "demo" in problem.mend
 
 
 def ports(http: int, grpc: int, metrics: int, host: str = "127.0.0.1") -> ServerSettings:
@@ -315,6 +316,8 @@ def test_a_log_is_parsed(tmp_path: Path) -> None:
     assert read(LOADING).progress(1.0) == Progress(1.0, loading=("gpt2",), ready=())
     assert read(LOADED).progress(2.0) == Progress(2.0, loading=(), ready=("gpt2",))
     assert read(FAILED).failures == {"bad": "ValueError: two lines: 'x'"}
+    assert read(FAILED.replace("ValueError", "ImportError")).hopeless == {"bad"}
+    assert read(FAILED).hopeless == set()
     assert read(UNREADABLE).failures["newer"] == "this Triton cannot read its config.pbtxt"
     assert read(TAKEN).port_lost == "grpc"
     assert read(STUCK).stuck == "Python model file not found in '/m/x/1/model.py'"
@@ -396,13 +399,14 @@ def test_a_model_fails_with_its_part_and_takes_its_other_parts_along(tmp_path: P
     add("two", "shared")
     add("tokens")
     add("shared")
-    assert with_dependents(tmp_path, {"tokens": "no file"}) == {
+    repository = Repository.open(tmp_path)
+    assert with_dependents(repository, {"tokens": "no file"}) == {
         "tokens": "no file", "one": "its part tokens failed"
     }  # fmt: skip
-    assert with_dependents(tmp_path, {"one": "no file"}) == {
+    assert with_dependents(repository, {"one": "no file"}) == {
         "one": "no file", "tokens": "it is a part of one, which failed"
     }  # fmt: skip
-    assert set(with_dependents(tmp_path, {"shared": "no file"})) == {
+    assert set(with_dependents(repository, {"shared": "no file"})) == {
         "shared", "one", "two", "tokens"
     }  # fmt: skip
 

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
+from llmserve.errors import (
+    LLMServeError,
+    ModelDiedError,
+    ModelFailedError,
+    RequestRejectedError,
+    UnreachableError,
+)
 from llmserve.server.keep.health import Finding, Monitor, State, Watch, finding
 
-DIED = RequestRejectedError("the process that runs 'm' has died")
+DIED = ModelDiedError("the process that runs 'm' has died")
+FAILS = ModelFailedError("the model failed: KeyError: 1")
 GONE = UnreachableError("nobody answers")
 REFUSED = RequestRejectedError("max_tokens must be above 0")
 
@@ -100,6 +107,11 @@ def test_silence_counts_and_a_refusal_is_an_answer(
     assert (watch.state, ended) == (state, hung)
 
 
+def test_a_model_that_fails_is_alive_for_who_restarts_models_and_silent_for_others() -> None:
+    assert checked(Model(FAILS, FAILS), times=2)[0].state is State.READY
+    assert checked(Model(FAILS, FAILS), times=2, strict=True)[0].state is State.RESTARTING
+
+
 def test_a_death_is_certain_if_its_process_is_missing() -> None:
     model = Model(DIED)
     model.process = False
@@ -132,7 +144,12 @@ def test_a_model_that_computes_is_not_silent() -> None:
 
 @pytest.mark.parametrize(
     ("error", "found"),
-    [(DIED, Finding.DIED), (GONE, Finding.SILENT), (REFUSED, Finding.REFUSED)],
+    [
+        (DIED, Finding.DIED),
+        (GONE, Finding.SILENT),
+        (REFUSED, Finding.REFUSED),
+        (FAILS, Finding.FAILED),
+    ],
 )
 def test_what_a_failure_says_of_the_model(error: LLMServeError, found: Finding) -> None:
     assert finding(error) is found

@@ -63,7 +63,7 @@ def test_a_shortage_that_would_make_a_server_fail_is_an_error(
         assert shortages == []
     else:
         with pytest.raises(llmserve.errors.ServerError, match=message):
-            raise shortages[0]
+            raise shortages[0].error()
         assert len(shortages) == 1
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmserve.plugin import Manifest, UsageError, section
+from llmserve.plugin import Repository, UsageError, section
 
 
 @section("Extend")
@@ -16,6 +16,6 @@ def main(repository: Path) -> None:
     """List the models of a repository."""
     if not repository.is_dir():
         raise UsageError(f"no folder at {repository}", mend="name a model repository")
-    for folder in sorted(path for path in repository.iterdir() if path.is_dir()):
-        manifest = Manifest.read(folder)
-        click.echo(f"{folder.name}: {manifest.recipe if manifest else 'not built by llmserve'}")
+    for model in Repository.open(repository):
+        recipe = model.manifest.recipe if model.manifest else "not built by llmserve"
+        click.echo(f"{model.name}: {recipe}")

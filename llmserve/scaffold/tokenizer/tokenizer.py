@@ -27,7 +27,8 @@ class ScaffoldTokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Refuse: a RequestError is the request's own fault, and is reported to the client."""
         del messages
-        raise RequestError("this tokenizer has no chat template: send text_input")
+        problem = "this tokenizer has no chat template: send text_input"
+        raise RequestError(problem, code="no_chat_template", param="messages")
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 
@@ -11,8 +10,6 @@ from llmserve.server.launch import POLL
 from llmserve.server.states import State, Watch
 from llmserve.server.workarounds import DEATH_REPORTED
 
-_HOPELESS = re.compile(r"(?:ModuleNotFound|Import|FileNotFound|Syntax)Error\b")
-"""Why a model fails to load as often as it is tried, until someone mends it."""
 _RELOAD_BEGINS = 15.0 + POLL
 """Seconds after which a Triton that has not begun to reload a model is stuck."""
 _LAST_WORDS = 2.0
@@ -64,7 +61,7 @@ class Detector:
             model.loaded(now)
             kept.emptied = False
         elif why := kept.log.failures.get(model.name):
-            if model.served and not _HOPELESS.match(why):
+            if model.served and model.name not in kept.log.hopeless:
                 model.died(now, f"it failed to load: {why}")
             else:
                 model.failed(now, f"it failed to load: {why}")

@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
-from llmserve.errors import LLMServeError, RequestRejectedError, UsageError
+from llmserve.errors import (
+    LLMServeError,
+    ModelDiedError,
+    ModelFailedError,
+    RequestRejectedError,
+    UsageError,
+)
 from llmserve.server.states import State as State
 from llmserve.server.states import Watch as Watch
 
@@ -23,6 +29,8 @@ SLOW = 10.0
 """Seconds after which a model that does not compute either is silent."""
 SLOW_UNSEEN = 30.0
 """The same for who cannot see whether it computes: for others, perhaps."""
+SLOW_FRONTEND = 5.0
+"""Seconds within which a frontend must react to a request, even on a busy machine."""
 BACK_EVERY, BACK_WITHIN = 0.5, 5.0
 """How often a Triton that has failed a request is asked whether it is back, and for how long."""
 _BUSY = 0.05
@@ -39,8 +47,10 @@ class Finding(Enum):
 
 
 def finding(error: LLMServeError) -> Finding:
-    if "has died" in error.problem:
+    if isinstance(error, ModelDiedError):
         return Finding.DIED
+    if isinstance(error, ModelFailedError):
+        return Finding.FAILED
     if isinstance(error, RequestRejectedError):
         return Finding.REFUSED
     return Finding.REFUSED if isinstance(error, UsageError) else Finding.SILENT
@@ -55,9 +65,12 @@ class Client(Protocol):
     ) -> Any: ...
 
 
+_ALIVE = {state.value for state in State if Watch("", state=state).alive}
+
+
 def is_alive(state: str) -> bool:
     """Return whether a model or server that reports this state serves requests."""
-    return Watch("", state=State(state)).alive
+    return state in _ALIVE
 
 
 async def ask_for_token(client: Client, model: str, timeout: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.repository.manifest import parts_of
+from llmserve.repository.repository import Repository
 from llmserve.server.log import ServerLog
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
@@ -83,7 +83,7 @@ class Kept:
             since=time.monotonic(),
             loads=self.log.loads[name],
             served=state is State.READY,
-            parts=tuple(parts_of(self.settings.repository, name)),
+            parts=Repository.open(self.settings.repository).parts_of(name),
         )
 
     def folder(self, name: str) -> Path:

@@ -9,7 +9,7 @@ from functools import partial
 
 from llmserve.errors import ServerError
 from llmserve.names import near
-from llmserve.repository.manifest import model_folders, parts_of
+from llmserve.repository.repository import Repository
 from llmserve.server.keep.kept import CHECK_INTERVAL, Kept
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.states import State
@@ -27,16 +27,17 @@ class Orders:
 
     async def reload(self, name: str) -> None:
         """Load or reload a model; the old one answers until the new one is loaded."""
-        kept, repository = self._kept, self._kept.settings.repository
-        names = [path.name for path in model_folders(repository)]
-        # An existing path is not enough: an empty name, or a dot, is the repository itself.
-        if name not in names:
-            raise ServerError(f"no model {name!r} in {repository}", mend=near(name, names))
+        kept = self._kept
+        # Read again: the model may be new, or built anew.
+        repository = Repository.open(kept.settings.repository)
+        if name not in repository.models:
+            mend = near(name, repository.models)
+            raise ServerError(f"no model {name!r} in {repository.path}", mend=mend)
         if not kept.server.renewable:
             raise ServerError("this Triton cannot reload a model", mend="stop and start it")
         self._require_triton()
-        await self._check_files(name)
-        parts = (*parts_of(repository, name), name)
+        await self._check_files(repository, name)
+        parts = (*repository.parts_of(name), name)
         for part in parts:
             if part not in kept.models:
                 kept.models[part] = kept.watched(part, State.LOADING)
@@ -49,17 +50,16 @@ class Orders:
             await asyncio.sleep(CHECK_INTERVAL)
             self._refuse_failed(parts)
 
-    async def _check_files(self, name: str) -> None:
+    async def _check_files(self, repository: Repository, name: str) -> None:
         """Refuse a model whose configuration cannot be read (workarounds.UNREADABLE).
 
         Triton would be restarted for nothing, which would also interrupt the other models.
         """
         from llmserve.repository.check import check_repository
 
-        settings = self._kept.settings
-        here = settings.runtime == "embedded"
+        here = self._kept.settings.runtime == "embedded"
         check = partial(check_repository, models=[name], quick=True, served_here=here)
-        for problem in await asyncio.to_thread(check, settings.repository):
+        for problem in await asyncio.to_thread(check, repository):
             if problem.fatal:
                 raise ServerError(str(problem))
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import ConfigError
-from llmserve.repository.manifest import Manifest, parts_of
+from llmserve.plugin import Repository
 
 _MAX_HEADER = 64 << 20
 # Settings that say where files are, and nothing about speed.
@@ -21,11 +20,12 @@ _TYPES = ("dtype", "weight_format", "quantization")
 
 def engine_of(repository: Path, model: str) -> str:
     """Return a model's generator with its settings, and the type of its weights; "" if unknown."""
-    for name in (model, *parts_of(repository, model)):
-        try:
-            manifest = Manifest.read(repository / name)
-        except ConfigError:
+    opened = Repository.open(repository)
+    for name in (model, *opened.parts_of(model)):
+        found = opened.models.get(name)
+        if found and found.damage:
             return ""
+        manifest = found.manifest if found else None
         part = manifest.components.get("generator") if manifest else None
         if manifest and part and not manifest.parts:
             types = {key: value for key, value in manifest.options.items() if key in _TYPES}

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationError
 
 from llmserve.errors import UsageError, reason
-from llmserve.repository.manifest import Manifest, parts_of
+from llmserve.plugin import Repository
 from llmserve_bench.results import Load
 
 _LIST = re.compile(r"\s*\[\s*[\"{]")
@@ -63,9 +63,10 @@ def find_counter(repository: Path | None, model: str, tokenizer: Path | None) ->
         settings = {"path": str(tokenizer.absolute())}
         runtime = "llmserve.runtime.hf_tokenizer:TransformersTokenizer"
         return _load_counter(runtime, settings, tokenizer, f"tokenizer of {tokenizer}")
-    if repository is not None and repository.is_dir():
-        for name in (model, *parts_of(repository, model)):
-            manifest = Manifest.read(repository / name)
+    if repository is not None:
+        opened = Repository.open(repository)
+        for name in (model, *opened.parts_of(model)):
+            manifest = opened.models[name].intact() if name in opened.models else None
             part = manifest.components.get("tokenizer") if manifest else None
             # An ensemble's own manifest only names the choice; the files are in its parts.
             if manifest and part and not manifest.parts:

@@ -15,12 +15,12 @@ from llmserve.errors import LLMServeError, UsageError
 from llmserve.plugin import (
     BuildSpec,
     Registry,
+    Repository,
     build_spec,
     known_options,
     make_plan,
     parse_assignments,
 )
-from llmserve.repository.manifest import parts_of
 from llmserve.server import Address, ServerSettings, start
 from llmserve_bench.engines import engine_of
 from llmserve_bench.prompts import TokenCounter, find_counter
@@ -173,7 +173,7 @@ def serving(
             on_step(f"building {variant.label}")
             build_spec(variant.spec(model, repository), registry=registry, report=on_step)
         on_step(f"serving {', '.join(variant.label for variant in variants)}")
-        models = tuple(part for name in names for part in (*parts_of(repository, name), name))
+        models = Repository.open(repository).with_parts(names)
         settings = ServerSettings(
             repository, http_port=0, grpc_port=0, metrics_port=0, models=models
         )

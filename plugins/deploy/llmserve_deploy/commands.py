@@ -79,7 +79,7 @@ def _deploy(
     **settings: Any,
 ) -> None:
     from llmserve.errors import UsageError
-    from llmserve.repository.wheels import wheels_named
+    from llmserve.plugin import wheels_named
     from llmserve_deploy.description import describe
     from llmserve_deploy.files import rendered, write
     from llmserve_deploy.images import vendored_wheels

@@ -6,12 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.container import LOOPBACK
-from llmserve.repository.dockerfile import MODELS, ULIMITS
+from llmserve.contract.container import HF_HOME, HTTP_PORT, LOOPBACK, MODELS, ULIMITS
 from llmserve_deploy.description import (
     GATEWAY_PORT,
-    HTTP_PORT,
-    HUB_CACHE,
     KEYS_FILE,
     KEYS_FOLDER,
     LOAD_SECONDS,
@@ -81,12 +78,12 @@ def _triton(d: Deployment, out: Path) -> Data:
     # Compose reads a dollar sign as the start of a variable.
     folders = [(repository, MODELS), *((path, path) for path in d.references)]
     mounts = [(a.replace("$", "$$"), b.replace("$", "$$"), True) for a, b in folders]
-    mounts += [("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE, False)]
+    mounts += [("${HF_HOME:-${HOME}/.cache/huggingface}", HF_HOME, False)]
     service |= {
         "shm_size": "1gb",
         "ulimits": dict(ULIMITS),
         # No value: the token is that of the user who starts the project, and is in no file.
-        "environment": {"HF_HOME": HUB_CACHE, "HOME": "/tmp", "HF_TOKEN": None},
+        "environment": {"HF_HOME": HF_HOME, "HOME": "/tmp", "HF_TOKEN": None},
         "volumes": [
             {"type": "bind", "source": source, "target": target, "read_only": read_only}
             for source, target, read_only in mounts

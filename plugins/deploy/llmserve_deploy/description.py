@@ -9,31 +9,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.container import UNKNOWN, Release, addresses, closed, release_in
+from llmserve.contract.container import (
+    GRPC_PORT,
+    HTTP_PORT,
+    IMAGE,
+    METRICS_PORT,
+    MODELS,
+    UNKNOWN,
+    Release,
+    addresses,
+    closed,
+    release_in,
+    select,
+    start,
+)
 from llmserve.errors import ConfigError, UsageError
 from llmserve.names import near
-from llmserve.repository import config
-from llmserve.repository.dockerfile import (
-    IMAGE,
-    LAUNCH_SCRIPT,
-    MODELS,
-    base_image,
-    docker_build,
-    groups,
-    image_of,
-    manifests_of,
-    select,
-    served_by,
-    triton_of,
-)
-from llmserve.repository.manifest import Manifest, parts_of
+from llmserve.plugin import Model, Repository
+from llmserve.repository.dockerfile import image_for
 from llmserve.repository.wheels import Wheels
 
 GATEWAY_PORT = 8080
-HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 KEYS_FILE = "keys.json"
 KEYS_FOLDER = "/run/secrets/llmserve"
-HUB_CACHE = "/hf"
 _SELECTED = "/tmp/selected"
 """Links to the models that Triton serves, in a folder that it may write to."""
 SHARED_MEMORY = "1Gi"
@@ -139,11 +137,7 @@ class Deployment:
     def triton_command(self, models: str = MODELS, host: str = "") -> list[str]:
         """Return the command that starts Triton on a folder of models, on one address or all."""
         served = _SELECTED if self.models else models
-        words = (
-            ["sh", f"{models}/{self.script}/{LAUNCH_SCRIPT}", served]
-            if self.script
-            else ["tritonserver", f"--model-repository={served}"]
-        )
+        words = start(served, engine=self.script, repository=models)
         words += addresses(self.triton, host)
         ports = (("http", HTTP_PORT), ("grpc", GRPC_PORT), ("metrics", METRICS_PORT))
         words += [f"--{protocol}-port={port}" for protocol, port in ports]
@@ -173,26 +167,26 @@ def describe(
 
     ``baked`` means that no local folder can be mounted: an image or a volume contains the models.
     """
-    folders = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
-    if not folders:
+    opened = Repository.open(repository)
+    present = [model for model in opened if (model.folder / "config.pbtxt").is_file()]
+    if not present:
         raise UsageError(f"{repository} has no models", mend="create one with llmserve build")
-    manifests = manifests_of(repository)
+    for model in opened:
+        model.intact()
+    names = [model.name for model in present]
     for name in models:
-        if name not in folders:
-            raise UsageError(f"{repository} has no model {name!r}", mend=near(name, manifests))
-    served, others = groups(manifests)
-    if others and not models:
-        other = min(others)
+        if name not in names:
+            whole = [model.name for model in present if not model.part_of]
+            raise UsageError(f"{repository} has no model {name!r}", mend=near(name, whole))
+    built = image_for(opened, models)
+    if built.models and not models:
+        other = min(model.name for model in present if model.name not in built.models)
         raise UsageError(
             f"{other} needs a different image than the other models",
             mend=f"deploy the models of one image: --model {other}",
         )
-    built_image, _ = served_by(repository, models)
-    own = next((name for name in models if image_of(name) == built_image), "")
-    base = others[own].image if own in others else base_image(served)
-    names = [part for name in models for part in (*parts_of(repository, name), name)]
-    loaded = tuple(dict.fromkeys(names)) or tuple(folders)
-    scripts = [name for name in loaded if (repository / name / LAUNCH_SCRIPT).is_file()]
+    loaded = opened.with_parts(models) or tuple(names)
+    scripts = [name for name in loaded if opened.model(name).has_launch_script]
     if len(scripts) > 1:
         raise UsageError(
             f"{' and '.join(scripts)} each start a server of several processes",
@@ -200,12 +194,12 @@ def describe(
         )
     gpus = settings.get("gpus", 0)
     for name in loaded:
-        if (needed := _gpus(repository / name)) > gpus:
+        if (needed := _gpus(opened.model(name))) > gpus:
             raise UsageError(
                 f"{name} was built for a GPU, and --gpus is {gpus}",
                 mend=f"use --gpus {needed}, or build it with --device cpu",
             )
-    outside = _references(repository, loaded)
+    outside = tuple(opened.references(loaded))
     if baked and outside:
         raise ConfigError(
             f"a model's weights are in {outside[0]}, which other machines do not have",
@@ -214,11 +208,11 @@ def describe(
     in_image = baked and not settings.get("volume")
     return Deployment(
         repository=repository,
-        image=image or (f"{IMAGE}-models" if in_image else built_image),
-        built_image=built_image,
-        build=docker_build(repository, own, base),
+        image=image or (f"{IMAGE}-models" if in_image else built.name),
+        built_image=built.name,
+        build=built.build,
         # An image of one's own that names NVIDIA's release is that release.
-        triton=named if (named := release_in(image)) is not UNKNOWN else triton_of(base),
+        triton=named if (named := release_in(image)) is not UNKNOWN else built.triton,
         models=tuple(models),
         folders=loaded,
         script=scripts[0] if scripts else "",
@@ -227,15 +221,9 @@ def describe(
     )
 
 
-def _gpus(folder: Path) -> int:
+def _gpus(model: Model) -> int:
     """Return how many GPUs Triton needs to load a model."""
-    groups = config.read(folder).instance_group
+    if model.config_damage:
+        raise model.config_damage
+    groups = model.config.instance_group if model.config else ()
     return max((max(g.gpus, default=0) + 1 for g in groups if g.kind == g.KIND_GPU), default=0)
-
-
-def _references(repository: Path, models: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders outside the repository that these models need."""
-    manifests = [Manifest.read(repository / name) for name in models]
-    parts = [part for manifest in manifests if manifest for part in manifest.components.values()]
-    paths = {part["settings"].get("path", "") for part in parts}
-    return tuple(path for path in sorted(paths) if path.startswith("/"))

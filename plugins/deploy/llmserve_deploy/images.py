@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from llmserve.contract.container import HF_HOME, MODELS
 from llmserve.errors import UsageError
 from llmserve.plugin import install_command
-from llmserve.repository.dockerfile import MODELS, sources
-from llmserve.repository.wheels import make_wheels, wheels_in
-from llmserve_deploy.description import HUB_CACHE, USER, Deployment
+from llmserve.repository.wheels import make_wheels, sources, wheels_in
+from llmserve_deploy.description import USER, Deployment
 
 GATEWAY_DOCKERFILE = "Dockerfile.gateway"
 MODELS_DOCKERFILE = "Dockerfile.models"
@@ -54,7 +54,7 @@ def image_files(d: Deployment) -> dict[str, Any]:
     if not d.volume:
         copies = "\n".join(f"COPY {name}/ {MODELS}/{name}/" for name in sorted(d.folders))
         files[MODELS_DOCKERFILE] = _MODELS.format(
-            image=d.built_image, copies=copies, cache=HUB_CACHE, user=USER
+            image=d.built_image, copies=copies, cache=HF_HOME, user=USER
         )
     return files
 

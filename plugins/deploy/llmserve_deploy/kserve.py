@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmserve.repository.dockerfile import MODELS
+from llmserve.contract.container import MODELS
 from llmserve_deploy.description import GATEWAY_PORT, Deployment
 from llmserve_deploy.kubernetes import extra_files, kustomization, manifest, shared_manifests
 from llmserve_deploy.pods import (

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmserve.contract.container import LOOPBACK
-from llmserve.repository.dockerfile import MODELS
+from llmserve.contract.container import HF_HOME, LOOPBACK, MODELS
 from llmserve_deploy.description import (
     GATEWAY_PORT,
-    HUB_CACHE,
     KEYS_FOLDER,
     LEAVE_SECONDS,
     LOAD_SECONDS,
@@ -70,7 +68,7 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
     mounts: list[Data] = [
         {"name": "triton-tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
-        {"name": "hub", "mountPath": HUB_CACHE},
+        {"name": "hub", "mountPath": HF_HOME},
     ]
     if d.volume and models == MODELS:
         mounts += [{"name": "models", "mountPath": MODELS, "readOnly": True}]
@@ -81,7 +79,7 @@ def triton_container(d: Deployment, name: str = "triton", models: str = MODELS) 
         # Passed to the image's own entry point, which checks the drivers.
         "args": d.triton_command(models, LOOPBACK),
         "env": [
-            {"name": "HF_HOME", "value": HUB_CACHE},
+            {"name": "HF_HOME", "value": HF_HOME},
             {"name": "HF_TOKEN", "valueFrom": token},
             {"name": "HOME", "value": "/tmp"},
         ],

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.repository.dockerfile import MODELS
+from llmserve.contract.container import MODELS
 from llmserve_deploy.description import (
     GATEWAY_PORT,
     KEYS_FILE,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 
 from llmserve.client import ToolsError
 from llmserve.errors import (
     ClientError,
+    ContextLengthError,
     LLMServeError,
     ModelNotReadyError,
-    RequestRejectedError,
-    RequestTimeoutError,
-    UnreachableError,
+    UnsupportedOptionError,
     UsageError,
 )
+from llmserve.runtime.contract import API_NAMES
 
 _TYPES = {
     401: "authentication_error",
@@ -24,38 +23,17 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-# From the tensor contract's names to the API's, where they differ.
+# The API's names of options. Those below are made of other fields than the contract's.
 _API_NAMES = {
-    "stop_words": "stop",
+    **API_NAMES,
     "input_ids": "prompt",
     "text_input": "prompt",
     "prompt_logprobs": "echo",
     "prompt_only": "model",
-    "text": "prompt",
-    "chat template": "messages",
     "json_schema": "response_format",
     "json_object": "response_format",
     "return_log_probs": "logprobs",
 }
-# All of them are for the beginning of a message: further on it may quote the request.
-_FAILED = re.compile(r"the model failed: |\w*(?:Error|Exception|Exit|Interrupt): ")
-_QUEUE_FULL = re.compile(r"the queue of ('[^']*'|new constraints) is full")
-_NO_CHAT_TEMPLATE = re.compile(r"(?:this )?\S+ has no chat template")
-_OVER_CONTEXT = re.compile(
-    r"(?:the prompt has|(?:max_tokens|request_output_len) \d+ and the prompt's) \d+ "
-    r"(?:tokens|characters)[a-z, ]* the model's context (?:of )?(\d+)"
-)
-_PROMPT_TOKENS = re.compile(r"the prompt(?: has|'s) (\d+) tokens")
-_MAX_TOKENS = re.compile(r"(?:max_tokens|request_output_len) (\d+) and ")
-_UNSUPPORTED = re.compile(r"this model does not take (\w+)")
-_INVALID = re.compile(
-    r"(?:the (?=json|regex|grammar|text |chat template))?(json schema|chat template|\w+)"
-    r"(?: must be| takes|:| has (?:a character|no tokens)| is (?:empty|not )"
-    r"| cannot | refuses | \d+ is over )"
-)
-# A model whose process has died usually answers again after seven seconds.
-_RELOAD_SECONDS = "5"
-_PREFIX = "the server refused the request: "
 
 
 class ApiError(Exception):
@@ -129,51 +107,27 @@ def from_llmserve(error: LLMServeError, sent: Mapping[str, str] | None = None) -
 
     ``sent`` maps names of the tensor contract to the fields that this client used for them.
     """
-    message = str(error)
-    if isinstance(error, ModelNotReadyError):
-        return ApiError(404, message, param="model", code="model_not_found")
-    if isinstance(error, RequestTimeoutError):
-        return ApiError(504, message, code="timeout")
-    if isinstance(error, UnreachableError):
-        return ApiError(503, message, code="backend_unavailable", headers={"retry-after": "2"})
-    if isinstance(error, RequestRejectedError):
-        names = {**_API_NAMES, **(sent or {})}
-        names["json schema"] = names["json_schema"]
-        return _from_refusal(message.removeprefix(_PREFIX), names)
+    if isinstance(error, ClientError):
+        return _from_failure(error, {**_API_NAMES, **(sent or {})})
     if isinstance(error, UsageError):
-        return bad_request(message, error.param if isinstance(error, ToolsError) else None)
-    status = 500 if isinstance(error, ClientError) else 503
-    return ApiError(status, message)
+        return bad_request(str(error), error.param if isinstance(error, ToolsError) else None)
+    return ApiError(503, str(error))
 
 
-def has_died(problem: str) -> bool:
-    """Return whether a failure is the death of a model's process; a refusal may quote the words."""
-    return problem.startswith("the process that runs ") and "has died" in problem
-
-
-def _from_refusal(message: str, names: Mapping[str, str]) -> ApiError:
-    if has_died(message):
-        # It is being loaded again, which clients wait for.
-        return ApiError(503, message, code="model_died", headers={"retry-after": _RELOAD_SECONDS})
-    # llmserve.runtime reports failures of the model like this; a driver's exception has its type.
-    if _FAILED.match(message):
-        return ApiError(500, message, code="model_failed")
-    if _QUEUE_FULL.match(message):
-        return ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
-    if _NO_CHAT_TEMPLATE.match(message):
-        return bad_request(
-            "this model has no chat template: use /v1/completions, or another model",
-            "messages",
-            "no_chat_template",
-        )
-    if over := _OVER_CONTEXT.match(message):
-        prompt, answer = _PROMPT_TOKENS.search(message), _MAX_TOKENS.match(message)
+def _from_failure(error: ClientError, names: Mapping[str, str]) -> ApiError:
+    row, numbers = error.row, error.details
+    if isinstance(error, ContextLengthError) and "context" in numbers:
         return ContextError(
-            int(over[1]), int(prompt[1]) if prompt else None, int(answer[1]) if answer else None
+            numbers["context"], numbers.get("prompt_tokens"), numbers.get("max_tokens")
         )
-    if unsupported := _UNSUPPORTED.match(message):
-        name = names.get(unsupported[1], unsupported[1])
-        return bad_request(message.replace(unsupported[1], name, 1), name)
-    match = _INVALID.match(message)
-    name = names.get(match[1], match[1]) if match else ""
-    return bad_request(message, name or None)
+    message = error.words or str(error)
+    param = names.get(error.param, error.param) if error.param else None
+    if isinstance(error, ModelNotReadyError):
+        param = "model"
+    elif row.code == "no_chat_template":
+        message = "this model has no chat template: use /v1/completions, or another model"
+    elif isinstance(error, UnsupportedOptionError) and param != error.param:
+        # The client knows the option by another name than the model.
+        message = f"{param}: {message}"
+    headers = {"retry-after": str(row.retry_after)} if row.retry_after else None
+    return ApiError(row.status, message, param=param, code=row.api_code, headers=headers)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve.client import Tools
-from llmserve.runtime.contract import BIASES, OPTIONS, RequestOption
+from llmserve.runtime.contract import API_NAMES, BIASES, OPTIONS, RequestOption
 from llmserve_gateway.errors import bad_request
 
 MAX_ANSWERS = 128
-_SAMPLING = tuple(row for row in OPTIONS.values() if row.api and row.group != "forms")
+_SAMPLING = tuple(OPTIONS[name] for name in API_NAMES)
 # The names of output constraints in vLLM's API, and those of the tensor contract.
 _CONSTRAINTS = {row.api: row.name for row in OPTIONS.values() if row.api and row.group == "forms"}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmserve.client import Completion, Piece
-from llmserve.errors import LLMServeError, RequestRejectedError, UnreachableError
+from llmserve.errors import LLMServeError, ModelDiedError, RequestRejectedError, UnreachableError
 from llmserve.plugin import Address
 from llmserve.server import health
 from llmserve_gateway import replicas
@@ -110,7 +110,7 @@ class Scripted:
 
 
 GONE = UnreachableError("the connection broke")
-DEAD = RequestRejectedError("the process that runs 'm' has died")
+DEAD = ModelDiedError("the process that runs 'm' has died")
 REFUSED = RequestRejectedError("the server refused the request: max_tokens must be above 0")
 
 

@@ -15,8 +15,12 @@ from llmserve.plugin import (
     hookimpl,
 )
 
-# OpenVINO cannot forbid words, so the model has no such input and requests with it are refused.
-_SAMPLING = tuple(tensor for tensor in contract.SAMPLING if tensor.name != "bad_words")
+# OpenVINO chooses the tokens itself. Requests with any other option, as bad_words, are refused.
+_HONOURED = {
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "random_seed", "min_tokens", "ignore_eos", "end_id",
+}  # fmt: skip
+_SAMPLING = tuple(tensor for tensor in contract.SAMPLING if tensor.name in _HONOURED)
 
 
 @hookimpl

@@ -124,13 +124,17 @@ class Engine:
         if self._guesses:
             guesser = "a draft model" if self._draft else "prompt_lookup"
             if generation.params.min_tokens:
-                raise RequestError(f"this model does not take min_tokens: it has {guesser}")
+                raise _unsupported(
+                    "min_tokens", f"this model does not take min_tokens: it has {guesser}"
+                )
             config.num_assistant_tokens = self._guesses
             if not self._draft:
                 config.max_ngram_size = _NGRAM
             elif config.do_sample:
                 # A sampled token other than the guess breaks OpenVINO's bookkeeping (2026.4).
-                raise RequestError("this model cannot use a temperature: it has a draft model")
+                raise _unsupported(
+                    "temperature", "this model cannot use a temperature: it has a draft model"
+                )
         ids = np.array([generation.prompt_ids + generation.token_ids], dtype=np.int64)
         self._handles[generation] = self.pipeline.add_request(
             next(self._numbers), openvino.Tensor(ids), config
@@ -197,7 +201,8 @@ def generation_config(generation: Generation, *, vocab_size: int) -> Any:
         config.validate()
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
-        raise RequestError(f"OpenVINO refuses these parameters: {last_line}") from None
+        problem = f"OpenVINO refuses these parameters: {last_line}"
+        raise RequestError(problem, code="invalid_value") from None
     return config
 
 
@@ -216,9 +221,14 @@ def _precision(name: str, *, half: bool) -> str:
     return name
 
 
+def _unsupported(name: str, problem: str) -> RequestError:
+    return RequestError(problem, code="unsupported_option", param=name)
+
+
 def _penalty(name: str, value: float) -> float:
     if not -2 <= value <= 2:
-        raise RequestError(f"{name} must be from -2 to 2 on this model, not {value:g}")
+        problem = f"{name} must be from -2 to 2 on this model, not {value:g}"
+        raise RequestError(problem, code="invalid_value", param=name)
     return value
 
 

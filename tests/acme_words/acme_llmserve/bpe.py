@@ -27,7 +27,11 @@ class BytePairs:
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        raise RequestError("acme-bpe has no chat template: send text_input instead of messages")
+        raise RequestError(
+            "acme-bpe has no chat template: send text_input instead of messages",
+            code="no_chat_template",
+            param="messages",
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -209,7 +209,7 @@ def test_concurrent_streams_on_one_client_do_not_mix(client: Client, server: Ser
     ("model", "options", "kind", "message"),
     [
         ("wrods", {}, errors.ModelNotReadyError, "choose one of words, echo"),
-        ("echo", {"prompt": "raise no /srv/w.bin"}, errors.RequestRejectedError, "no w.bin"),
+        ("echo", {"prompt": "raise no /srv/w.bin"}, errors.ModelFailedError, "no w.bin"),
         ("echo", {"prompt": "bytes"}, errors.ClientError, "not UTF-8"),
         ("echo", {"max_tokens": {}}, errors.OptionError, "max_tokens cannot be a dict"),
         ("foreign", {"max_tokens": 2**40}, errors.OptionError, "does not fit into INT32"),

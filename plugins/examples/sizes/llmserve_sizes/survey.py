@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmserve.plugin import ConfigError, Manifest
+from llmserve.plugin import ConfigError, Model, Repository
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,21 @@ def survey(repository: Path) -> list[ModelSize]:
     """Return every model of a repository, by name."""
     if not repository.is_dir():
         raise ConfigError(f"no folder at {repository}", mend="name a model repository")
-    folders = sorted(path for path in repository.iterdir() if path.is_dir())
-    return [_model(folder) for folder in folders if not folder.name.startswith(".")]
+    models = Repository.open(repository)
+    return [_size(model) for model in models if not model.name.startswith(".")]
 
 
-def _model(folder: Path) -> ModelSize:
+def _size(model: Model) -> ModelSize:
     # A link into a cache counts with its target's size: that much is read when the model loads.
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    try:
-        manifest = Manifest.read(folder)
-    except ConfigError as error:
-        return ModelSize(folder.name, size, problem=str(error))
+    size = sum(path.stat().st_size for path in model.folder.rglob("*") if path.is_file())
+    if model.damage:
+        return ModelSize(model.name, size, problem=str(model.damage))
+    manifest = model.manifest
     if manifest is None:
-        return ModelSize(folder.name, size)
+        return ModelSize(model.name, size)
     generator = manifest.components.get("generator", {})
     return ModelSize(
-        folder.name,
+        model.name,
         size,
         recipe=manifest.recipe,
         weights=_weights(generator.get("settings", {})),

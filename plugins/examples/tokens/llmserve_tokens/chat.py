@@ -57,11 +57,16 @@ class ChatTemplate:
             raise
         except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
             reason = " ".join(str(error).split())
-            raise RequestError(f"the chat template refuses these messages: {reason}") from None
+            raise _refusal(reason) from None
 
 
 def _refuse(message: object) -> None:
-    raise RequestError(f"the chat template refuses these messages: {message}")
+    raise _refusal(message)
+
+
+def _refusal(reason: object) -> RequestError:
+    problem = f"the chat template refuses these messages: {reason}"
+    return RequestError(problem, code="invalid_value", param="messages")
 
 
 def _now(pattern: str) -> str:

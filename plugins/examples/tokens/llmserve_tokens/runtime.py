@@ -42,7 +42,9 @@ class FileTokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self._chat is None:
             raise RequestError(
-                "this model has no chat template: send text_input instead of messages"
+                "this model has no chat template: send text_input instead of messages",
+                code="no_chat_template",
+                param="messages",
             )
         # The template has already added the special tokens.
         return self.encode(self._chat.render(messages), special=False)

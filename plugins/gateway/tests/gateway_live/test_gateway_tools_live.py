@@ -14,8 +14,11 @@ import openai
 import pydantic
 import pytest
 
+from llmserve import errors
+from llmserve.contract.failures import FAILURES
 from llmserve.plugin import demo_model_path
 from llmserve.testing import LiveTriton
+from tests.failure_codes import raised_codes
 from tests.support import install
 
 from .process import Gateway
@@ -310,3 +313,25 @@ def test_langchain_binds_tools_and_structures_answers(
             {"inner": {"flag": True}},
         ]
         assert message.content == "Let me see."
+
+
+def test_a_failure_of_the_runtime_reaches_both_clients_as_itself(
+    scripted: LiveTriton, front: Gateway, plain: str
+) -> None:
+    # The gateway answers nobody after a cancellation.
+    refused = raised_codes() - {"cancelled", "model_failed"}
+    assert len(refused) > 7
+    scripts = {code: f"refuse {code}" for code in sorted(refused)} | {"model_failed": "fail"}
+    for code, script in scripts.items():
+        prompt = f"{START}{script}{END}"
+        with pytest.raises(errors.RequestRejectedError) as ours:
+            scripted.client.generate(plain, prompt)
+        with pytest.raises(openai.APIStatusError) as theirs:
+            front.client().completions.create(model=plain, prompt=prompt)
+        row, param = FAILURES[code], None if code == "model_failed" else "top_k"
+        assert (ours.value.code, ours.value.param) == (code, param)
+        assert (theirs.value.status_code, theirs.value.code) == (row.status, row.api_code)
+        assert theirs.value.param == param
+        assert theirs.value.response.headers.get("retry-after") == (
+            None if row.retry_after is None else str(row.retry_after)
+        )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmserve.runtime import error_of_model
 from llmserve_gpt2.export import names
 from llmserve_gpt2.session.sequences import Cache, next_lengths
 
@@ -91,7 +92,7 @@ class Graph:
         self, step_input: StepInput, length: int, response: Any, pb: Any
     ) -> npt.NDArray[Any] | Exception:
         if response.has_error():
-            return RuntimeError(response.error().message())
+            return error_of_model(response.error().message())
         tensor = pb.get_output_tensor_by_name(response, names.LOGITS)
         logits = tensor.as_numpy() if tensor.is_cpu() else _from_device(tensor)
         step_input.cache.grow(len(step_input.tokens), length)

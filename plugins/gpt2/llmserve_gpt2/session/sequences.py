@@ -103,7 +103,8 @@ class StepRequest:
         defaults, initial_values = asdict(Params()), asdict(initial)
         for name, value in asdict(self.params).items():
             if value not in (defaults[name], initial_values[name]):
-                raise RequestError(f"{name} must be set with sequence_start; leave it out later")
+                problem = f"{name} must be set with sequence_start; leave it out later"
+                raise RequestError(problem, code="conflicting_options", param=name)
 
 
 @dataclass
@@ -182,7 +183,8 @@ class Sequences:
 def open_sequence(request: StepRequest, parts: Parts, number: int, now: float) -> ClientSequence:
     params = request.params
     if not request.ids and not params.prompt_only:
-        raise RequestError("text_input is empty: send at least one character")
+        problem = "text_input is empty: send at least one character"
+        raise RequestError(problem, code="empty_prompt", param="text_input")
     prompt = Prompt(request.prompt, list(request.ids), params)
     context = parts.generator.context_length
     limit = answer_limit(prompt, context, parts.defaults["max_tokens"])

@@ -51,5 +51,6 @@ def _step_tokens(params: Params) -> int | None:
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not is_whole or not 0 <= value <= _MAX_TOKENS:
         valid = f"a whole number from 0 to {_MAX_TOKENS}"
-        raise RequestError(f"step_tokens takes {valid}, not {value!r}")
+        problem = f"step_tokens takes {valid}, not {value!r}"
+        raise RequestError(problem, code="invalid_value", param="step_tokens")
     return int(value)

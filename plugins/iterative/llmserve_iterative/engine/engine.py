@@ -67,7 +67,12 @@ class Engine:
         if prompt + answer - 1 > self.cache_tokens:
             raise RequestError(
                 f"the prompt's {prompt} tokens and max_tokens {answer} exceed the cache of "
-                f"{self.cache_tokens} tokens: request fewer, or build with more cache_tokens"
+                f"{self.cache_tokens} tokens: request fewer, or build with more cache_tokens",
+                code="context_length_exceeded",
+                param="max_tokens",
+                context=self.cache_tokens,
+                prompt_tokens=prompt,
+                max_tokens=answer,
             )
         self._scheduler.waiting.append(Sequence(generation, self._tokenizer))
 

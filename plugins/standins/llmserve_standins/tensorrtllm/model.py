@@ -81,7 +81,8 @@ class TritonPythonModel:
             request.send_new()
             return
         if request.streams and not self._settings.decoupled:
-            raise RequestError("streaming is only supported where the model is decoupled")
+            problem = "streaming is only supported where the model is decoupled"
+            raise RequestError(problem, code="unsupported_option", param="streaming")
         if self._settings.is_0_5 and request.id:
             # 0.5.0 accepts only whole numbers, and no id twice at once.
             if not request.id.isdigit():

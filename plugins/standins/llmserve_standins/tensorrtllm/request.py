@@ -107,13 +107,16 @@ class PendingRequest:
         """Create a sequence for each row; refuse inputs that the stand-in does not support."""
         for name, tensor in self.inputs.items():
             if name not in _SUPPORTED and tensor.size:
-                raise RequestError(f"the stand-in for TensorRT-LLM does not support {name}")
+                problem = f"the stand-in for TensorRT-LLM does not support {name}"
+                raise RequestError(problem, code="unsupported_option", param=name)
             if name in _ALLOWED and (tensor != _ALLOWED[name]).any():
                 allowed = str(_ALLOWED[name]).lower()
-                raise RequestError(f"the stand-in for TensorRT-LLM supports only {name} {allowed}")
+                problem = f"the stand-in for TensorRT-LLM supports only {name} {allowed}"
+                raise RequestError(problem, code="unsupported_option", param=name)
         if self._settings.is_0_5 and self.inputs.keys() >= _EXCLUSIVE_IN_0_5:
             names = " and ".join(sorted(_EXCLUSIVE_IN_0_5))
-            raise RequestError(f"Found ambiguous parameters {names} which are mutually exclusive.")
+            problem = f"Found ambiguous parameters {names} which are mutually exclusive."
+            raise RequestError(problem, code="conflicting_options")
         rows = range(len(self.inputs["input_ids"]))
         self.rows = [self._sequence(row, context_length, compiler) for row in rows]
 
@@ -137,7 +140,12 @@ class PendingRequest:
         if length < 1 or (context_length is not None and len(ids) + length > context_length):
             raise RequestError(
                 f"request_output_len {length} and the prompt's {len(ids)} tokens do not fit the "
-                f"engine's context of {context_length}"
+                f"engine's context of {context_length}",
+                code="context_length_exceeded",
+                param="max_tokens",
+                **({"context": context_length} if context_length else {}),
+                prompt_tokens=len(ids),
+                max_tokens=length,
             )
         top_k, top_p = value("runtime_top_k", 0), value("runtime_top_p", 0.0)
         params = Params(

@@ -117,14 +117,22 @@ class RequestWriter:
         if words is None and weights is None:
             return np.zeros((rows, 0), np.float32)
         if words is None or weights is None or words.shape != weights.shape:
-            raise RequestError("embedding_bias_words and embedding_bias_weights differ in length")
+            raise RequestError(
+                "embedding_bias_words and embedding_bias_weights differ in length",
+                code="conflicting_options",
+                param="embedding_bias_weights",
+            )
         bias = np.zeros((rows, self._limits.vocab_size), np.float32)
         for row in range(rows):
             for word, weight in zip(words[row].tolist(), weights[row].tolist(), strict=True):
                 try:
                     text = word.decode() if isinstance(word, bytes) else str(word)
                 except UnicodeDecodeError:
-                    raise RequestError("embedding_bias_words is not UTF-8") from None
+                    raise RequestError(
+                        "embedding_bias_words is not UTF-8",
+                        code="invalid_value",
+                        param="embedding_bias_words",
+                    ) from None
                 for token in set(self._tokenizer.encode(text, special=False)):
                     bias[row, token] += weight
         return bias
@@ -134,21 +142,27 @@ class RequestWriter:
         if len(ids) > limit:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens and the engine accepts {limit} of its context "
-                f"of {self._limits.context_length}: shorten the prompt, or rebuild the engine"
+                f"of {self._limits.context_length}: shorten the prompt, or rebuild the engine",
+                code="context_length_exceeded",
+                context=limit,
+                prompt_tokens=len(ids),
             )
         for name, problem in self._refused.items():
             if getattr(params, name):
-                raise RequestError(problem)
+                raise RequestError(problem, code="unsupported_option", param=name)
         for name in ("frequency_penalty", "presence_penalty", "min_tokens"):
             if name not in self._supported and getattr(params, name):
-                raise RequestError(f"this engine's version of TensorRT-LLM has no {name}")
+                problem = f"this engine's version of TensorRT-LLM has no {name}"
+                raise RequestError(problem, code="unsupported_option", param=name)
         if "guided_decoding_guide" not in self._supported and form_of(params):
             raise RequestError(
                 "this model's answers cannot be constrained: build it for 0.19 or later with "
-                "--set guided_decoding_backend=xgrammar"
+                "--set guided_decoding_backend=xgrammar",
+                code="unsupported_option",
             )
         if params.top_k > 1024:
-            raise RequestError(f"top_k must be at most 1024, not {params.top_k}")
+            problem = f"top_k must be at most 1024, not {params.top_k}"
+            raise RequestError(problem, code="invalid_value", param="top_k")
 
     def ends(self, params: Params) -> list[int]:
         """Return the ids that end the answer; those that the engine was built with come first."""

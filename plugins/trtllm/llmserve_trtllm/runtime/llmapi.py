@@ -87,14 +87,21 @@ class LlmApi:
             if length < 1 or len(prompt) + length > self._context:
                 raise RequestError(
                     f"request_output_len {length} and the prompt's {len(prompt)} tokens do not fit "
-                    f"the model's context of {self._context}"
+                    f"the model's context of {self._context}",
+                    code="context_length_exceeded",
+                    param="max_tokens",
+                    context=self._context,
+                    prompt_tokens=len(prompt),
+                    max_tokens=length,
                 )
             for name in _WORDS:
                 options[name] = words_of(inputs[name][index]) if name in inputs else []
             # If LLM has a tokenizer, it encodes bad words from their texts, which are unknown here.
             if self._guided and any(len(word) > 1 for word in options["bad_words_list"]):
                 raise RequestError(
-                    "bad_words of several tokens are not supported by a model with guided decoding"
+                    "bad_words of several tokens are not supported by a model with guided decoding",
+                    code="unsupported_option",
+                    param="bad_words",
                 )
             rows.append(_Row(prompt, options))
         return rows

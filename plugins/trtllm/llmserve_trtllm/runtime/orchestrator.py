@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.runtime import Generation, Job, Parts, Prompt, RequestError, Tensors, tensors_of
+from llmserve.runtime import (
+    Generation,
+    Job,
+    Parts,
+    Prompt,
+    RequestError,
+    Tensors,
+    error_of_model,
+    tensors_of,
+)
 from llmserve_trtllm.runtime.engine_request import RequestWriter, array
 
 Answers = GeneratorType[tuple[list[int], Tensors], None, None]
@@ -83,7 +92,10 @@ class Orchestrator:
         tensors = {name: row_inputs[name] for name in names}
         if "num_return_sequences" in tensors and (tensors["num_return_sequences"] > 1).any():
             raise RequestError(
-                "num_return_sequences over 1 needs a model built with --set stream_through=ensemble"
+                "num_return_sequences over 1 needs a model built with "
+                "--set stream_through=ensemble",
+                code="unsupported_option",
+                param="num_return_sequences",
             )
         if rows > 1 and any(tensors[name].any() for name in names if name.startswith("return_")):
             raise RequestError("scores are sent for only one prompt: send several requests")
@@ -161,7 +173,7 @@ class EngineModel:
         try:
             for response in responses:
                 if response.has_error():
-                    raise RuntimeError(response.error().message())
+                    raise error_of_model(response.error().message())
                 outputs = {t.name(): t.as_numpy() for t in response.output_tensors()}
                 scores = {name: outputs[name] for name in self._scores if name in outputs}
                 yield _ids(outputs)[skip:], scores

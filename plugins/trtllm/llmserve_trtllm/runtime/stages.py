@@ -73,10 +73,16 @@ class Preprocessing:
         if prompt.params.stream and not self._settings["streams"]:
             raise RequestError(
                 "this model answers in one piece: leave out stream, or build it with "
-                "--set decoupled=true"
+                "--set decoupled=true",
+                code="unsupported_option",
+                param="stream",
             )
         if prompt.params.prompt_only and self._settings["streams"]:
-            raise RequestError("prompt_only needs a model built with --set stream_through=bls")
+            raise RequestError(
+                "prompt_only needs a model built with --set stream_through=bls",
+                code="unsupported_option",
+                param="prompt_only",
+            )
         context: int = self._parts.generator.context_length
         return answer_limit(prompt, context, self._parts.defaults["max_tokens"])
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.plugin import Generator, Recipe, ToolParser, ToolPart, hookimpl
-from llmserve.runtime import Generation, Tokenizer
+from llmserve.runtime import Generation, RequestError, Tokenizer
 
 START, END = "Say this: ", "<over>"
 
 
 class Scripted:
-    """A generator that answers with the text between two marks in its prompt."""
+    """A generator that answers with the text between two marks in its prompt, or fails so."""
 
     context_length = 4096
     eos_ids = frozenset({0})
@@ -25,6 +25,10 @@ class Scripted:
         for generation in generations:
             prompt = tokenizer.decode(generation.prompt_ids)
             script = prompt.rpartition(START)[2].partition(END)[0]
+            if script == "fail":
+                raise RuntimeError("as scripted")
+            if script.startswith("refuse "):
+                raise RequestError("as scripted", code=script.split()[-1], param="top_k")
             for token in (*tokenizer.encode(script, special=False), 0):
                 generation.push(token)
 

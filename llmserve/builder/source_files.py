@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import ModelSourceError
-from llmserve.repository.source import (
+from llmserve.builder.source import (
     PICKLED,
     WEIGHTS,
     ModelSource,
@@ -16,6 +15,7 @@ from llmserve.repository.source import (
     read_json,
     read_object,
 )
+from llmserve.errors import ModelSourceError
 
 _TEMPLATES = {"chat_template.jinja", "chat_template.json"}
 _TOKENIZER = _TEMPLATES | {

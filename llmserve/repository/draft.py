@@ -1,0 +1,48 @@
+"""Writes what makes a folder of prepared files a model: configuration, client and manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmserve.contract.container import DOCKERFILE, PLAIN
+from llmserve.repository import config as modelconfig
+from llmserve.repository import dockerfile
+from llmserve.repository.config import ModelConfig
+from llmserve.repository.manifest import Manifest
+from llmserve.repository.wheels import Wheels
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A model whose components have prepared their files; its manifest has no hashes yet."""
+
+    folder: Path
+    config: ModelConfig
+    manifest: Manifest
+    client: str = ""
+    """The source of its client; empty for a part of an ensemble."""
+
+
+def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
+    """Write the remaining files of models: the manifest is last, with the hashes of all others."""
+    for draft in drafts:
+        folder, manifest = draft.folder, draft.manifest
+        # Clients read these from a running server. An ensemble's parts are all models behind its
+        # name: its steps do not include models that are called by another part.
+        parameters = {
+            "llmserve.version": manifest.llmserve,
+            "llmserve.recipe": manifest.recipe,
+            "llmserve.exchange": manifest.exchange,
+            **({"llmserve.parts": " ".join(manifest.parts)} if manifest.parts else {}),
+        }
+        modelconfig.set_parameters(draft.config, parameters)
+        texts = {modelconfig.FILE: modelconfig.to_text(draft.config), "client.py": draft.client}
+        if manifest.image != PLAIN:
+            model = manifest.name
+            texts[DOCKERFILE] = dockerfile.of_model(model, manifest, folder, wheels)
+        for name, text in texts.items():
+            if text:
+                (folder / name).write_text(text, encoding="utf-8")
+        manifest.write(folder)

@@ -1,0 +1,162 @@
+"""A model repository and the models in it, read once and handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmserve.contract.container import LAUNCH_SCRIPT
+from llmserve.errors import ConfigError
+from llmserve.repository.manifest import Manifest, hashes
+
+if TYPE_CHECKING:
+    from llmserve.repository.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's folder; what it contains is read when it is first asked for, and only once.
+
+    What cannot be read is None, and ``damage`` or ``config_damage`` says why: it must not keep
+    other models from being served, nor from being listed.
+    """
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def _manifest(self) -> Manifest | ConfigError | None:
+        try:
+            return Manifest.read(self.folder)
+        except ConfigError as error:
+            return error
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What it was built from; None if llmserve did not build it, and if that is damaged."""
+        return self._manifest if isinstance(self._manifest, Manifest) else None
+
+    @property
+    def damage(self) -> ConfigError | None:
+        """Why its manifest cannot be read."""
+        return self._manifest if isinstance(self._manifest, ConfigError) else None
+
+    @cached_property
+    def _config(self) -> ModelConfig | ConfigError:
+        from llmserve.repository import config
+
+        try:
+            return config.read(self.folder)
+        except ConfigError as error:
+            return error
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """Its ``config.pbtxt``."""
+        return None if self.config_damage else self._config
+
+    @property
+    def config_damage(self) -> ConfigError | None:
+        return self._config if isinstance(self._config, ConfigError) else None
+
+    def intact(self) -> Manifest | None:
+        """Return its manifest; raise if that is damaged."""
+        if self.damage:
+            raise self.damage
+        return self.manifest
+
+    @cached_property
+    def files(self) -> Mapping[str, str]:
+        """The hash of each of its files, except the manifest."""
+        return hashes(self.folder)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The models that must be loaded before this one."""
+        return tuple(self.manifest.parts) if self.manifest else ()
+
+    @property
+    def part_of(self) -> str:
+        """The ensemble that this model is a part of, if any."""
+        return self.manifest.part_of if self.manifest else ""
+
+    def missing(self) -> list[str]:
+        """Return the files of its manifest that are not there."""
+        return self.manifest.missing(self.folder) if self.manifest else []
+
+    def edits(self) -> list[str]:
+        """Return which files were changed or added since the build."""
+        return self.manifest.edits(self.folder) if self.manifest else []
+
+    @property
+    def references(self) -> list[str]:
+        """The folders outside of the repository that it needs."""
+        components: Iterable[Any] = self.manifest.components.values() if self.manifest else ()
+        paths = {component["settings"].get("path", "") for component in components}
+        return [path for path in sorted(paths) if path.startswith("/")]
+
+    @property
+    def has_launch_script(self) -> bool:
+        """Whether its engine runs in several processes, which its own script starts."""
+        return (self.folder / LAUNCH_SCRIPT).is_file()
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The models of a folder, by name, as it was when it was opened.
+
+    >>> Repository.open(Path("no such folder")).models
+    {}
+    """
+
+    path: Path
+    models: Mapping[str, Model] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> Repository:
+        """List a folder's models; a folder that does not exist has none."""
+        folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
+        return cls(path, {folder.name: Model(folder) for folder in folders})
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self.models.values())
+
+    def model(self, name: str) -> Model:
+        """Return a model; one that is not here has no manifest and no configuration."""
+        return self.models.get(name) or Model(self.path / name)
+
+    def parts_of(self, name: str) -> tuple[str, ...]:
+        """Return the models that must be loaded before this one; none if it is not here."""
+        return self.models[name].parts if name in self.models else ()
+
+    def with_parts(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return models in loading order: the parts of an ensemble before itself."""
+        return tuple(dict.fromkeys(part for name in names for part in (*self.parts_of(name), name)))
+
+    def references(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return the folders outside of it that these models, or all, need."""
+        chosen = self.models if names is None else names
+        return sorted({path for name in chosen for path in self.model(name).references})
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A model of a repository, as it is passed to the hook ``llmserve_check_model``.
+
+    ``folder`` is the model's folder, ``config`` its ``config.pbtxt``, and ``configs`` those of all
+    models of the repository by name.
+    """
+
+    folder: Path
+    config: ModelConfig
+    configs: Mapping[str, ModelConfig]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
