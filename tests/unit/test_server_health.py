@@ -107,6 +107,11 @@ def test_silence_counts_and_a_refusal_is_an_answer(
     assert (watch.state, ended) == (state, hung)
 
 
+def test_a_model_that_fails_is_alive_for_who_restarts_models_and_silent_for_others() -> None:
+    assert checked(Model(FAILS, FAILS), times=2)[0].state is State.READY
+    assert checked(Model(FAILS, FAILS), times=2, strict=True)[0].state is State.RESTARTING
+
+
 def test_a_death_is_certain_if_its_process_is_missing() -> None:
     model = Model(DIED)
     model.process = False

@@ -29,6 +29,8 @@ SLOW = 10.0
 """Seconds after which a model that does not compute either is silent."""
 SLOW_UNSEEN = 30.0
 """The same for who cannot see whether it computes: for others, perhaps."""
+SLOW_FRONTEND = 5.0
+"""Seconds within which a frontend must react to a request, even on a busy machine."""
 BACK_EVERY, BACK_WITHIN = 0.5, 5.0
 """How often a Triton that has failed a request is asked whether it is back, and for how long."""
 _BUSY = 0.05
@@ -63,9 +65,12 @@ class Client(Protocol):
     ) -> Any: ...
 
 
+_ALIVE = {state.value for state in State if Watch("", state=state).alive}
+
+
 def is_alive(state: str) -> bool:
     """Return whether a model or server that reports this state serves requests."""
-    return Watch("", state=State(state)).alive
+    return state in _ALIVE
 
 
 async def ask_for_token(client: Client, model: str, timeout: float) -> None:
