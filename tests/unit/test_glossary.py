@@ -1,0 +1,29 @@
+"""The glossary has every public class, and nothing that is none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
+
+
+def public_classes() -> set[str]:
+    lines = (ROOT / "llmserve" / "api.txt").read_text(encoding="utf-8").splitlines()
+    names = {line.partition("(")[0].partition(":")[0].rpartition(".")[2] for line in lines}
+    # Errors say themselves what they are of, and what is for tests is documented there.
+    return {
+        name
+        for name in names
+        if re.fullmatch(r"(?:[A-Z]+[a-z]+)+", name)
+        and not name.endswith(("Error", "Conformance"))
+        and not name.startswith(("Fake", "Byte", "Live", "Scripted"))
+    }
+
+
+def test_every_public_class_has_its_word() -> None:
+    words = re.findall(r"(?m)^\| \*\*(\w+)\*\* \| (.+) \|$", GLOSSARY.read_text(encoding="utf-8"))
+    assert len(words) == len(dict(words)), "a word stands twice"
+    assert {word for word, _ in words} == public_classes()
+    assert all(len(meaning) < 120 for _, meaning in words)
