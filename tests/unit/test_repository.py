@@ -37,7 +37,8 @@ def test_what_is_damaged_hides_nothing_else(tmp_path: Path) -> None:
     models = repository.models
     assert models["whole"].parts == ("part",)
     assert models["part"].part_of == "whole"
-    assert models["mine"].manifest is models["mine"].damage is models["damaged"].manifest is None
+    assert (models["mine"].manifest, models["mine"].damage) == (None, None)
+    assert models["damaged"].manifest is None
     assert "llmserve.json is damaged" in str(models["damaged"].damage)
     with pytest.raises(ConfigError, match="damaged"):
         models["damaged"].intact()
@@ -50,9 +51,14 @@ def test_what_is_damaged_hides_nothing_else(tmp_path: Path) -> None:
 def test_a_model_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(tmp_path, "a", parts=["b"])
     add(tmp_path, "b", part_of="a")
-    reads = []
+    reads: list[str] = []
     read = Manifest.read
-    monkeypatch.setattr(Manifest, "read", lambda folder: reads.append(folder.name) or read(folder))
+
+    def note(folder: Path) -> Manifest | None:
+        reads.append(folder.name)
+        return read(folder)
+
+    monkeypatch.setattr(Manifest, "read", note)
     repository = Repository.open(tmp_path)
     assert reads == []
     check_repository(repository, quick=True)
