@@ -99,13 +99,13 @@ def test_the_base_of_a_dockerfile(text: str, base: str) -> None:
 
 def test_a_build_goes_from_plan_to_publication_without_coming_back(tmp_path: Path) -> None:
     home = f"{Path(llmserve.__file__).parent}/"
-    rooms: list[str] = []
+    visited: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         file = frame.f_code.co_filename
-        room = file.removeprefix(home).partition("/")[0]
-        if event == "call" and file.startswith(home) and room in ("builder", "repository"):
-            rooms.extend([room] if rooms[-1:] != [room] else [])
+        folder = file.removeprefix(home).partition("/")[0]
+        if event == "call" and file.startswith(home) and folder in ("builder", "repository"):
+            visited.extend([folder] if visited[-1:] != [folder] else [])
 
     spec = BuildSpec("hf", "demo", output=tmp_path / "repository")
     sys.setprofile(note)
@@ -114,4 +114,4 @@ def test_a_build_goes_from_plan_to_publication_without_coming_back(tmp_path: Pat
     finally:
         sys.setprofile(None)
     # It looks at the repository before the components prepare their files: copying takes long.
-    assert rooms == ["builder", "repository", "builder", "repository"]
+    assert visited == ["builder", "repository", "builder", "repository"]
