@@ -23,7 +23,6 @@ REPOSITORY = click.option(
 
 REPOSITORY_FOLDER = Path("model_repository")
 """The repository of a folder, where commands look if none is named."""
-_ANSWERING = ("ready", "suspect")
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,10 @@ def url_for(model: str, url: str | None, repository: Path | None) -> str | None:
         return None
     if not servers:
         raise none_runs(repository=repository)
+    from llmserve.server.keep.health import is_alive
+
     server = choose(servers, model)
-    if server.state not in _ANSWERING:
+    if not is_alive(server.state):
         raise ModelNotReadyError(
             f"the server {server} is {server.state}",
             mend="wait until `llmserve status` shows ready",

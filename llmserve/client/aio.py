@@ -77,7 +77,7 @@ class AsyncChannel:
 
     async def read(self, stream: Any, seconds: float | None = None) -> Any:
         """Wait for the next message of a stream; None at its end."""
-        # A read of gRPC that is cancelled leaks what it has allocated; with its call, it just ends.
+        # See workarounds.LEAKING_READ.
         reading = asyncio.ensure_future(stream.read())
         try:
             message = await asyncio.wait_for(asyncio.shield(reading), seconds)
@@ -331,7 +331,7 @@ class AsyncClient:
                     unanswered.discard(message.infer_response.id)
                 if message.error_message:
                     while len(requests) == 1 and is_last(message):
-                        # Cancelling a stream that just ended can make Triton 2.51 lose a request.
+                        # See workarounds.LOST_REQUEST.
                         if await self._channel.read(call) is None:
                             break
                     raise translate("", message.error_message, target)

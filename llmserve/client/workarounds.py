@@ -1,7 +1,7 @@
-"""What Triton and gRPC say in words of their own, and which failure each sentence is.
+"""What is done because of others' faults, and what Triton and gRPC say without a code.
 
-They send no code. This is the only place that compares their sentences: a row can go when the
-releases that a user may run send a code instead. What llmserve's runtime sends has one.
+This is the only place that compares their sentences: a row can go when the releases that a user may
+run send a code instead. What llmserve's runtime sends has one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,20 @@ import re
 from dataclasses import dataclass
 
 from llmserve.contract.failures import UNKNOWN, is_raised, without_wrappers
+from llmserve.contract.workaround import Workaround
+
+LEAKING_READ = Workaround(
+    "A cancelled read of a stream leaks what it has allocated; with its call, it just ends.",
+    "grpcio 1.85.1, grpc.aio",
+    ("aio:AsyncChannel.read",),
+    "a thousand cancelled reads leave no more memory than a hundred, with a plain `stream.read()`",
+)
+LOST_REQUEST = Workaround(
+    "Cancelling a stream that has just ended can make the server lose another request.",
+    "Triton 2.51 (24.10)",
+    ("aio:AsyncClient._stream",),
+    "of a thousand requests beside streams cancelled at their last message, all are answered",
+)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 
 from llmserve.errors import LLMServeError
 from llmserve.server.frontend import RunningFrontend, start_again
+from llmserve.server.keep.health import INTERVAL, SLOW_FRONTEND
 from llmserve.server.states import State, Watch
-
-_REQUEST_INTERVAL = 5.0
-_REQUEST_TIMEOUT = 5.0
-"""Seconds within which a frontend must react to a request, even on a busy machine."""
 
 
 @dataclass
@@ -39,9 +36,7 @@ class WatchedFrontend(Watch):
             self.loading(now)
             self._starting = asyncio.create_task(asyncio.to_thread(start_again, self.running))
 
-    async def ask(
-        self, interval: float = _REQUEST_INTERVAL, timeout: float = _REQUEST_TIMEOUT
-    ) -> None:
+    async def ask(self, interval: float = INTERVAL, timeout: float = SLOW_FRONTEND) -> None:
         """Send it a request regularly: one that hangs still runs, but reacts to none."""
         while self.running.frontend.health:
             await asyncio.sleep(interval)

@@ -11,22 +11,12 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from llmserve.contract.workaround import Workaround
 from llmserve.server.launch import FAR_FUTURE, POLL, RENEWED
 
 _EMBEDDED = "Triton 2.51 (24.10, in nvidia-pytriton 0.7)"
-
-
-@dataclass(frozen=True)
-class Workaround:
-    fault: str
-    seen_in: str
-    done_by: tuple[str, ...]
-    """``module:name`` of what makes up for it, below ``llmserve.server``."""
-    can_go: str
-    """How one would notice that it is needed no more."""
 
 
 DIED_LOADING = Workaround(

@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
-from llmserve.errors import LLMServeError, ServerError
+from llmserve.errors import LLMServeError, ServerError, UsageError
 from llmserve.server import ServerSettings
 from llmserve.server.keep import orders, restart
+from llmserve.server.keep.detect import Detector
 from llmserve.server.keep.keeper import Keeper
+from llmserve.server.keep.kept import Kept, KeptModel
+from llmserve.server.keep.reload import Reloader
+from llmserve.server.keep.restart import Restarter
 from llmserve.server.settings import Ports
+from llmserve.server.states import State
 from llmserve.server.stubs import Stubs
 from llmserve.server.supervisor import Supervisor
 
@@ -202,3 +207,88 @@ def test_a_server_that_has_loaded_goes_on_without_its_socket(
         "note: `llmserve reload` and others cannot reach this server: [Errno"
     )
     assert lines[1] == "stopping, requests in flight are finished first"
+
+
+# The pieces alone.
+
+
+def kept(folder: Path, triton: Any) -> Kept:
+    return Kept(ServerSettings(folder / "repo", renewable=True), triton, lambda _: None)
+
+
+FAILED = "E1125 15:45:27.9 24669 m.cc:472] \"failed to load 'a' version 1: Internal: {}\"\n"
+
+
+@pytest.mark.parametrize(
+    ("served", "why", "state"),
+    [
+        (True, "RuntimeError: busy", State.RESTARTING),
+        (True, "ImportError: no acme", State.FAILED),
+        (False, "RuntimeError: busy", State.FAILED),
+    ],
+)
+def test_a_load_that_failed_is_tried_again_if_it_may_succeed(
+    folder: Path, served: bool, why: str, state: State
+) -> None:
+    one, given_up = kept(folder, Triton(folder / "log", "a")), list[KeptModel]()
+    model = one.models["a"]
+    model.state, model.served = State.LOADING, served
+    with (folder / "log").open("a") as log:
+        log.write(FAILED.format(why))
+    Detector(one, given_up.append).check(time.monotonic())
+    assert (model.state, given_up) == (state, [model])
+
+
+@pytest.mark.parametrize(("served", "state"), [(True, State.RESTARTING), (False, State.READY)])
+def test_a_triton_that_does_not_begin_to_load_is_restarted_for_a_model_that_it_had(
+    folder: Path, served: bool, state: State
+) -> None:
+    one = kept(folder, Triton(folder / "log", "a"))
+    one.models["a"].state, one.models["a"].served = State.LOADING, served
+    Detector(one, lambda _: None).check(time.monotonic() + 20)
+    assert one.triton.state is state
+    assert one.models["a"].state is (State.RESTARTING if served else State.FAILED)
+
+
+def test_a_dead_model_is_reloaded_with_its_parts_once_its_wait_is_over(folder: Path) -> None:
+    triton: Any = Triton(folder / "log", "a", "b")
+    renewed: list[str] = []
+    triton.renew = renewed.append
+    one = kept(folder, triton)
+    one.models["a"].parts = ("b",)
+    one.models["a"].died(10.0, "its process has died")
+    Reloader(one).check(10.4)
+    assert renewed == []
+    Reloader(one).check(10.6)
+    assert (renewed, one.models["a"].state) == (["b", "a"], State.LOADING)
+
+
+def test_a_triton_that_cannot_reload_is_restarted(folder: Path) -> None:
+    def renew(name: str) -> None:
+        raise UsageError("this server cannot change its models")
+
+    triton: Any = Triton(folder / "log", "a")
+    triton.renew = renew
+    one = kept(folder, triton)
+    one.models["a"].died(10.0, "its process has died")
+    Reloader(one).check(11.0)
+    assert one.triton.state is State.RESTARTING
+
+
+def test_a_triton_is_restarted_with_what_has_not_failed(
+    folder: Path, restarts: list[ServerSettings]
+) -> None:
+    one = kept(folder, Triton(folder / "log", "a", b="no weights"))
+    one.lost(10.0, "Triton ended")
+
+    async def go() -> None:
+        restarter = Restarter(one)
+        restarter.check(10.1)
+        assert not restarter.is_busy(), "it waits a moment"
+        restarter.check(10.6)
+        while restarter.is_busy():
+            await asyncio.sleep(0.001)
+
+    asyncio.run(go())
+    assert [settings.models for settings in restarts] == [("a",)]
+    assert (one.triton.state, one.models["a"].state) == (State.READY, State.READY)

@@ -14,6 +14,7 @@ from llmserve.errors import (
     UnsupportedOptionError,
     UsageError,
 )
+from llmserve.runtime.contract import API_NAMES
 
 _TYPES = {
     401: "authentication_error",
@@ -22,9 +23,9 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-# From the tensor contract's names to the API's, where they differ.
+# The API's names of options. Those below are made of other fields than the contract's.
 _API_NAMES = {
-    "stop_words": "stop",
+    **API_NAMES,
     "input_ids": "prompt",
     "text_input": "prompt",
     "prompt_logprobs": "echo",

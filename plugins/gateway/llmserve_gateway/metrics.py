@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
+from llmserve.server import health
 from llmserve_gateway.reply import RequestRecord
 from llmserve_gateway.usage import Usage
 
@@ -117,7 +118,7 @@ class Metrics:
             # An autoscaler needs a 0 before the first request.
             self._running.labels(name)
         for model in supervised:
-            self.model_ready.labels(model["name"]).set(model["state"] in ("ready", "suspect"))
+            self.model_ready.labels(model["name"]).set(health.is_alive(model["state"]))
             self.model_restarts.labels(model["name"]).set(model["restarts"])
 
     def update_caches(self, usage: Mapping[str, float]) -> None:
