@@ -46,12 +46,14 @@ from llmserve.repository.config import ModelConfig as ModelConfig
 from llmserve.repository.config import add_inputs as add_inputs
 from llmserve.repository.config import add_outputs as add_outputs
 from llmserve.repository.config import set_parameters as set_parameters
+from llmserve.repository.dockerfile import image_for as image_for
 from llmserve.repository.manifest import Manifest as Manifest
 from llmserve.repository.repository import CheckedModel as CheckedModel
 from llmserve.repository.repository import Model as Model
 from llmserve.repository.repository import Repository as Repository
 from llmserve.repository.wheels import Wheels as Wheels
 from llmserve.repository.wheels import make_wheels as make_wheels
+from llmserve.repository.wheels import sources as sources
 from llmserve.repository.wheels import wheels_in as wheels_in
 from llmserve.repository.wheels import wheels_named as wheels_named
 from llmserve.roles import Backend as Backend

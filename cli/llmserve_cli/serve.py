@@ -61,7 +61,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Number of Tritons on this machine, behind one frontend.",
 )
-@click.option("--log", "log_file", type=click.Path(path_type=Path), help="Log file of Triton.")
+@click.option(
+    "--log",
+    "log_file",
+    type=click.Path(path_type=Path),
+    help="Log file of Triton; no link, pipe or device.",
+)
 @click.option(
     "--frontend",
     "frontend_names",

@@ -106,6 +106,8 @@ def llmserve_register_recipes():
 """
 FULL_SUITE = {"generator", "batching"}
 """Roles whose components run a model; the full conformance suite is run for them."""
+TOGETHER = '    options = {"tokenizer": "new-tokenizer", "formatter": "new-formatter"}\n'
+"""For the suite of the batching, so that one model runs three components. They have one suite."""
 BROKEN_TESTS = """
 from llmserve.testing import RecipeConformance
 
@@ -146,6 +148,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (folder / "test_broken.py").write_text(BROKEN_TESTS)
     packages = {role: new_package(f"new-{role}", role, folder) for role in ROLES}
     packages["steps"] = new_package("new-steps", "generator", folder, mode="step")
+    with next(packages["batching"].glob("tests/*_conformance.py")).open("a") as suite:
+        suite.write(TOGETHER)
     path = [site, install_examples(folder / "documented"), *packages.values()]
     result = Installed(folder, with_path(*path))
     # One package is installed as a user would do it; to pip, the others look the same.
@@ -170,10 +174,7 @@ def results(installed: Installed) -> Mapping[str, str]:
     tests += [f"{steps}.py", f"{steps}_conformance.py::TestNewSteps::{batch_test}"]
     for role in ROLES:
         path = f"llmserve-new-{role}/tests/test_new_{role}"
-        suite = f"{path}_conformance.py"
-        # All other components pass the full suite elsewhere, and a recipe adds no component.
-        some = [] if role == "recipe" else [f"{suite}::TestNew::{batch_test}"]
-        tests += [f"{path}.py", *([suite] if role in FULL_SUITE else some)]
+        tests += [f"{path}.py", *([f"{path}_conformance.py"] if role in FULL_SUITE else [])]
     tests += ["documented/tests", "test_broken.py::test_the_fakes_have_nothing_that_triton_lacks"]
     tests += [f"test_broken.py::{suite}::{batch_test}" for suite in ("TestCrowd", "TestUnloadable")]
     options = ["-q", "-p", "llmserve.testing", "-p", "no:cacheprovider", "--rootdir", "."]
@@ -197,7 +198,7 @@ def passed(results: Mapping[str, str], part: str) -> list[str]:
 @pytest.mark.parametrize("role", ROLES)
 def test_its_tests_pass_with_a_real_triton(results: Mapping[str, str], role: str) -> None:
     conformance = passed(results, f"test_new_{role}_conformance.TestNew.")
-    assert len(conformance) > (15 if role in FULL_SUITE else 0) or role == "recipe"
+    assert len(conformance) > 15 or role not in FULL_SUITE
     assert len(passed(results, f"test_new_{role}.")) > 1
 
 

@@ -24,10 +24,7 @@ from llmserve.contract.container import (
     start,
 )
 from llmserve.errors import ConfigError, UsageError
-from llmserve.names import near
-from llmserve.plugin import Model, Repository
-from llmserve.repository.dockerfile import image_for
-from llmserve.repository.wheels import Wheels
+from llmserve.plugin import Model, Repository, Wheels, image_for, near
 
 GATEWAY_PORT = 8080
 KEYS_FILE = "keys.json"

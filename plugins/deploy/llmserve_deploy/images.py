@@ -10,8 +10,7 @@ from typing import Any
 
 from llmserve.contract.container import HF_HOME, MODELS
 from llmserve.errors import UsageError
-from llmserve.plugin import install_command
-from llmserve.repository.wheels import make_wheels, sources, wheels_in
+from llmserve.plugin import install_command, make_wheels, sources, wheels_in
 from llmserve_deploy.description import USER, Deployment
 
 GATEWAY_DOCKERFILE = "Dockerfile.gateway"

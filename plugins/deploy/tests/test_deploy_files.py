@@ -18,7 +18,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from llmserve.contract.container import SERVERS, release
+from llmserve.contract.container import SERVERS, UNKNOWN, release
 from llmserve.errors import LLMServeError
 from llmserve.plugin import Manifest
 from llmserve_deploy.checking import check
@@ -256,6 +256,21 @@ def test_an_image_that_names_a_release_is_that_release(repository: Path) -> None
     assert release("24.10").refused(older.triton_command()) == []
     pushed = describe(repository, baked=False, image="registry.example/llmserve:1")
     assert pushed.triton == describe(repository, baked=False).triton
+
+
+def test_a_dockerfile_of_ones_own_says_which_triton_it_has(repository: Path) -> None:
+    for text, triton in (
+        ("FROM nvcr.io/nvidia/tritonserver:24.10-py3", release("24.10")),
+        (
+            "ARG TAG=23.11-py3\nFROM nvcr.io/nvidia/tritonserver:${TAG} AS a\nFROM a",
+            release("23.11"),
+        ),
+        ("FROM registry.example/mine:latest", UNKNOWN),
+    ):
+        (repository / "Dockerfile").write_text(f"# mine\n{text}\nRUN true\n")
+        d = describe_for("compose", repository)
+        assert d.triton == triton
+        assert triton.refused(d.triton_command()) == []
 
 
 def test_quantities_and_claims_of_kubernetes_are_accepted(repository: Path) -> None:

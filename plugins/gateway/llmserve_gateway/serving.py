@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import uvicorn
 import uvloop
+
+# uvicorn (0.54) accepts a protocol, but offers its own by name only, and not to be wrapped.
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmserve.errors import PortInUseError, ServerError, UsageError
@@ -90,22 +92,18 @@ def _bind(listening: Listening) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to us; uvicorn would close its listener at once."""
+    """A server that leaves signals to us; uvicorn would close its listener at once.
+
+    No setting of uvicorn (0.54) does that.
+    """
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def _serve(
-    settings: Settings, listening: Listening, listener: socket.socket, report: Callable[[str], None]
-) -> None:
-    app = make_app(replace(settings, local=is_loopback(listening.host)))
-    gateway: Gateway = app.state.gateway
-    limits = settings.limits
-    limit = limits.max_requests + limits.max_queue + listening.spare_connections
-    connections = Connections(limit, listening.clocks, HttpToolsProtocol)
-    server = _Server(
+def _server(app: Any, listening: Listening, connections: Connections) -> _Server:
+    return _Server(
         uvicorn.Config(
             watched(app),
             # Typed as a class, but only called.
@@ -120,6 +118,17 @@ async def _serve(
             ssl_keyfile=listening.tls_key,
         )
     )
+
+
+async def _serve(
+    settings: Settings, listening: Listening, listener: socket.socket, report: Callable[[str], None]
+) -> None:
+    app = make_app(replace(settings, local=is_loopback(listening.host)))
+    gateway: Gateway = app.state.gateway
+    limits = settings.limits
+    limit = limits.max_requests + limits.max_queue + listening.spare_connections
+    connections = Connections(limit, listening.clocks, HttpToolsProtocol)
+    server = _server(app, listening, connections)
     watching = asyncio.ensure_future(connections.watch())
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     while not server.started and not serving.done():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.repository.manifest import hashes
+from llmserve.plugin import Model
 from llmserve_standins.graphs import Array, Graph, ServedGraph
 
 
@@ -51,7 +51,7 @@ def check_manifest(path: Path, home: Path) -> None:
         expected = manifest["files"][name]
     except (OSError, ValueError, KeyError, TypeError):
         expected = None
-    if hashes(home).get(name, "") != expected:
+    if Model(home).files.get(name, "") != expected:
         raise RuntimeError(
             f"{path.name} is not the file that llmserve built, and TorchScript can run any code: "
             "rebuild the model, or serve it in NVIDIA's container"
