@@ -39,7 +39,7 @@ def status(as_json: bool, url: str | None, repository: Path | None) -> None:
             click.echo(f"{server.url or server.process()}  {', '.join(filter(None, words))}")
             rows = [["", "STATE", "RESTARTS", ""]]
             for item in _items(server.status):
-                note = item["why"] or item.get("note") or item.get("url", "")
+                note = item["why"] or item.get("failing") or item.get("note") or item.get("url", "")
                 rows.append([item["name"], item["state"], str(item["restarts"]), note])
             print_table(rows)
     items = [item for server in servers for item in _items(server.status)]

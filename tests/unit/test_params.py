@@ -61,6 +61,7 @@ def test_the_effective_temperature(values: dict[str, Any], temperature: float) -
 def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name) as caught:
         read_params({name: value})
+    assert (caught.value.code, caught.value.param) == ("invalid_value", name)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
 
@@ -82,8 +83,9 @@ def test_any_value_may_be_text(values: dict[str, Any], expected: dict[str, Any])
 
 
 def test_a_near_miss_is_refused_and_an_unrelated_name_is_ignored() -> None:
-    with pytest.raises(RequestError, match="did you mean 'max_tokens'"):
+    with pytest.raises(RequestError, match="did you mean 'max_tokens'") as caught:
         read_params({"max_token": 3})
+    assert (caught.value.code, caught.value.param) == ("unknown_option", "max_token")
     assert read_params({"traceparent": "00-x"}) == Params()
     start = time.process_time()
     assert read_params({f"x{n}_of_y": 1 for n in range(20_000)}) == Params()

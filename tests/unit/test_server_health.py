@@ -112,6 +112,20 @@ def test_a_model_that_fails_is_alive_for_who_restarts_models_and_silent_for_othe
     assert checked(Model(FAILS, FAILS), times=2, strict=True)[0].state is State.RESTARTING
 
 
+def test_a_model_that_fails_every_canary_is_told_until_it_answers() -> None:
+    model, watch = Model(FAILS, FAILS, None), Watch("m", state=State.READY)
+    monitor = Monitor(lambda: model, lambda: [watch], model, slow=1.0)
+
+    async def go() -> list[str]:
+        reasons = []
+        for _ in range(3):
+            await monitor.check()
+            reasons.append(monitor.failing("m"))
+        return reasons
+
+    assert asyncio.run(go()) == ["", FAILS.problem, ""]
+
+
 def test_a_death_is_certain_if_its_process_is_missing() -> None:
     model = Model(DIED)
     model.process = False

@@ -20,6 +20,7 @@ from llmserve.errors import (
     RequestRejectedError,
     UsageError,
 )
+from llmserve.server.states import MISSES
 from llmserve.server.states import State as State
 from llmserve.server.states import Watch as Watch
 
@@ -120,6 +121,12 @@ class Monitor:
         self._checked_at = 0.0
         self._answers: Mapping[str, int] = {}
         self._seconds: Mapping[str, float] = {}
+        self._failures: dict[str, list[str]] = {}
+
+    def failing(self, name: str) -> str:
+        """Return why a model fails its canaries, or "" if it does not do so repeatedly."""
+        failures = self._failures.get(name, [])
+        return failures[-1] if len(failures) >= MISSES else ""
 
     async def check(self) -> None:
         answers, seconds = await self._evidence.answers(), self._evidence.seconds()
@@ -127,6 +134,7 @@ class Monitor:
         for model in self._models():
             if self._has_worked(model.name, answers, seconds):
                 model.answered(time.monotonic())
+                self._failures.pop(model.name, None)
             else:
                 canaries.append(self._send_canary(model))
         await asyncio.gather(*canaries)
@@ -150,6 +158,7 @@ class Monitor:
             if "text_input" not in info.inputs or "text_output" not in info.outputs:
                 return
             await ask_for_token(client, name, self._slow)
+            self._failures.pop(name, None)
         except LLMServeError as error:
             found, why = finding(error), error.problem
             if found is Finding.DIED:
@@ -167,4 +176,6 @@ class Monitor:
                     if not model.alive:
                         self._end_hung(name)
                     return
+            if found is Finding.FAILED:
+                self._failures[name] = [*self._failures.get(name, ()), why][-MISSES:]
         model.answered(time.monotonic())

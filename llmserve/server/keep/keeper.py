@@ -64,7 +64,11 @@ class Keeper:
 
     def status(self) -> dict[str, Any]:
         """Return the states of Triton and of its models, as ``llmserve status --json`` does."""
-        return self.kept.status()
+        status = self.kept.status()
+        for model in status["models"]:
+            if why := self._monitor.failing(model["name"]):
+                model["failing"] = why
+        return status
 
     def why_it_failed(self) -> set[str]:
         """Return what has died too often, or cannot be loaded, and why."""

@@ -278,11 +278,13 @@ class Catalog:
 
     async def _down(self) -> dict[str, str]:
         """Return the models that `serve` knows not to serve at the moment, and why."""
-        return {
-            model["name"]: f"{model['state']}: {model['why']}"
-            for model in await self.supervised()
-            if not health.is_alive(model["state"])
-        }
+        down = {}
+        for model in await self.supervised():
+            if not health.is_alive(model["state"]):
+                down[model["name"]] = f"{model['state']}: {model['why']}"
+            elif why := model.get("failing"):
+                down[model["name"]] = why
+        return down
 
     async def state(self) -> dict[str, Any]:
         """Return whether any model is ready, and the state of each."""

@@ -95,6 +95,19 @@ def test_serve_asks_an_idle_model_and_the_gateway_only_one_that_has_failed_here(
     assert asyncio.run(go()) == [0, 0]
 
 
+def test_a_model_that_fails_the_canaries_of_serve_is_not_ready(tmp_path: Path) -> None:
+    async def report(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"models": [{**DEAD_MODEL, "state": "ready", "failing": "the model failed"}]}
+
+    async def go() -> Any:
+        catalog = Catalog(lambda: cast(Any, Triton()), supervisor=tmp_path / "sock")
+        async with listening(tmp_path / "sock", report):
+            return await catalog.state()
+
+    state = asyncio.run(go())
+    assert state["models"] == {"m": {"ready": False, "why": "the model failed"}}
+
+
 def test_without_serve_the_gateway_asks_every_idle_model() -> None:
     triton = Triton()
 

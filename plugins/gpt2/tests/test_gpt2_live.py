@@ -21,8 +21,7 @@ from llmserve.client.exchange import Steps
 from llmserve.client.failures import Target, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
 from llmserve.repository import config as modelconfig
-from llmserve.repository.check import check_repository
-from llmserve.testing import LiveTriton
+from llmserve.testing import LiveTriton, check_repository
 from tests.support import LLMSERVE, one_layer
 
 PROMPTS = [

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmserve.contract.failures import read
 from llmserve.runtime import Answer, Params, Parts, Prompt, TextFormatter
 from llmserve.testing import (
     ByteTokenizer,
@@ -83,7 +84,9 @@ def test_an_option_that_a_version_cannot_run_is_refused_with_its_reason(value: f
     stage = Preprocessing({**settings, "names": names}, Path())
     response = answer_of(stage, inputs, parts(inputs=frozenset({"text_input", "presence_penalty"})))
     if value:
-        assert response.error.message() == "leave out presence_penalty"
+        failure = read(response.error.message())
+        assert (failure.code, failure.param) == ("unsupported_option", "presence_penalty")
+        assert failure.words == "leave out presence_penalty"
     else:
         assert response.error is None
 

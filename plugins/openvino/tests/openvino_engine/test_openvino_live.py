@@ -34,7 +34,7 @@ def reference(triton: LiveTriton) -> str:
     return triton.build("hf")
 
 
-@pytest.mark.parametrize("batching", ["continuous", "dynamic", "iterative", "static"])
+@pytest.mark.parametrize("batching", ["continuous", "dynamic", "iterative"])
 def test_every_driver_returns_the_answers_of_generate(
     triton: LiveTriton, converted: Path, reference: str, batching: str
 ) -> None:

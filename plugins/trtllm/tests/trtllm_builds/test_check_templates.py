@@ -10,7 +10,7 @@ import pytest
 
 from llmserve.plugin import CheckedModel
 from llmserve.repository import config as modelconfig
-from llmserve.repository.check import check_repository
+from llmserve.testing import check_repository
 from llmserve_trtllm.check import check_model
 
 from .building import cases, engine_of

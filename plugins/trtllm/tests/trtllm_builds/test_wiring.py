@@ -15,7 +15,7 @@ import pytest
 
 import llmserve
 from llmserve.errors import LLMServeError
-from llmserve.repository.check import check_repository
+from llmserve.testing import check_repository
 from llmserve_trtllm.refusals import refused_requests
 from llmserve_trtllm.versions import Version
 
