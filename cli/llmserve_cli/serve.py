@@ -19,7 +19,7 @@ from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository
-    from llmserve.server import Progress, Server, ServerSettings
+    from llmserve.server import LoadProgress, Server, ServerSettings
     from llmserve.server.frontend import RunningFrontend
     from llmserve.server.loading import Loading
     from llmserve_cli.frontends import RequestedFrontends
@@ -171,7 +171,7 @@ def serve(
         control = stack.enter_context(_announced(loading))
         with Status("starting Triton") as status:
 
-            def follow(progress: Progress) -> None:
+            def follow(progress: LoadProgress) -> None:
                 loading.follow(progress)
                 status.update(str(progress))
 

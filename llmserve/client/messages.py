@@ -16,7 +16,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor
 
-from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.client.results import Logprob, Piece
 from llmserve.contract.options import OPTIONS
 from llmserve.contract.tensors import LOGPROBS_OUTPUTS, MESSAGES, TEXT_FORMAT_OUTPUTS
@@ -118,7 +118,7 @@ def _queue_microseconds(info: ModelInfo, value: Value) -> int:
 
 
 def _pack_option(
-    tensor: Tensor, value: Value, rows: int, *, batched: bool
+    tensor: TensorInfo, value: Value, rows: int, *, batched: bool
 ) -> tuple[list[int], bytes]:
     """Return the shape and the bytes of an option's input, the same for every row."""
     values = value if isinstance(value, list) else [value]
@@ -178,7 +178,7 @@ def build_request(
     return request
 
 
-def input_of(info: ModelInfo, option: str) -> Tensor | None:
+def input_of(info: ModelInfo, option: str) -> TensorInfo | None:
     """Return the input for an option, by any name of it; None if the model has none."""
     if option in info.inputs or option not in _OTHER_NAMES:
         return info.inputs.get(option)

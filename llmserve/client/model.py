@@ -10,7 +10,7 @@ Exchange = Literal["unary", "stream", "sequence"]
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorInfo:
     """An input or output; ``datatype`` is the protocol's: ``BYTES``, ``INT32``, ``BOOL``."""
 
     name: str
@@ -43,8 +43,8 @@ class ModelInfo:
     exchange: Exchange
     batched: bool
     rows: int | None
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
     made_by_llmserve: str | None = None
     queue_timeout: bool = False
     parts: tuple[str, ...] = ()
@@ -63,10 +63,10 @@ def read_config(config: Any) -> ModelInfo:
     """Read the ``ModelConfig`` message of any model, built by llmserve or not."""
     types = config.DESCRIPTOR.fields_by_name["input"].message_type.fields_by_name["data_type"]
 
-    def tensor(entry: Any, optional: bool) -> Tensor:
+    def tensor(entry: Any, optional: bool) -> TensorInfo:
         kind = types.enum_type.values_by_number[entry.data_type].name.removeprefix("TYPE_")
         datatype = "BYTES" if kind == "STRING" else kind
-        return Tensor(entry.name, datatype, tuple(entry.dims), optional)
+        return TensorInfo(entry.name, datatype, tuple(entry.dims), optional)
 
     inputs = {entry.name: tensor(entry, entry.optional) for entry in config.input}
     version = _parameter(config, "llmserve.version")
@@ -111,7 +111,7 @@ def _has_sequences(config: Any) -> bool:
     return bool(config.WhichOneof("scheduling_choice") == "sequence_batching")
 
 
-def _rows(config: Any, text: Tensor | None) -> int | None:
+def _rows(config: Any, text: TensorInfo | None) -> int | None:
     if _has_sequences(config):
         return 1  # Triton's sequence batcher accepts only requests of one row.
     if config.max_batch_size > 0:

@@ -34,7 +34,7 @@ _URL = re.compile(
 
 
 @dataclass(frozen=True)
-class Address:
+class HostAndPort:
     host: str
     port: int
     tls: bool = False
@@ -43,7 +43,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
-def parse_url(url: str | None = None, *, tls: bool = False) -> Address:
+def parse_url(url: str | None = None, *, tls: bool = False) -> HostAndPort:
     """Parse a URL; the default is ``LLMSERVE_URL``, else ``127.0.0.1:8001``."""
     text = (url or os.environ.get("LLMSERVE_URL") or DEFAULT_URL).strip()
     match = _URL.fullmatch(text)
@@ -66,7 +66,7 @@ def parse_url(url: str | None = None, *, tls: bool = False) -> Address:
     port = int(match["port"])
     if not 0 < port < 65536:
         raise UsageError(f"{port} is not a port", mend="Triton's gRPC port is usually 8001")
-    return Address(host, port, tls or scheme == "grpcs")
+    return HostAndPort(host, port, tls or scheme == "grpcs")
 
 
 class Endpoint:

@@ -12,7 +12,7 @@ from llmserve.contract.tensors import TYPES, Tensor
 from llmserve.runtime.protocols import Answer, Parts
 
 
-class OutputError(Exception):
+class UndeclaredOutputError(Exception):
     """A formatter returned something other than it declared: its author's fault."""
 
 
@@ -23,10 +23,12 @@ def format_answers(answers: Sequence[Answer], parts: Parts) -> dict[str, npt.NDA
     if declared:
         for name, values in tensors.items():
             if problem := _problem(values, declared.get(name), len(answers)):
-                raise OutputError(f"{_name(parts)} returned {problem} for {name!r}")
+                raise UndeclaredOutputError(f"{_name(parts)} returned {problem} for {name!r}")
         for name, tensor in declared.items():
             if not tensor.optional and name not in tensors:
-                raise OutputError(f"{_name(parts)} returned no {name!r}, which it declares")
+                raise UndeclaredOutputError(
+                    f"{_name(parts)} returned no {name!r}, which it declares"
+                )
     return tensors
 
 

@@ -2,7 +2,7 @@ from llmserve.contract.address import Address as Address
 from llmserve.server.control import ask as ask
 from llmserve.server.keep import health as health
 from llmserve.server.keep.keeper import Keeper as Keeper
-from llmserve.server.log import Progress as Progress
+from llmserve.server.log import LoadProgress as LoadProgress
 from llmserve.server.server import Server as Server
 from llmserve.server.server import stand_ins as stand_ins
 from llmserve.server.settings import Runtime as Runtime

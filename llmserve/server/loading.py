@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmserve.errors import ServerError
-from llmserve.server.log import Progress
+from llmserve.server.log import LoadProgress
 from llmserve.server.settings import ServerSettings
 from llmserve.server.states import State, Watch
 
@@ -20,7 +20,7 @@ class Loading:
         self._state = State.LOADING
         self._models = {name: Watch(name) for name in settings.names()}
 
-    def follow(self, progress: Progress) -> None:
+    def follow(self, progress: LoadProgress) -> None:
         """Record which models are ready."""
         for name in progress.ready:
             self._models.setdefault(name, Watch(name)).loaded(0.0)

@@ -47,7 +47,7 @@ _RECENT = 20
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoadProgress:
     """The state of a start: ``elapsed`` seconds, the models still loading, and the ready ones."""
 
     elapsed: float
@@ -57,7 +57,7 @@ class Progress:
     def __str__(self) -> str:
         """Return the current activity for a progress display.
 
-        >>> print(Progress(2.0, loading=("gpt2",), ready=()))
+        >>> print(LoadProgress(2.0, loading=("gpt2",), ready=()))
         loading gpt2
         """
         if self.loading:
@@ -108,10 +108,10 @@ class ServerLog:
         for line in lines:
             self._parse(line.decode(errors="replace").rstrip())
 
-    def progress(self, elapsed: float) -> Progress:
+    def progress(self, elapsed: float) -> LoadProgress:
         loading = tuple(name for name, state in self._models.items() if state == "loading")
         ready = tuple(name for name, state in self._models.items() if state == "ready")
-        return Progress(elapsed, loading, ready)
+        return LoadProgress(elapsed, loading, ready)
 
     def why_it_ended(self) -> str | None:
         """Return the best explanation: the last error, Triton's own summary, or the last line."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from llmserve.errors import ServerError
-from llmserve.server.log import Progress, ServerLog
+from llmserve.server.log import LoadProgress, ServerLog
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings, port_in_use
 from llmserve.server.workarounds import DEATH_REPORTED
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[LoadProgress], None]
 
 _POLL = 0.1
 
@@ -77,7 +77,7 @@ class Readiness:
         lenient = ("--exit-on-error", "--model-load-retry-count")
         return not any(argument.startswith(lenient) for argument in self.settings.extra_args)
 
-    def _watch_processes(self, progress: Progress, now: float) -> None:
+    def _watch_processes(self, progress: LoadProgress, now: float) -> None:
         """End what Triton waits for; raise for what it waits for in vain."""
         stubs = self.server.stubs
         for name, how in stubs.poll(progress.loading).items():
@@ -86,7 +86,7 @@ class Readiness:
             raise ModelsFailedError(died, self.log)
         self._given_up |= stubs.kill_given_up(progress.loading, now)
 
-    def _died_while_loading(self, progress: Progress, before: float) -> dict[str, str]:
+    def _died_while_loading(self, progress: LoadProgress, before: float) -> dict[str, str]:
         """Return what keeps Triton from becoming ready (workarounds.DIED_LOADING)."""
         return {
             name: f"its process died while it was loading ({how})"
@@ -94,7 +94,7 @@ class Readiness:
             if name in progress.loading and when < before
         }
 
-    def _failure(self, progress: Progress) -> ServerError:
+    def _failure(self, progress: LoadProgress) -> ServerError:
         log = self.log
         if failures := {**log.raised, **log.failures}:
             if failures.keys() <= self._given_up & log.unhealthy:

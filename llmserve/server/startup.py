@@ -26,7 +26,7 @@ from llmserve.server.launch import (
     prepare_binary,
     prepare_docker,
 )
-from llmserve.server.log import Progress, ServerLog
+from llmserve.server.log import LoadProgress, ServerLog
 from llmserve.server.machine import shortages
 from llmserve.server.private import new_log, open_log
 from llmserve.server.process import make_scratch, sweep
@@ -241,7 +241,7 @@ def start_all(
     given_up = threading.Event()
 
     def start_replica(number: int) -> Server:
-        def check(progress: Progress) -> None:
+        def check(progress: LoadProgress) -> None:
             if given_up.is_set():
                 raise ServerError("interrupted")
             if not number:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import ServerError
-from llmserve.server import Progress, Server, ServerSettings, start
+from llmserve.server import LoadProgress, Server, ServerSettings, start
 from llmserve.server.settings import Ports, choose_ports
 from tests.live.servers import (
     ECHO,
@@ -27,19 +27,21 @@ from tests.live.servers import (
 
 
 @pytest.fixture(scope="module")
-def progress() -> list[Progress]:
+def progress() -> list[LoadProgress]:
     return []
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, progress: list[Progress]) -> Iterator[Server]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, progress: list[LoadProgress]
+) -> Iterator[Server]:
     folder = repository(tmp_path_factory.mktemp("models"), echo=ECHO, second=ECHO, broken=IMPORTS)
     options = settings(folder, renewable=True, models=("echo",))
     with start(options, on_progress=progress.append) as running:
         yield running
 
 
-def test_it_answers(server: Server, progress: list[Progress]) -> None:
+def test_it_answers(server: Server, progress: list[LoadProgress]) -> None:
     assert echo(server, "naïve 🌊") == "naïve 🌊"
     assert re.fullmatch(r"embedded Triton \d+\.\d+\.\d+", server.runtime)
     assert server.alive()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import UsageError
-from llmserve.server import Progress, start
+from llmserve.server import LoadProgress, start
 from llmserve.server.process import GuardedProcess
 from tests.live.servers import ECHO, SLOW, eventually, leftovers, name_of, repository, settings
 
@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_leaves_nothing_either(
     assert not running.alive()
     eventually(lambda: not list((tmp_path / "tmp").iterdir()))
 
-    def first(step: Progress) -> None:
+    def first(step: LoadProgress) -> None:
         monkeypatch.setattr(GuardedProcess, "wait", interrupted)
         raise KeyboardInterrupt
 

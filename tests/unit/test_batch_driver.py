@@ -402,7 +402,7 @@ def test_the_output_of_a_formatter_must_match_its_declaration(
     tensors: dict[str, Any], message: str
 ) -> None:
     error = answer_with(**({"text_output": TEXTS} if tensors else {}), **tensors).error or ""
-    assert error.startswith("the model failed: OutputError: the formatter ")
+    assert error.startswith("the model failed: UndeclaredOutputError: the formatter ")
     assert "test_batch_driver:FixedFormatter returned " in error
     assert message in error
 

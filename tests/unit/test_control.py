@@ -20,7 +20,7 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
-from llmserve.server import Progress, ServerSettings, control
+from llmserve.server import LoadProgress, ServerSettings, control
 from llmserve.server.control import announced, ask, control_folder, listening, running_servers
 from llmserve.server.loading import Loading
 from llmserve.server.states import Watch
@@ -89,7 +89,7 @@ def test_a_server_is_listed_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert (status["state"], status["models"][0]["state"]) == ("loading", "loading")
         with pytest.raises(ServerError, match="still loading"):
             ask(path, {"do": "reload", "model": "demo"})
-        loading.follow(Progress(1.0, loading=(), ready=("demo",)))
+        loading.follow(LoadProgress(1.0, loading=(), ready=("demo",)))
         ((_, status),) = running_servers()
         assert (status["state"], status["models"][0]["state"]) == ("loading", "ready")
         loading.done({"demo": "no weights"})
@@ -116,7 +116,7 @@ def test_a_model_may_appear_while_a_status_is_told(
     loading = Loading(ServerSettings(tmp_path / "repo"))
 
     def report(_: Watch) -> dict[str, Any]:
-        loading.follow(Progress(1.0, loading=(), ready=("new",)))
+        loading.follow(LoadProgress(1.0, loading=(), ready=("new",)))
         return {}
 
     monkeypatch.setattr(Watch, "report", report)

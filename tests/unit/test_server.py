@@ -37,7 +37,7 @@ from llmserve.server.launch import (
     server_command,
     triton_args,
 )
-from llmserve.server.log import Progress, ServerLog, in_plain_words
+from llmserve.server.log import LoadProgress, ServerLog, in_plain_words
 from llmserve.server.readiness import ModelsFailedError
 from llmserve.server.server import Server, stand_ins
 from llmserve.server.settings import Ports, choose_ports
@@ -313,8 +313,8 @@ def test_a_log_is_parsed(tmp_path: Path) -> None:
         log.read()
         return log
 
-    assert read(LOADING).progress(1.0) == Progress(1.0, loading=("gpt2",), ready=())
-    assert read(LOADED).progress(2.0) == Progress(2.0, loading=(), ready=("gpt2",))
+    assert read(LOADING).progress(1.0) == LoadProgress(1.0, loading=("gpt2",), ready=())
+    assert read(LOADED).progress(2.0) == LoadProgress(2.0, loading=(), ready=("gpt2",))
     assert read(FAILED).failures == {"bad": "ValueError: two lines: 'x'"}
     assert read(FAILED.replace("ValueError", "ImportError")).hopeless == {"bad"}
     assert read(FAILED).hopeless == set()
@@ -412,7 +412,11 @@ def test_a_model_fails_with_its_part_and_takes_its_other_parts_along(tmp_path: P
 
 
 def test_progress_is_described_in_words_and_never_goes_back_to_the_start() -> None:
-    steps = [Progress(1.0, (), ()), Progress(2.0, ("a", "b"), ("c",)), Progress(3.0, (), ("a",))]
+    steps = [
+        LoadProgress(1.0, (), ()),
+        LoadProgress(2.0, ("a", "b"), ("c",)),
+        LoadProgress(3.0, (), ("a",)),
+    ]
     assert [*map(str, steps)] == ["starting Triton", "loading a, b", "waiting until it is ready"]
 
 

@@ -57,7 +57,7 @@ def finding(error: LLMServeError) -> Finding:
     return Finding.REFUSED if isinstance(error, UsageError) else Finding.SILENT
 
 
-class Client(Protocol):
+class Asking(Protocol):
     """What a monitor needs of :class:`llmserve.client.AsyncClient`."""
 
     async def model(self, name: str) -> Any: ...
@@ -74,7 +74,7 @@ def is_alive(state: str) -> bool:
     return state in _ALIVE
 
 
-async def ask_for_token(client: Client, model: str, timeout: float) -> None:
+async def ask_for_token(client: Asking, model: str, timeout: float) -> None:
     """Ask a model for a token; raise what prevents the answer."""
     await client.generate(model, "a", max_tokens=1, timeout=timeout)
 
@@ -104,7 +104,7 @@ class Monitor:
 
     def __init__(
         self,
-        client: Callable[[], Client],
+        client: Callable[[], Asking],
         models: Callable[[], Iterable[Watch]],
         evidence: Evidence,
         *,

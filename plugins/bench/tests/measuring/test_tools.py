@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench.prompts import Request
 from llmserve_bench.results import Load
@@ -15,7 +15,7 @@ from llmserve_bench.targets import Target
 from llmserve_bench.tools import TOOLS, Tool
 
 INPUTS = {
-    name: Tensor(name, kind, (1,))
+    name: TensorInfo(name, kind, (1,))
     for name, kind in (("text_input", "BYTES"), ("max_tokens", "INT32"), ("stream", "BOOL"))
 }
 WHOLE = ModelInfo("demo", "unary", True, 8, INPUTS, {})
@@ -56,8 +56,8 @@ def test_perf_analyzer_gets_every_request_with_its_options(tmp_path: Path) -> No
 
 
 def test_perf_analyzer_gets_the_shape_of_an_input_without_a_fixed_one(tmp_path: Path) -> None:
-    words = Tensor("stop_words", "BYTES", (-1,), optional=True)
-    inputs = {**INPUTS, "text_input": Tensor("text_input", "BYTES", (-1,)), "stop_words": words}
+    words = TensorInfo("stop_words", "BYTES", (-1,), optional=True)
+    inputs = {**INPUTS, "text_input": TensorInfo("text_input", "BYTES", (-1,)), "stop_words": words}
     unbatched = ModelInfo("demo", "unary", False, None, inputs, {})
     requests = [Request(0, "one", {"max_tokens": 4, "stop_words": [".", "!"]})]
     PERF.arguments(TARGET, unbatched, Load(concurrency=1, requests=1), requests, tmp_path)
