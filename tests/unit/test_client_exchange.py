@@ -11,11 +11,11 @@ from tritonclient.grpc import service_pb2
 from llmserve.client.deadlines import Deadline
 from llmserve.client.exchange import FINAL_RESPONSE, open_exchange
 from llmserve.client.messages import pack_texts
-from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.errors import ClientError, UsageError
 
-INPUT = {"text_input": Tensor("text_input", "BYTES", (1,))}
-OUTPUT = {name: Tensor(name, "BYTES", (1,)) for name in ("text_output", "finish_reason")}
+INPUT = {"text_input": TensorInfo("text_input", "BYTES", (1,))}
+OUTPUT = {name: TensorInfo(name, "BYTES", (1,)) for name in ("text_output", "finish_reason")}
 UNARY = ModelInfo("m", "unary", True, 8, INPUT, OUTPUT, made_by_llmserve="0.1.0")
 STREAM = replace(UNARY, exchange="stream")
 SEQUENCE = replace(UNARY, exchange="sequence", rows=1)
@@ -31,7 +31,7 @@ def answer(request_id: str, *rows: tuple[str, str]) -> Any:
 
 def test_third_party_models_get_flags_through_their_inputs() -> None:
     names = ("stream", "return_num_input_tokens", "return_num_output_tokens")
-    flags = {name: Tensor(name, "BOOL", (1,), optional=True) for name in names}
+    flags = {name: TensorInfo(name, "BOOL", (1,), optional=True) for name in names}
     third_party = replace(STREAM, inputs=INPUT | flags, made_by_llmserve=None)
     (request,) = open_exchange(third_party, ["p"], {}, pieces=True).next_round()
     input_names = [tensor.name for tensor in request.inputs]

@@ -24,19 +24,19 @@ from llmserve.client.messages import (
     read_response,
     unpack_texts,
 )
-from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.client.results import Piece, gather
 from llmserve.contract.options import OPTIONS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS
 from llmserve.errors import ClientError, OptionError, UsageError
 from llmserve_cli.query import query
 
-OUTPUTS = {"text_output": Tensor("text_output", "BYTES", (1,))}
+OUTPUTS = {"text_output": TensorInfo("text_output", "BYTES", (1,))}
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-def info(*inputs: Tensor, batched: bool = True, ours: bool = True) -> ModelInfo:
-    text = Tensor("text_input", "BYTES", (1,) if batched else (-1,))
+def info(*inputs: TensorInfo, batched: bool = True, ours: bool = True) -> ModelInfo:
+    text = TensorInfo("text_input", "BYTES", (1,) if batched else (-1,))
     tensors = {tensor.name: tensor for tensor in (text, *inputs)}
     version = "0.1.0" if ours else None
     return ModelInfo("m", "unary", batched, 8, tensors, OUTPUTS, made_by_llmserve=version)
@@ -64,7 +64,7 @@ def test_options_go_to_our_models_as_parameters(value: Any) -> None:
         with pytest.raises(OptionError):
             build_request(info(), ["p"], options)
         return
-    declared = Tensor("option", "INT32", (1,), optional=True)
+    declared = TensorInfo("option", "INT32", (1,), optional=True)
     request = build_request(info(declared), ["p"], options)
     assert len(request.inputs) == 1
     slot = request.parameters["option"]
@@ -95,7 +95,7 @@ def test_options_that_no_model_accepts(options: dict[str, Any], message: str) ->
     [("INT32", 2**31), ("INT32", "1"), ("INT32", 1.0), ("INT32", True), ("BOOL", 1), ("FP32", "1")],
 )
 def test_inputs_are_refused_values_of_another_type(datatype: str, value: Any) -> None:
-    declared = Tensor("option", datatype, (1,), optional=True)
+    declared = TensorInfo("option", datatype, (1,), optional=True)
     with pytest.raises(OptionError, match="option"):
         build_request(info(declared, ours=False), ["p"], {"option": value})
 
@@ -130,7 +130,7 @@ def test_none_is_not_sent_and_chats_are_json() -> None:
 
 
 def test_the_error_for_a_model_without_text_names_its_inputs() -> None:
-    model = ModelInfo("m", "unary", True, 8, {"pixels": Tensor("pixels", "FP32", (3,))}, {})
+    model = ModelInfo("m", "unary", True, 8, {"pixels": TensorInfo("pixels", "FP32", (3,))}, {})
     with pytest.raises(UsageError, match="its inputs are pixels"):
         build_request(model, ["p"], {})
 

@@ -6,25 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.client.url import Address, parse_url
+from llmserve.client.url import HostAndPort, parse_url
 from llmserve.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("localhost:8001", Address("localhost", 8001)),
-        ("grpc://10.0.0.7:9001", Address("10.0.0.7", 9001)),
-        ("grpc://triton-a_b.example:9001/", Address("triton-a_b.example", 9001)),
-        ("GRPCS://triton.example:443", Address("triton.example", 443, tls=True)),
-        ("[::1]:8001", Address("[::1]", 8001)),
-        ("  127.0.0.1:1 ", Address("127.0.0.1", 1)),
+        ("localhost:8001", HostAndPort("localhost", 8001)),
+        ("grpc://10.0.0.7:9001", HostAndPort("10.0.0.7", 9001)),
+        ("grpc://triton-a_b.example:9001/", HostAndPort("triton-a_b.example", 9001)),
+        ("GRPCS://triton.example:443", HostAndPort("triton.example", 443, tls=True)),
+        ("[::1]:8001", HostAndPort("[::1]", 8001)),
+        ("  127.0.0.1:1 ", HostAndPort("127.0.0.1", 1)),
         # Without a URL, the environment provides it.
-        (None, Address("there", 7, tls=True)),
+        (None, HostAndPort("there", 7, tls=True)),
     ],
 )
 def test_valid_urls_are_parsed(
-    url: str | None, address: Address, monkeypatch: pytest.MonkeyPatch
+    url: str | None, address: HostAndPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMSERVE_URL", "grpcs://there:7")
     assert parse_url(url) == address
@@ -61,4 +61,4 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         address = parse_url(text)
     except UsageError:
         return
-    assert parse_url(str(address)) == Address(address.host, address.port)
+    assert parse_url(str(address)) == HostAndPort(address.host, address.port)

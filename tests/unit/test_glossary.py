@@ -9,6 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 
+# A type alias, and what only plugins of older APIs name.
+TYPES = {"Value", "Pair"}
+
 
 def public_classes() -> set[str]:
     lines = (ROOT / "llmserve" / "api.txt").read_text(encoding="utf-8").splitlines()
@@ -20,6 +23,7 @@ def public_classes() -> set[str]:
         if re.fullmatch(r"(?:[A-Z]+[a-z]+)+", name)
         and not name.endswith(("Error", "Conformance"))
         and not name.startswith(("Fake", "Byte", "Live", "Scripted"))
+        and name not in TYPES
     }
 
 

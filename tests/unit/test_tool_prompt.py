@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.client.tools.formats import takes_tools
 from llmserve.client.tools.prompt import needs_tools, signature, with_tools_in_messages
 from llmserve.client.tools.request import Tools
@@ -44,7 +44,7 @@ def tools(choice: Any = None, named: str | None = None) -> Tools:
 
 
 def model(*inputs: str) -> ModelInfo:
-    tensors = {name: Tensor(name, "BYTES", (1,)) for name in inputs}
+    tensors = {name: TensorInfo(name, "BYTES", (1,)) for name in inputs}
     return ModelInfo("m", "unary", False, None, tensors, {}, "0.1")
 
 
