@@ -5,7 +5,7 @@ is refused in one line instead of failing somewhere inside. Additions do not rai
 declares its API version with the group of its entry point, which is read before any of its
 modules is imported::
 
-    [project.entry-points."llmserve.api2"]
+    [project.entry-points."llmserve.api3"]
     acme = "acme_llmserve"
 
 A plugin in the group ``llmserve`` declares no version and counts as made for the current one.
@@ -17,8 +17,14 @@ from __future__ import annotations
 
 from llmserve.version import __version__
 
-API = 2
+API = 3
 """The API version of this llmserve."""
+
+_CHANGES = {
+    2: "errors and problems have hint instead of mend, a Problem has where and message instead of "
+    "model and what, a Place has tritons instead of replicas and metrics, a Recipe has no pairs",
+}
+"""What the author of a plugin for an older version has to change, in one line."""
 
 MODULES = (
     "llmserve",
@@ -52,10 +58,12 @@ def entry_point_problem(group: str, entry_point: str, distribution: str) -> str 
     """Return why an entry point cannot be loaded, or None."""
     number = number_in(group)
     if number is not None and number != API:
-        mend = f"install a version of {distribution} for API {API}"
-        mend = f"upgrade llmserve, or {mend}" if number > API else mend
+        hint = f"install a version of {distribution} for API {API}"
+        hint = f"upgrade llmserve, or {hint}" if number > API else hint
+        if number in _CHANGES:
+            hint += f", or change it: {_CHANGES[number]}"
         current = f"llmserve {__version__} has {API}"
-        return f"it is made for API {number} of llmserve, and {current}: {mend}"
+        return f"it is made for API {number} of llmserve, and {current}: {hint}"
     if group not in (GROUP, CURRENT):
         return f"its entry point is in the group {group}: name it {CURRENT} or {GROUP}"
     module, colon, _ = entry_point.partition(":")

@@ -121,7 +121,7 @@ def _prepare_tokenizer(context: BuildContext) -> Mapping[str, Any]:
     check_vocabulary(context.source, context.report)
     if context.options["chat"] and not has_chat_template(context.source):
         raise OptionError(
-            f"{context.model} has no chat template", mend="leave out --chat, or use a chat model"
+            f"{context.model} has no chat template", hint="leave out --chat, or use a chat model"
         )
     return context.place(tokenizer_files(context.source), "tokenizer")
 

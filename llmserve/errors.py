@@ -1,6 +1,6 @@
 """All errors that llmserve raises on purpose.
 
-An error is one line that describes the problem, and ``mend``, if there is one,
+An error is one line that describes the problem, and ``hint``, if there is one,
 describes the fix. The command line prints both and exits with ``exit_code``.
 Any other exception is a bug, and reported as one.
 """
@@ -22,10 +22,10 @@ class LLMServeError(Exception):
 
     exit_code = 1
 
-    def __init__(self, problem: str, *, mend: str | None = None) -> None:
+    def __init__(self, problem: str, *, hint: str | None = None) -> None:
         self.problem = problem
-        self.mend = mend
-        super().__init__(f"{problem}: {mend}" if mend else problem)
+        self.hint = hint
+        super().__init__(f"{problem}: {hint}" if hint else problem)
 
 
 class UsageError(LLMServeError):
@@ -55,7 +55,7 @@ class ModelSourceError(ConfigError):
 
 
 class IncompatibleError(ConfigError):
-    """Components that cannot work together; ``mend`` names ones that can."""
+    """Components that cannot work together; ``hint`` names ones that can."""
 
 
 class OutputError(ConfigError):
@@ -83,13 +83,13 @@ class ClientError(LLMServeError):
         self,
         problem: str,
         *,
-        mend: str | None = None,
+        hint: str | None = None,
         code: str | None = None,
         param: str | None = None,
         details: Mapping[str, int] | None = None,
         words: str = "",
     ) -> None:
-        super().__init__(problem, mend=mend)
+        super().__init__(problem, hint=hint)
         self.code = code or self.code
         self.param, self.details, self.words = param, dict(details or {}), words
 

@@ -43,7 +43,7 @@ def check_model_name(name: str) -> str:
     if not is_model_name(name):
         raise UsageError(
             f"{name!r} cannot be a model's name",
-            mend="use at most 128 letters, digits, '.', '_' and '-', beginning with a letter or "
+            hint="use at most 128 letters, digits, '.', '_' and '-', beginning with a letter or "
             "digit (--name)",
         )
     return name

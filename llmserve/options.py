@@ -35,7 +35,7 @@ class Option:
     def __post_init__(self) -> None:
         if type(self.default) not in _WORDS:
             problem = f"option {self.name} has the default {self.default!r}"
-            raise OptionError(problem, mend="give text, a number, or true or false")
+            raise OptionError(problem, hint="give text, a number, or true or false")
 
     def parse(self, text: str) -> Value:
         """Parse a value from the command line; refuse one of another type."""
@@ -59,7 +59,7 @@ class Option:
         value = dict[Value, Value](self.renamed).get(value, value)
         if self.choices and value not in self.choices:
             raise OptionError(
-                f"{self.name} cannot be {value!r}", mend=f"choose one of {', '.join(self.choices)}"
+                f"{self.name} cannot be {value!r}", hint=f"choose one of {', '.join(self.choices)}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self._check_range(value)
@@ -108,7 +108,7 @@ def resolve(options: Iterable[Option], values: Mapping[str, object]) -> dict[str
     by_name = {option.name: option for option in options}
     for name in values:
         if name not in by_name:
-            raise OptionError(f"no option {name!r} here", mend=near(name, by_name))
+            raise OptionError(f"no option {name!r} here", hint=near(name, by_name))
     resolved: dict[str, Value] = {}
     for name, option in by_name.items():
         value = values.get(name, option.default)
@@ -130,5 +130,5 @@ def _implied(
                 implied[name] = options[name].check(value)
             except OptionError as error:
                 problem = f"{option.name}={choice} implies {name}={value}: {error.problem}"
-                raise OptionError(problem, mend=f"give another {name}") from None
+                raise OptionError(problem, hint=f"give another {name}") from None
     return implied

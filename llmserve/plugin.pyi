@@ -61,7 +61,6 @@ from llmserve.roles import Batching as Batching
 from llmserve.roles import Formatter as Formatter
 from llmserve.roles import Frontend as Frontend
 from llmserve.roles import Generator as Generator
-from llmserve.roles import Pair as Pair
 from llmserve.roles import Place as Place
 from llmserve.roles import Recipe as Recipe
 from llmserve.roles import Tokenizer as Tokenizer

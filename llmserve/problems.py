@@ -37,30 +37,20 @@ class Problem:
 
     where: str
     message: str
-    mend: str = ""
+    hint: str = ""
     fatal: bool = True
     code: str = "config"
 
     @classmethod
-    def of(cls, error: LLMServeError, where: str = "", *, mend: str = "") -> Problem:
+    def of(cls, error: LLMServeError, where: str = "", *, hint: str = "") -> Problem:
         """Return the problem that an error reports."""
         code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "server")
-        return cls(where, error.problem, error.mend or mend, code=code)
+        return cls(where, error.problem, error.hint or hint, code=code)
 
     def __str__(self) -> str:
-        return ": ".join(filter(None, (self.where, self.message, self.mend)))
+        return ": ".join(filter(None, (self.where, self.message, self.hint)))
 
     def error(self) -> LLMServeError:
         """Return the error that stops a command because of this problem."""
         kind = _ERRORS.get(self.code, ConfigError)
-        return kind(": ".join(filter(None, (self.where, self.message))), mend=self.mend or None)
-
-    @property
-    def model(self) -> str:
-        """The name of ``where`` in version 2 of the plugin API."""
-        return self.where
-
-    @property
-    def what(self) -> str:
-        """The name of ``message`` in version 2 of the plugin API."""
-        return self.message
+        return kind(": ".join(filter(None, (self.where, self.message))), hint=self.hint or None)

@@ -132,8 +132,8 @@ class Registry:
         """Return a component, or raise an error that suggests names or names the broken plugin."""
         same = [e for e in self.entries if type(e.component) is kind and e.component.name == name]
         if len(same) > 1:
-            mend = f"uninstall one, or set {BLOCKED}={same[-1].plugin.selector}"
-            raise PluginError(_clash(same), mend=mend)
+            hint = f"uninstall one, or set {BLOCKED}={same[-1].plugin.selector}"
+            raise PluginError(_clash(same), hint=hint)
         if same and isinstance(component := same[0].component, kind):
             return component
         for plugin in self.plugins:
@@ -142,9 +142,9 @@ class Registry:
         names = {component.name for component in self.all(kind)}
         role = next(role for role, role_type in ROLES.items() if role_type is kind)
         label = "plugin" if kind is Recipe else role.replace("_", " ")
-        mend = f"install the package that provides it, such as llmserve-{name}"
-        mend = near(name, names) if names else mend
-        raise PluginError(f"no {label} is called {name!r}", mend=mend)
+        hint = f"install the package that provides it, such as llmserve-{name}"
+        hint = near(name, names) if names else hint
+        raise PluginError(f"no {label} is called {name!r}", hint=hint)
 
     def problems(self) -> list[Problem]:
         """Return the problems with the installed plugins."""
@@ -208,6 +208,6 @@ def _refuse_misspelt(module: ModuleType) -> None:
     for name, value in vars(module).items():
         if name.startswith("llmserve_") and callable(value):
             if name not in hooks:
-                raise PluginError(f"there is no hook {name}", mend=near(name, hooks))
+                raise PluginError(f"there is no hook {name}", hint=near(name, hooks))
             if not hasattr(value, f"{hookspecs.PROJECT}_impl"):
-                raise PluginError(f"{name} is not marked", mend="put @llmserve.hookimpl above it")
+                raise PluginError(f"{name} is not marked", hint="put @llmserve.hookimpl above it")

@@ -42,7 +42,7 @@ class Role:
             valid = isinstance(value, (tuple, list)) and all(isinstance(v, kind) for v in value)
             if value is not None and not valid:
                 problem = f"{field_name} of {self.name!r} is {value!r}"
-                raise PluginError(problem, mend=f"give a tuple of {kind.__name__}, as in (item,)")
+                raise PluginError(problem, hint=f"give a tuple of {kind.__name__}, as in (item,)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +128,8 @@ class Recipe(Role):
     """One component per role, under a name that ``--plugin`` selects.
 
     ``defaults`` replaces defaults of the components' options; ``client`` is the module whose
-    source becomes the emitted ``client.py``; ``pairs`` is of older plugins, and not read.
-    ``suits`` ranks the recipe for builds without ``--plugin``: for ``"cpu"`` and ``"cuda"``, the
-    recipe with the highest number is used.
+    source becomes the emitted ``client.py``. ``suits`` ranks the recipe for builds without
+    ``--plugin``: for ``"cpu"`` and ``"cuda"``, the recipe with the highest number is used.
     """
 
     generator: str
@@ -139,7 +138,6 @@ class Recipe(Role):
     formatter: str = "text"
     defaults: Mapping[str, Value] = field(default_factory=dict)
     client: str = "llmserve.client.script"
-    pairs: tuple[object, ...] = ()
     suits: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -157,15 +155,15 @@ class Backend(Role):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name in ("python", "ensemble"):
-            raise PluginError(f"Triton has a backend {self.name!r}", mend="give it another name")
+            raise PluginError(f"Triton has a backend {self.name!r}", hint="give it another name")
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a frontend listens, and which Tritons it forwards to.
 
-    All ``tritons`` serve the same models. ``url`` is the gRPC address of the first, ``metrics`` the
-    URL of its metrics. ``status`` is the socket at which ``serve`` reports the state of each model.
+    All ``tritons`` serve the same models. ``url`` is the gRPC address of the first. ``status``
+    is the socket at which ``serve`` reports the state of each model.
     Without the file ``keys``, a frontend accepts connections only from this machine, unless
     ``open``. ``collector`` is the address that accepts spans, as OpenTelemetry's OTLP over HTTP.
     """
@@ -180,27 +178,9 @@ class Place:
     status: Path | None = None
     collector: str = ""
 
-    def __post_init__(self) -> None:
-        # Tests of frontends may give the gRPC address alone.
-        if isinstance(self.tritons, str):
-            object.__setattr__(self, "tritons", (Address(self.tritons),))
-
     @property
     def url(self) -> str:
         return self.tritons[0].grpc
-
-    @property
-    def metrics(self) -> str:
-        return self.tritons[0].metrics
-
-    @property
-    def replicas(self) -> tuple[str, ...]:
-        """The gRPC addresses of all Tritons but the first."""
-        return tuple(triton.grpc for triton in self.tritons[1:])
-
-    @property
-    def replica_metrics(self) -> tuple[str, ...]:
-        return tuple(triton.metrics for triton in self.tritons[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +211,7 @@ class Frontend(Role):
         if not valid:
             raise PluginError(
                 f"command of frontend {self.name!r} returned {arguments!r}",
-                mend='return a list of arguments, as in ["-m", "acme_frontend", str(place.port)]',
+                hint='return a list of arguments, as in ["-m", "acme_frontend", str(place.port)]',
             )
         return [str(argument) for argument in arguments]
 
@@ -269,8 +249,3 @@ _ELEMENTS: Mapping[str, type] = {
     "weights": str,
 }
 """The tuple fields of roles, with the type of their elements."""
-
-
-def Pair(*words: object, **_: object) -> object:
-    """Of API 2: ``compare`` takes the builds themselves, and what a recipe offers is not read."""
-    return words

@@ -53,7 +53,7 @@ _ERRORS = {"error", "failure", "exception", "exc", "caught", "reason", "e"}
 def _is_words(node: ast.expr) -> bool:
     """Return whether an expression is what an error says."""
     if isinstance(node, ast.Attribute):
-        return node.attr in ("problem", "message", "words", "mend")
+        return node.attr in ("problem", "message", "words", "hint")
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Name) and node.func.id in ("str", "repr"):

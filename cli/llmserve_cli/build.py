@@ -36,7 +36,7 @@ class Build(click.Command):
             self._refuse_argument(ctx, words)
             raise UsageError(
                 "build needs --model",
-                mend="a local folder, a model's id on the Hugging Face hub, or demo",
+                hint="a local folder, a model's id on the Hugging Face hub, or demo",
             ) from None
 
     def _refuse_argument(self, ctx: click.Context, words: list[str]) -> None:
@@ -137,14 +137,14 @@ def build(
         from llmserve_cli.status import Status
 
     if spec_fields["name"] == "":
-        raise UsageError("--name is empty", mend="give a name, or leave it out")
+        raise UsageError("--name is empty", hint="give a name, or leave it out")
     options: dict[str, object] = dict(parse_assignments(assignments))
     flags = {"max_batch_size": max_batch_size, "dtype": dtype, "device": device}
     flags |= {"chat": chat or None, **read_flags(ctx.args)}
     for key, value in flags.items():
         if value is not None:
             if key in options:
-                raise OptionError(f"{key} is given twice", mend="leave it out of --set")
+                raise OptionError(f"{key} is given twice", hint="leave it out of --set")
             options[key] = value
     registry = Registry.load()
     if not spec_fields["plugin"]:
@@ -177,7 +177,7 @@ def read_flags(words: Sequence[str]) -> dict[str, str]:
         word = remaining.pop(0)
         flag, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not flag:
-            raise UsageError(f"{word!r} belongs to no option", mend="see llmserve build --help")
+            raise UsageError(f"{word!r} belongs to no option", hint="see llmserve build --help")
         name = flag.replace("-", "_")
         if not equals:
             # A flag without a value means true.
@@ -195,7 +195,7 @@ def _with_suggestion(error: ModelSourceError, model: str) -> ModelSourceError:
     similar = get_close_matches(model, names, n=1)
     if model in names or not similar:
         return error
-    return ModelSourceError(error.problem, mend=f"did you mean {similar[0]!r}?")
+    return ModelSourceError(error.problem, hint=f"did you mean {similar[0]!r}?")
 
 
 def _print_next(result: BuildResult, verbose: bool) -> None:

@@ -41,14 +41,14 @@ class RequestedFrontends:
         if self.port and not chosen:
             raise UsageError(
                 "--port is for a frontend, and there is none",
-                mend=f"{install_command('llmserve-gateway')} for the OpenAI API, or leave it out",
+                hint=f"{install_command('llmserve-gateway')} for the OpenAI API, or leave it out",
             )
         for frontend in chosen:
             port = frontend.port if self.port is None else self.port
             for name in (name for name, number in tritons.items() if port and number == port):
                 raise UsageError(
                     f"port {port} is for Triton's {name} and for {frontend.name}",
-                    mend=f"choose another --port, or --{name}-port 0",
+                    hint=f"choose another --port, or --{name}-port 0",
                 )
             place = replace(self.place, port=free_port(self.place.host, port, FRONTEND))
             # The frontend refuses invalid settings here, before anything is started.
@@ -59,7 +59,7 @@ class RequestedFrontends:
             except Exception as error:
                 raise PluginError(
                     f"frontend {frontend.name!r} cannot be started: {reason(error)}",
-                    mend="leave it out with --frontend, and report it to its plugin's author",
+                    hint="leave it out with --frontend, and report it to its plugin's author",
                 ) from None
             self._places.append((frontend, place))
 
@@ -102,6 +102,6 @@ class RequestedFrontends:
         if len(chosen) > 1 and self.port:
             raise UsageError(
                 f"{' and '.join(frontend.name for frontend in chosen)} cannot share a port",
-                mend="choose one of them with --frontend, or use --port 0",
+                hint="choose one of them with --frontend, or use --port 0",
             )
         return chosen

@@ -77,8 +77,8 @@ def _explain_unexpected(error: BaseException) -> int:
         plugin = cli.plugin_of_command()
         problem = f"this is a bug of plugin {plugin!r}" if plugin else "this is a bug"
         purpose = "get a traceback for a bug report"
-    mend = f"run it again with {TRACEBACK}=1 to {purpose}"
-    return _print(f"llmserve: {problem}: {reason(error)}: {mend}", 1)
+    hint = f"run it again with {TRACEBACK}=1 to {purpose}"
+    return _print(f"llmserve: {problem}: {reason(error)}: {hint}", 1)
 
 
 def _print(line: str, code: int) -> int:

@@ -34,10 +34,10 @@ def read_prompt(prompt: str | None, model: str) -> str:
         return str(prompt)
     example = f'llmserve query {model} "Once upon a time"'
     if prompt is None and sys.stdin.isatty():
-        raise UsageError("there is no prompt", mend=f"give one, as in {example}, or - to type it")
+        raise UsageError("there is no prompt", hint=f"give one, as in {example}, or - to type it")
     text = _decoded(sys.stdin.buffer.read(), "standard input").rstrip("\r\n")
     if not text:
-        raise UsageError("standard input is empty", mend=f"write a prompt to it, or run {example}")
+        raise UsageError("standard input is empty", hint=f"write a prompt to it, or run {example}")
     return text
 
 
@@ -49,7 +49,7 @@ def read_lines(path: Path) -> list[Line]:
         name, raw = str(path), path.read_bytes()
     text = _decoded(raw.removeprefix(b"\xef\xbb\xbf"), name)
     if not text.strip():
-        raise UsageError(f"{name} is empty", mend="write one prompt per line")
+        raise UsageError(f"{name} is empty", hint="write one prompt per line")
     # Not splitlines(), which also splits at characters that editors do not treat as line ends.
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     return [Line(number, line) for number, line in enumerate(lines, 1)]
@@ -95,5 +95,5 @@ def _decoded(raw: bytes, name: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{name} is not UTF-8 text (byte {error.start})", mend="save it as UTF-8"
+            f"{name} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8"
         ) from None

@@ -138,14 +138,14 @@ def query(
     """
     if stream and (as_json or prompts):
         flag = "--json" if as_json else "--file"
-        raise UsageError(f"{flag} prints whole answers", mend="leave out --stream")
+        raise UsageError(f"{flag} prints whole answers", hint="leave out --stream")
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs needs --json")
     if prompts and prompt is not None:
-        raise UsageError("a prompt and --file cannot be combined", mend="give one of them")
+        raise UsageError("a prompt and --file cannot be combined", hint="give one of them")
     schema = json_schema.read() if json_schema else None
     if openai and (options["logprobs"] is not None or options["queue_timeout"] is not None):
-        raise UsageError("--openai has no --logprobs and no --queue-timeout", mend="use --url")
+        raise UsageError("--openai has no --logprobs and no --queue-timeout", hint="use --url")
     options = {"stop_words": list(stop) or None, "json_schema": schema, **options}
     assigned = _assigned(assignments, {k for k, value in options.items() if value is not None})
     options |= assigned
@@ -202,7 +202,7 @@ def query(
         if stream and not openai and client.model(model).exchange == "unary":
             raise UsageError(
                 f"{model} answers in one piece",
-                mend="leave out --stream, or build it with --set decoupled=true",
+                hint="leave out --stream, or build it with --set decoupled=true",
             )
         _tell_if_cut(_print_pieces(client.stream(model, **content(text), **options)))
         return 0
@@ -231,7 +231,7 @@ def _watched(client: Client) -> Iterator[None]:
     except LLMServeError:
         if silent.is_set():
             raise UnreachableError(
-                "the server no longer answers", mend="look at its log, or restart it"
+                "the server no longer answers", hint="look at its log, or restart it"
             ) from None
         raise
     finally:
@@ -245,9 +245,9 @@ def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
     options = parse_assignments(assignments)
     for key in options:
         if key in taken:
-            raise OptionError(f"{key} is given twice", mend="leave it out of --set")
+            raise OptionError(f"{key} is given twice", hint="leave it out of --set")
         if key in _NOT_BY_SET:
-            raise OptionError(f"--set cannot set {key}", mend="see `llmserve query --help`")
+            raise OptionError(f"--set cannot set {key}", hint="see `llmserve query --help`")
     return {key: _value(text) for key, text in options.items()}
 
 
@@ -258,8 +258,8 @@ def _refuse_unknown(info: ModelInfo, options: Iterable[str]) -> None:
     for name in options:
         is_known = input_of(info, name) or name in ("priority", "queue_timeout")
         if info.made_by_llmserve and not is_known:
-            mend = near(name, info.inputs.keys() - _NOT_BY_SET)
-            raise OptionError(f"{info.name} has no option {name}", mend=mend)
+            hint = near(name, info.inputs.keys() - _NOT_BY_SET)
+            raise OptionError(f"{info.name} has no option {name}", hint=hint)
 
 
 def _value(text: str) -> bool | int | float | str:

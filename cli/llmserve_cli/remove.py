@@ -61,14 +61,14 @@ def _refuse_if_silent(servers: list[Running], model: str) -> None:
         if server.is_silent:
             raise ServerError(
                 f"{server} does not answer, and may serve {model}",
-                mend="continue it, or stop it (--force deletes the model anyway)",
+                hint="continue it, or stop it (--force deletes the model anyway)",
             )
 
 
 def _confirmed(repository: Path, names: list[str], serving: list[Running]) -> bool:
     model, *parts = names
     if not sys.stdin.isatty():
-        raise UsageError(f"remove deletes {repository / model}", mend="confirm it with --yes")
+        raise UsageError(f"remove deletes {repository / model}", hint="confirm it with --yes")
     size = sum(p.lstat().st_size for name in names for p in (repository / name).rglob("*"))
     with_parts = f" with {', '.join(parts)}" if parts else ""
     served = f" It is served at {serving[0].url}, and unloaded first." if serving else ""
@@ -86,5 +86,5 @@ def _unload(server: Running, model: str) -> None:
     except ServerError as error:
         raise ServerError(
             f"{model} is served at {server.url}: {error.problem}",
-            mend=f"stop `llmserve serve` (process {server.status.get('pid')}) first",
+            hint=f"stop `llmserve serve` (process {server.status.get('pid')}) first",
         ) from None

@@ -212,7 +212,7 @@ def _refuse_other(path: Path) -> None:
     in_default = REPOSITORY_FOLDER / path / "config.pbtxt"
     if not path.exists() and in_default.is_file():
         raise ConfigError(
-            f"{path} is a model in {REPOSITORY_FOLDER}", mend=f"llmserve serve --model {path}"
+            f"{path} is a model in {REPOSITORY_FOLDER}", hint=f"llmserve serve --model {path}"
         )
 
 

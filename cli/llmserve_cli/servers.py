@@ -90,17 +90,17 @@ def find_one(url: str | None, repository: Path | None, model: str) -> Running:
         raise none_runs(url, repository)
     server = choose(servers, model)
     if server.is_silent:
-        raise UnreachableError(f"{server} does not answer", mend="continue it, or stop it")
+        raise UnreachableError(f"{server} does not answer", hint="continue it, or stop it")
     return server
 
 
 def none_runs(url: str | None = None, repository: Path | None = None) -> UnreachableError:
     if not url and not repository:
-        return UnreachableError("no `llmserve serve` runs here", mend="start one")
+        return UnreachableError("no `llmserve serve` runs here", hint="start one")
     chosen = f"at {url}" if url else f"for {repository}"
     return UnreachableError(
         f"no `llmserve serve` runs {chosen}",
-        mend="start one, or look for others: llmserve status without --url or --repository",
+        hint="start one, or look for others: llmserve status without --url or --repository",
     )
 
 
@@ -117,7 +117,7 @@ def choose(servers: Sequence[Running], model: str) -> Running:
     if len(servers) > 1:
         raise UsageError(
             f"{len(servers)} servers run here ({', '.join(map(str, servers))})",
-            mend="choose one with --url or --repository",
+            hint="choose one with --url or --repository",
         )
     return servers[0]
 
@@ -137,6 +137,6 @@ def url_for(model: str, url: str | None, repository: Path | None) -> str | None:
     if not is_alive(server.state):
         raise ModelNotReadyError(
             f"the server {server} is {server.state}",
-            mend="wait until `llmserve status` shows ready",
+            hint="wait until `llmserve status` shows ready",
         )
     return server.url

@@ -20,8 +20,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            mend = near(name, self.list_commands(ctx))
-            raise click.UsageError(f"no command is called {name!r}: {mend}")
+            hint = near(name, self.list_commands(ctx))
+            raise click.UsageError(f"no command is called {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -32,12 +32,12 @@ def explain_usage(error: click.ClickException) -> str:
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
         return f"{error.option_name} needs a value"
     if isinstance(error, click.NoSuchOption):
-        mend = near(error.option_name, error.possibilities) if error.possibilities else see_help
-        return f"{command} has no option {error.option_name}: {mend}"
+        hint = near(error.option_name, error.possibilities) if error.possibilities else see_help
+        return f"{command} has no option {error.option_name}: {hint}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
         choices = ", ".join(_choices(error.param, ctx))
-        mend = f"choose one of {choices}" if choices else see_help
-        return f"{command} needs {_name(error.param)}: {mend}"
+        hint = f"choose one of {choices}" if choices else see_help
+        return f"{command} needs {_name(error.param)}: {hint}"
     if isinstance(error, click.BadParameter) and error.param is not None:
         if isinstance(error.param.type, click.Choice):
             value, choices = error.message.split(" is not ")[0], ", ".join(error.param.type.choices)

@@ -215,8 +215,8 @@ def _refuse_or_report(
     is_stage = runtime.role == "stage"
     component = f"stage {runtime.name!r}" if is_stage else plan.describe(runtime.role)
     if problem.fatal:
-        mend = remedy("report it to the plugin's author")
-        raise PluginError(f"{component} cannot be run: {problem.message}", mend=mend)
+        hint = remedy("report it to the plugin's author")
+        raise PluginError(f"{component} cannot be run: {problem.message}", hint=hint)
     report(f"{component}: {problem.message}")
 
 

@@ -54,7 +54,7 @@ def place_instances(config: ModelConfig, device: str, count: int) -> None:
         group.gpus.append(int(device[5:] or 0))
     else:
         raise OptionError(
-            f"device cannot be {device!r}", mend="choose auto, cpu, cuda, cuda:N or balanced"
+            f"device cannot be {device!r}", hint="choose auto, cpu, cuda, cuda:N or balanced"
         )
 
 
@@ -98,7 +98,7 @@ def check_causal(source: ModelSource, *, trust_remote_code: bool) -> None:
     if has_code:
         raise ModelSourceError(
             f"{source.asked} ships with its own Python code",
-            mend="read it, then allow it with --set trust_remote_code=true",
+            hint="read it, then allow it with --set trust_remote_code=true",
         )
     kind = ", ".join(names) or config.get("model_type") or "of an unknown architecture"
     raise ModelSourceError(f"{source.asked} is not a causal language model: it is {kind}")

@@ -110,7 +110,7 @@ def needed_packages(plan: Plan) -> dict[str, str]:
         if not re.fullmatch(r"[\w-]+", name):
             raise PluginError(
                 f"--plugin {plan.recipe.name} requires {name!r}, which is not a distribution name",
-                mend="ranges and extras belong in the dependencies of its pyproject.toml",
+                hint="ranges and extras belong in the dependencies of its pyproject.toml",
             )
         try:
             # Package indexes do not have versions with a local suffix such as +cpu.
@@ -118,7 +118,7 @@ def needed_packages(plan: Plan) -> dict[str, str]:
         except PackageNotFoundError:
             raise PluginError(
                 f"--plugin {plan.recipe.name} needs {name}, which is not installed",
-                mend=install_command(name),
+                hint=install_command(name),
             ) from None
     return versions
 
@@ -176,7 +176,7 @@ class Plan:
         except Exception as error:
             raise PluginError(
                 f"{function} of {self.describe(role)} failed: {reason(error)}",
-                mend=f"report it to its author; {TRACEBACK}=1 shows where",
+                hint=f"report it to its author; {TRACEBACK}=1 shows where",
             ) from error
 
     def describe(self, role: str) -> str:
@@ -230,7 +230,7 @@ def suited_recipe(registry: Registry, device: str) -> tuple[Recipe, str]:
         key=lambda recipe: (-recipe.suits[kind], recipe.name),
     )
     if not suited:
-        raise PluginError(f"no installed plugin suits {kind}", mend="name one with --plugin")
+        raise PluginError(f"no installed plugin suits {kind}", hint="name one with --plugin")
     others = "".join(f", before {recipe.name}" for recipe in suited[1:])
     return suited[0], f"first choice for {kind}{others}"
 
@@ -291,7 +291,7 @@ def _components(
         if not chosen.get(role) and all(other.name != name for other in registry.all(kind)):
             raise PluginError(
                 f"recipe {recipe.name!r} uses the {role} {name!r}, which no usable plugin provides",
-                mend="install the package that does; `llmserve plugins` shows what is left out",
+                hint="install the package that does; `llmserve plugins` shows what is left out",
             )
         components[role] = registry.get(kind, name)
     return components
@@ -330,5 +330,5 @@ def _check_mode(generator: Generator, batching: Batching, registry: Registry) ->
     fits = sorted(other.name for other in registry.all(Batching) if other.mode in generator.modes)
     raise IncompatibleError(
         f"generator {generator.name!r} cannot be driven by batching {batching.name!r}",
-        mend=f"choose one of {', '.join(fits)}" if fits else "choose another --plugin",
+        hint=f"choose one of {', '.join(fits)}" if fits else "choose another --plugin",
     )

@@ -56,7 +56,7 @@ class ModelSource:
         if not valid:
             raise ModelSourceError(
                 f"{path} is not a model's configuration",
-                mend="architectures is a list of names, model_type a name, auto_map an object",
+                hint="architectures is a list of names, model_type a name, auto_map an object",
             )
         return content
 
@@ -90,12 +90,12 @@ def resolve(
         from llmserve.demo import demo_model_path
 
         if kind == "file":
-            raise ModelSourceError("the demo is a folder", mend="name a file (--model)")
+            raise ModelSourceError("the demo is a folder", hint="name a file (--model)")
         if kind is not None:
             _check_weights(demo_model_path(), model, weights)
         return ModelSource(model, demo_model_path())
     if not model:
-        raise ModelSourceError("--model is empty", mend="name a folder, or an id on the hub")
+        raise ModelSourceError("--model is empty", hint="name a folder, or an id on the hub")
     path = Path(model)
     with suppress(RuntimeError):
         # This fails for an unknown user; there is no such folder then.
@@ -113,10 +113,10 @@ def resolve(
     if path.exists():
         refuse_gguf(path, model)
         flag = f"--model {shlex.quote(str(path.parent))}"
-        raise ModelSourceError(f"{model} is a file", mend=f"name its folder: {flag}")
+        raise ModelSourceError(f"{model} is a file", hint=f"name its folder: {flag}")
     if kind == "folder" or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
         hub = "" if kind == "folder" else ", a model's id on the hub, or 'demo'"
-        raise ModelSourceError(f"no folder at {model}", mend=f"--model takes a local folder{hub}")
+        raise ModelSourceError(f"no folder at {model}", hint=f"--model takes a local folder{hub}")
     folder = fetch(model, revision=revision, weights=weights, report=report)
     _check_config(folder, model)
     _check_weights(folder, model, weights)
@@ -143,17 +143,17 @@ def is_checkpoint(path: Path) -> bool:
 
 def refuse_gguf(path: Path, model: str) -> None:
     if is_gguf(path):
-        raise ModelSourceError(f"{model} is in {NO_GGUF}", mend=INSTEAD_OF_GGUF)
+        raise ModelSourceError(f"{model} is in {NO_GGUF}", hint=INSTEAD_OF_GGUF)
 
 
 def _file(path: Path, model: str, weights: Sequence[str]) -> Path:
     names = " or ".join(weights)
     if path.is_dir():
-        raise ModelSourceError(f"{model} is a folder", mend=f"name a file in it: {names}")
+        raise ModelSourceError(f"{model} is a folder", hint=f"name a file in it: {names}")
     if not path.is_file():
-        raise ModelSourceError(f"no file at {model}", mend="--model takes a local file")
+        raise ModelSourceError(f"no file at {model}", hint="--model takes a local file")
     if not any(path.match(pattern) for pattern in weights):
-        raise ModelSourceError(f"{model} is not a file of this kind", mend=f"name one: {names}")
+        raise ModelSourceError(f"{model} is not a file of this kind", hint=f"name one: {names}")
     return path.absolute()
 
 
@@ -162,7 +162,7 @@ def _check_config(folder: Path, model: str) -> None:
     if not (folder / "config.json").is_file():
         raise ModelSourceError(
             f"{model} is not a model: it has no config.json",
-            mend="name a folder that save_pretrained wrote",
+            hint="name a folder that save_pretrained wrote",
         )
 
 
@@ -172,11 +172,11 @@ def _check_weights(folder: Path, model: str, weights: Sequence[str]) -> None:
     if any(folder.glob(PICKLED)):
         raise ModelSourceError(
             f"{model} has only pickled weights, which can run code when they are loaded",
-            mend="convert them to safetensors, or allow it with --set pickle=true",
+            hint="convert them to safetensors, or allow it with --set pickle=true",
         )
     raise ModelSourceError(
         f"{model} has no weights: no {' or '.join(weights)} in {folder.name}",
-        mend="name a folder that has them (--model)",
+        hint="name a folder that has them (--model)",
     )
 
 
@@ -193,7 +193,7 @@ def fetch(
     except ImportError:
         raise ModelSourceError(
             f"{repo_id} is on the hub, but huggingface_hub is not installed",
-            mend=f"{install_command('huggingface_hub')}, or name a local folder",
+            hint=f"{install_command('huggingface_hub')}, or name a local folder",
         ) from None
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -214,21 +214,21 @@ def fetch(
     except errors.GatedRepoError:
         raise ModelSourceError(
             f"{repo_id} is gated",
-            mend="request access on its page, then set HF_TOKEN to your token",
+            hint="request access on its page, then set HF_TOKEN to your token",
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelSourceError(
-            f"{repo_id} has no revision {revision!r}", mend="see its page for branches and tags"
+            f"{repo_id} has no revision {revision!r}", hint="see its page for branches and tags"
         ) from None
     except errors.RepositoryNotFoundError:
         raise ModelSourceError(
             f"the hub has no model {repo_id!r}, or it is private",
-            mend="check the id; for a private model set HF_TOKEN to your token",
+            hint="check the id; for a private model set HF_TOKEN to your token",
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         raise ModelSourceError(
             f"{repo_id} is not in the cache, and the hub cannot be reached",
-            mend="name a local folder, or fill HF_HOME on a machine with a connection",
+            hint="name a local folder, or fill HF_HOME on a machine with a connection",
         ) from None
     except (errors.HfHubHTTPError, OSError) as error:
         message = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -238,7 +238,7 @@ def fetch(
 def read_object(path: Path) -> dict[str, Any]:
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ModelSourceError(f"{path} is not a JSON object", mend="download or save it again")
+        raise ModelSourceError(f"{path} is not a JSON object", hint="download or save it again")
     return content
 
 
@@ -250,4 +250,4 @@ def read_json(path: Path) -> Any:
 
 
 def damaged(path: Path, reason: str) -> ModelSourceError:
-    return ModelSourceError(f"{path} cannot be read: {reason}", mend="download or save it again")
+    return ModelSourceError(f"{path} cannot be read: {reason}", hint="download or save it again")

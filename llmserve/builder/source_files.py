@@ -40,7 +40,7 @@ def tokenizer_files(source: ModelSource) -> list[Path]:
     if not any(path.suffix != ".py" for path in files):
         raise ModelSourceError(
             f"{source.asked} has no tokenizer",
-            mend="put tokenizer.json into it, or choose another tokenizer with --tokenizer",
+            hint="put tokenizer.json into it, or choose another tokenizer with --tokenizer",
         )
     config = source.path / "config.json"
     return [config, *files] if config.is_file() else files
@@ -86,7 +86,7 @@ def check_links(files: Iterable[Path], folder: Path) -> None:
         if not any(target.is_relative_to(parent) for parent in allowed):
             raise ModelSourceError(
                 f"{file} is a link to {target}, outside the model's folder",
-                mend="put the file itself there",
+                hint="put the file itself there",
             )
 
 
@@ -146,12 +146,12 @@ def check_code(files: Iterable[Path], *, trusted: bool) -> None:
         if kernels := kernels_elsewhere(config):
             raise ModelSourceError(
                 f"{file.name} takes its Python code from {kernels}, without a pinned version",
-                mend="remove that entry from the file",
+                hint="remove that entry from the file",
             )
         if trusted and (elsewhere := _code_elsewhere(config)):
             raise ModelSourceError(
                 f"{file.name} takes its Python code from {elsewhere}, without a pinned version",
-                mend="save the model and that code into one folder, and name the folder",
+                hint="save the model and that code into one folder, and name the folder",
             )
 
 
@@ -201,7 +201,7 @@ def check_vocabulary(source: ModelSource, report: Callable[[str], None] = lambda
     if tokens > embedded:
         raise ModelSourceError(
             f"the tokenizer of {source.asked} has {tokens} tokens and the model only {embedded}",
-            mend="use the tokenizer that belongs to the model",
+            hint="use the tokenizer that belongs to the model",
         )
     if tokens < embedded / 2:
         report(

@@ -343,7 +343,7 @@ class AsyncClient:
 
     def _open_channel(self) -> AsyncChannel:
         if self._closed:
-            raise UsageError("this client is closed", mend="call connect() again")
+            raise UsageError("this client is closed", hint="call connect() again")
         return self._channel
 
     def _call(self, method: str, request: Any, seconds: float | None) -> Any:

@@ -41,7 +41,7 @@ class Deadline:
             if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
                 raise UsageError(
                     f"a timeout cannot be {seconds}",
-                    mend=f"give seconds above 0, up to {_MAX_SECONDS}, or none",
+                    hint=f"give seconds above 0, up to {_MAX_SECONDS}, or none",
                 )
         self.seconds = self._parts.whole
         self._end = None if self.seconds is None else time.monotonic() + self.seconds

@@ -45,7 +45,7 @@ def from_rpc(error: Any, target: Target) -> ClientError:
 def cut_off(target: Target) -> ClientError:
     return UnreachableError(
         f"{target.url} ended the stream of {target.model!r} before the answer was complete",
-        mend="look at the server's log; it may have stopped",
+        hint="look at the server's log; it may have stopped",
     )
 
 
@@ -53,17 +53,17 @@ def translate(status: str, details: str, target: Target) -> ClientError:
     """Turn a gRPC status name into an error; messages of a stream have no status: ``""``."""
     failure = read(details)
     words = one_line(failure.words)
-    problem, mend = f"the server refused the request: {words}", None
+    problem, hint = f"the server refused the request: {words}", None
     if failure.code == UNKNOWN:
         failure = replace(failure, code=code_of(details))
         if failure.code == UNKNOWN and status in _BY_STATUS:
             return _BY_STATUS[status](details, target)
         if failure.code in _EXPLAINED:
-            problem, mend = _EXPLAINED[failure.code]
+            problem, hint = _EXPLAINED[failure.code]
             problem, words = problem.format(model=target.model, words=words), ""
     return type_of(failure.code)(
         problem,
-        mend=mend,
+        hint=hint,
         code=failure.code,
         param=failure.param,
         details=failure.details,
@@ -117,7 +117,7 @@ _EXPLAINED = {
 def _timed_out(details: str, target: Target) -> ClientError:
     del details
     return RequestTimeoutError(
-        target.timeout_message or "no answer in time", mend="allow more time, or ask for less"
+        target.timeout_message or "no answer in time", hint="allow more time, or ask for less"
     )
 
 
@@ -131,16 +131,16 @@ def _unavailable(details: str, target: Target) -> ClientError:
     if not connection.failed:
         return UnreachableError(
             f"the connection to {target.url} broke: {one_line(details)}",
-            mend="look at the server's log; it may have stopped",
+            hint="look at the server's log; it may have stopped",
         )
     if connection.no_tls:
         return UnreachableError(
             f"no TLS connection to {target.url}",
-            mend="use grpc:// when the server has no TLS, else check its certificate",
+            hint="use grpc:// when the server has no TLS, else check its certificate",
         )
     return UnreachableError(
         f"no Triton answers at {target.url}{' in time' if connection.late else ''}",
-        mend="start one with `llmserve serve`, give another address with --url, or wait if it is "
+        hint="start one with `llmserve serve`, give another address with --url, or wait if it is "
         "still loading its models",
     )
 
@@ -171,7 +171,7 @@ def http_address(target: Target) -> UnreachableError:
     host = target.url.rpartition(":")[0]
     return UnreachableError(
         f"{target.url} speaks HTTP, not gRPC",
-        mend=f"use Triton's gRPC port instead (usually 8001), as in --url {host}:8001",
+        hint=f"use Triton's gRPC port instead (usually 8001), as in --url {host}:8001",
     )
 
 
@@ -180,10 +180,10 @@ def unknown_model(name: str, states: Sequence[ModelState]) -> ModelNotReadyError
         if state.name == name and state.state != "READY":
             reason = f": {one_line(without_wrappers(state.reason))}" if state.reason else ""
             return ModelNotReadyError(
-                f"{name!r} is {state.state.lower()}{reason}", mend="see the server's log"
+                f"{name!r} is {state.state.lower()}{reason}", hint="see the server's log"
             )
     ready = ready_names(states)
     similar = difflib.get_close_matches(name, ready, n=3, cutoff=0.5)
     names = ", ".join([*similar, *(other for other in ready if other not in similar)])
-    mend = f"choose one of {names}" if names else "it has no model that is ready"
-    return ModelNotReadyError(f"the server does not have {name!r}", mend=mend)
+    hint = f"choose one of {names}" if names else "it has no model that is ready"
+    return ModelNotReadyError(f"the server does not have {name!r}", hint=hint)

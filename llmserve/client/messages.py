@@ -43,9 +43,9 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Value]:
     checked: dict[str, Value] = {}
     for name, value in options.items():
         if name in _BY_METHOD:
-            raise OptionError(f"{name} is not an option here", mend="call stream() or generate()")
+            raise OptionError(f"{name} is not an option here", hint="call stream() or generate()")
         if name.startswith(("sequence_", "triton_")):
-            raise OptionError(f"{name} is set by the client", mend="leave it out")
+            raise OptionError(f"{name} is set by the client", hint="leave it out")
         if value is not None:
             checked[name] = _check(name, value)
     return checked
@@ -63,7 +63,7 @@ def _check(name: str, raw_value: Any) -> Value:
         return value
     raise OptionError(
         f"{name} cannot be a {type(raw_value).__name__}",
-        mend="give a number, a string, a boolean, or a list of them",
+        hint="give a number, a string, a boolean, or a list of them",
     )
 
 
@@ -105,7 +105,7 @@ def _queue_microseconds(info: ModelInfo, value: Value) -> int:
         # Triton would silently ignore it.
         raise OptionError(
             f"{info.name!r} does not accept a {QUEUE_TIMEOUT}",
-            mend="leave it out, or set default_timeout_microseconds and allow_timeout_override for "
+            hint="leave it out, or set default_timeout_microseconds and allow_timeout_override for "
             "its queue in config.pbtxt",
         )
     if (
@@ -190,7 +190,7 @@ def _text_shape(info: ModelInfo, rows: int) -> list[int]:
     if tensor is None or tensor.datatype != "BYTES" or "text_output" not in info.outputs:
         raise UsageError(
             f"{info.name!r} accepts no text: its inputs are {', '.join(info.inputs) or 'none'}",
-            mend="choose a model with the input text_input and the output text_output",
+            hint="choose a model with the input text_input and the output text_output",
         )
     if info.batched:
         return [rows, *(1 for _ in tensor.dims)]
@@ -316,7 +316,7 @@ def pack_texts(texts: Iterable[str]) -> bytes:
         except UnicodeEncodeError as error:
             raise UsageError(
                 f"the text has a character that UTF-8 cannot encode, at {error.start}",
-                mend="give text that was read as UTF-8",
+                hint="give text that was read as UTF-8",
             ) from None
         parts += (struct.pack("<I", len(raw)), raw)
     return b"".join(parts)
@@ -332,7 +332,7 @@ def unpack_texts(raw: bytes) -> list[str]:
         raise ClientError(
             f"the server sent text that is not UTF-8 (byte {error.object[error.start]:#04x} at "
             f"{error.start})",
-            mend="the model must hold back a character until it is complete",
+            hint="the model must hold back a character until it is complete",
         ) from None
 
 

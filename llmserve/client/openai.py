@@ -46,7 +46,7 @@ class OpenAIApi:
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https"):
-            raise UsageError(f"{url!r} is not an address", mend="use http://host:port/v1")
+            raise UsageError(f"{url!r} is not an address", hint="use http://host:port/v1")
         self.host = host
         self.is_encrypted = parts.scheme == "https"
         path = quote(parts.path.rstrip("/"), safe="/%") or "/v1"
@@ -58,7 +58,7 @@ class OpenAIApi:
         """Return the request for an answer, to a chat if the options have ``messages``."""
         key, headers = os.environ.get(KEY, "").strip(), {"content-type": "application/json"}
         if not (key.isascii() and key.isprintable()):
-            raise UsageError(f"{KEY} contains an invalid character", mend="set it again")
+            raise UsageError(f"{KEY} contains an invalid character", hint="set it again")
         if key:
             headers["authorization"] = f"Bearer {key}"
         is_chat = options.get("messages") is not None
@@ -107,7 +107,7 @@ class OpenAIApi:
             words = body.decode(errors="replace").strip()[:200]
             message = f"the server answered {status}" + (f" ({words})" if words else "")
         if status == 401:
-            return RequestRejectedError(message, mend=f"set {KEY}")
+            return RequestRejectedError(message, hint=f"set {KEY}")
         if status == 404:
             return ModelNotReadyError(message)
         return (
@@ -117,14 +117,14 @@ class OpenAIApi:
     @staticmethod
     def late(seconds: float) -> RequestTimeoutError:
         problem = f"no answer within {seconds:g} s"
-        return RequestTimeoutError(problem, mend="allow more time, or ask for less")
+        return RequestTimeoutError(problem, hint="allow more time, or ask for less")
 
     def unreachable(self, error: Exception) -> UnreachableError:
         # What a server sends instead of a response may have control characters.
         reason = repr(str(error))[1:-1] or type(error).__name__
         return UnreachableError(
             f"no server answers at {self.url}: {reason}",
-            mend="start one with `llmserve gateway`, or give another address with --openai",
+            hint="start one with `llmserve gateway`, or give another address with --openai",
         )
 
 
@@ -170,7 +170,7 @@ class OpenAIClient:
         except (ValueError, LookupError, TypeError, AttributeError):
             raise UnreachableError(
                 f"the server at {self._api.url} does not stream as OpenAI's API does",
-                mend="give another address with --openai",
+                hint="give another address with --openai",
             ) from None
         finally:
             connection.close()

@@ -130,7 +130,7 @@ def parse(form: type[F], answer: Completion) -> F:
     if answer.finish_reason == "length":
         raise RequestRejectedError(
             f"the answer was cut off after {answer.output_tokens} tokens, before it was complete",
-            mend="increase max_tokens",
+            hint="increase max_tokens",
         )
     instance: F = form.model_validate_json(answer.text)
     return instance

@@ -48,24 +48,24 @@ def parse_url(url: str | None = None, *, tls: bool = False) -> HostAndPort:
     text = (url or os.environ.get("LLMSERVE_URL") or DEFAULT_URL).strip()
     match = _URL.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a server URL", mend="use host:port, e.g. 127.0.0.1:8001")
+        raise UsageError(f"{text!r} is not a server URL", hint="use host:port, e.g. 127.0.0.1:8001")
     scheme = (match["scheme"] or "grpc").lower()
     host = match["host"]
     if scheme in ("http", "https"):
         raise UsageError(
             f"{text} is an HTTP address",
-            mend=f"use Triton's gRPC port instead (usually 8001), as in {host}:8001",
+            hint=f"use Triton's gRPC port instead (usually 8001), as in {host}:8001",
         )
     if scheme not in ("grpc", "grpcs"):
-        raise UsageError(f"{text!r} has an unknown scheme", mend="use grpc:// or grpcs://")
+        raise UsageError(f"{text!r} has an unknown scheme", hint="use grpc:// or grpcs://")
     if match["port"] is None:
         raise UsageError(
             f"{text!r} has no port",
-            mend=f"add Triton's gRPC port (usually 8001), as in {host}:8001",
+            hint=f"add Triton's gRPC port (usually 8001), as in {host}:8001",
         )
     port = int(match["port"])
     if not 0 < port < 65536:
-        raise UsageError(f"{port} is not a port", mend="Triton's gRPC port is usually 8001")
+        raise UsageError(f"{port} is not a port", hint="Triton's gRPC port is usually 8001")
     return HostAndPort(host, port, tls or scheme == "grpcs")
 
 
@@ -90,7 +90,7 @@ class Endpoint:
             except OSError as error:
                 raise UsageError(
                     f"cannot read {root_certificates}: {error.strerror}",
-                    mend="root_certificates must be a PEM file",
+                    hint="root_certificates must be a PEM file",
                 ) from None
 
     def open(self, api: Any) -> Any:

@@ -24,6 +24,6 @@ def demo_model_path() -> Path:
     """Return the folder of the demo model, which has the usual Hugging Face layout."""
     if missing := [name for name in _REQUIRED_FILES if not (FOLDER / name).is_file()]:
         raise ModelSourceError(
-            f"the demo model lacks {', '.join(missing)}", mend="install llmserve again"
+            f"the demo model lacks {', '.join(missing)}", hint="install llmserve again"
         )
     return FOLDER

@@ -80,7 +80,7 @@ def check_repository(
             problems += check_ensemble(model.name, config, configs, repository.models)
             problems += ask_plugins(registry, CheckedModel(model.folder, config, configs))
         if model.damage:
-            problems.append(Problem.of(model.damage, model.name, mend="build it again"))
+            problems.append(Problem.of(model.damage, model.name, hint="build it again"))
         # Reading a missing Protobuf map entry, as a plugin's check may, adds an empty one.
         elif not model.manifest and config and config.parameters[_BUILT].string_value:
             problems.append(Problem(model.name, f"{MANIFEST} is missing", "build it again"))
@@ -105,12 +105,12 @@ def not_a_repository(path: Path) -> Problem | None:
     if is_gguf(path):
         return Problem(str(path), f"it is in {NO_GGUF}", INSTEAD_OF_GGUF)
     if is_checkpoint(path):
-        mend = f"llmserve build --model {quoted} && llmserve serve"
-        return Problem(str(path), "it is a model that is not built yet", mend)
+        hint = f"llmserve build --model {quoted} && llmserve serve"
+        return Problem(str(path), "it is a model that is not built yet", hint)
     if (path / modelconfig.FILE).is_file():
         parent = path.absolute().parent if path.parent == path else path.parent
-        mend = f"llmserve serve {shlex.quote(str(parent))} --model {path.absolute().name}"
-        return Problem(str(path), "it is a model, not a repository", mend)
+        hint = f"llmserve serve {shlex.quote(str(parent))} --model {path.absolute().name}"
+        return Problem(str(path), "it is a model, not a repository", hint)
     return None
 
 
@@ -132,10 +132,10 @@ def check_readable(model: Model) -> Iterator[Problem]:
     problem = partial(Problem, model.name)
     path = model.folder / modelconfig.FILE
     if not path.is_file():
-        what, mend = "it is not a model", "move the folder out: Triton does not start with it"
+        what, hint = "it is not a model", "move the folder out: Triton does not start with it"
         if modelconfig.versions(model.folder):
-            what, mend = f"{modelconfig.FILE} is missing", "build it again"
-        yield problem(what, mend)
+            what, hint = f"{modelconfig.FILE} is missing", "build it again"
+        yield problem(what, hint)
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     if unfilled := ", ".join(dict.fromkeys(_unfilled(text, quoted=False))):
@@ -145,8 +145,8 @@ def check_readable(model: Model) -> Iterator[Problem]:
         yield problem(model.config_damage.problem, "write it as a Triton ModelConfig")
     # A quoted placeholder can be parsed: TensorRT-LLM treats it as a parameter that is not set.
     elif unset := ", ".join(dict.fromkeys(_unfilled(text, quoted=True))):
-        mend = "remove it to use the default, or give it a value"
-        yield problem(f"{unset} is not filled in", mend, fatal=False)
+        hint = "remove it to use the default, or give it a value"
+        yield problem(f"{unset} is not filled in", hint, fatal=False)
 
 
 def _unfilled(text: str, *, quoted: bool) -> Iterator[str]:
@@ -167,7 +167,7 @@ _FILES = {
 
 
 MakeProblem = Callable[..., Problem]
-"""Makes a ``Problem`` of one model from its ``what``, ``mend`` and ``fatal``."""
+"""Makes a ``Problem`` of one model from its ``what``, ``hint`` and ``fatal``."""
 
 
 def check_config(folder: Path, config: ModelConfig) -> Iterator[Problem]:
@@ -368,7 +368,7 @@ def check_code_of(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             try:
                 check_code(config_files(version / path), trusted=False)
             except ModelSourceError as error:
-                yield Problem.of(error, folder.name, mend="build it again")
+                yield Problem.of(error, folder.name, hint="build it again")
 
 
 def check_needs(model: str, manifest: Manifest) -> Iterator[Problem]:
@@ -406,7 +406,7 @@ def check_runtime_classes(models: Iterable[Model], registry: Registry) -> Iterat
             # ``check_needs`` reports it.
             continue
         what = f"its {runtime_class.role} {runtime_class.name!r} cannot be run: {problem.message}"
-        mend = "serve it from its container, if that has the package"
+        hint = "serve it from its container, if that has the package"
         if problem.fatal:
-            mend = remedy("install its plugin again, or report it to the plugin's author")
-        yield replace(problem, message=what, mend=mend)
+            hint = remedy("install its plugin again, or report it to the plugin's author")
+        yield replace(problem, message=what, hint=hint)

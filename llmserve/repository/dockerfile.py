@@ -378,7 +378,7 @@ def image_for(repository: Repository, models: Sequence[str]) -> Image:
     together = [name for name in models if name in served]
     if separate and (together or len({others[name].image for name in separate}) > 1):
         names = " and ".join(name for name in models if name in {**served, **others})
-        raise UsageError(f"{names} need different images", mend=f"serve one: --model {separate[0]}")
+        raise UsageError(f"{names} need different images", hint=f"serve one: --model {separate[0]}")
     owner = separate[0] if separate else ""
     base = others[owner].image if owner else base_image(served)
     if others and not models:

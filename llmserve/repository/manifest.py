@@ -73,10 +73,10 @@ class Manifest:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            raise ConfigError(f"{path} is damaged", mend="build the model again") from None
+            raise ConfigError(f"{path} is damaged", hint="build the model again") from None
         raise ConfigError(
             f"{path} has schema {schema}, this llmserve reads {SCHEMA}",
-            mend="build the model again, or use the llmserve that built it",
+            hint="build the model again, or use the llmserve that built it",
         )
 
     def missing(self, folder: Path) -> list[str]:

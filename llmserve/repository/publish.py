@@ -137,14 +137,14 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
     if not output.exists():
         return
     if not output.is_dir():
-        raise OutputError(f"{output} is a file", mend="name a folder with --output")
+        raise OutputError(f"{output} is a file", hint="name a folder with --output")
     repository = Repository.open(output)
     for model in repository:
         is_model = (model.folder / modelconfig.FILE).is_file() or modelconfig.versions(model.folder)
         if not is_model and not model.name.startswith("."):
             raise OutputError(
                 f"{output} contains something else: {model.name}/ is not a Triton model",
-                mend="name a new or empty folder with --output",
+                hint="name a new or empty folder with --output",
             )
     for name in {*names, *repository.parts_of(names[0])}:
         if (output / name).exists():
@@ -152,24 +152,24 @@ def check_output(output: Path, names: Sequence[str], *, force: bool) -> None:
 
 
 def _check_target(
-    repository: Repository, model: Model, name: str, *, force: bool, mend: str = _OTHER_NAME
+    repository: Repository, model: Model, name: str, *, force: bool, hint: str = _OTHER_NAME
 ) -> None:
     """Refuse to replace a model that llmserve did not build, that was edited, or is needed."""
     if model.damage:
         if force:
             return
-        raise OutputError(model.damage.problem, mend=mend)
+        raise OutputError(model.damage.problem, hint=hint)
     owner = model.part_of
     if owner != name and model.name in repository.parts_of(owner):
-        raise OutputError(f"{model.folder} is a part of {owner}", mend="give another --name")
+        raise OutputError(f"{model.folder} is a part of {owner}", hint="give another --name")
     if force:
         return
     if model.manifest is None:
-        raise OutputError(f"{model.folder} was not built by llmserve", mend=mend)
+        raise OutputError(f"{model.folder} was not built by llmserve", hint=hint)
     if model.name != name and owner != name:
-        raise OutputError(f"{model.folder} is a separate model", mend=mend)
+        raise OutputError(f"{model.folder} is a separate model", hint=hint)
     if edits := model.edits():
-        raise OutputError(f"{model.folder} was edited since it was built: {edits[0]}", mend=mend)
+        raise OutputError(f"{model.folder} was edited since it was built: {edits[0]}", hint=hint)
 
 
 def publish(stage: Path, output: Path, name: str, *, force: bool) -> None:
@@ -217,14 +217,14 @@ def check_removal(output: Path, name: str, *, force: bool) -> list[str]:
     repository = Repository.open(output)
     models = repository.models
     if name not in models:
-        raise ConfigError(f"no model {name!r} in {output}", mend=near(name, models))
+        raise ConfigError(f"no model {name!r} in {output}", hint=near(name, models))
     owner = models[name].part_of
     if name in repository.parts_of(owner):
-        raise OutputError(f"{name} is a part of {owner}", mend=f"remove {owner} instead")
+        raise OutputError(f"{name} is a part of {owner}", hint=f"remove {owner} instead")
     present = [name, *(part for part in repository.parts_of(name) if part in models)]
-    mend = f"--force deletes {name} anyway"
+    hint = f"--force deletes {name} anyway"
     for each in present:
-        _check_target(repository, models[each], name, force=force, mend=mend)
+        _check_target(repository, models[each], name, force=force, hint=hint)
     return present
 
 

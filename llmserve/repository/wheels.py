@@ -63,7 +63,7 @@ def make_wheels(
         if (normal(name), version) not in wheels_in(folder):
             raise PluginError(
                 f"{name} is installed as {version}, but its folder makes another version",
-                mend="install it again",
+                hint="install it again",
             )
 
 
@@ -92,7 +92,7 @@ def _build(name: str, source: Path, folder: Path) -> None:
         why = lines[-1].strip()[:300] if lines else f"exit status {process.returncode}"
     raise PluginError(
         f"the wheel of {name} cannot be built from {source}: {why}",
-        mend="build it yourself, and put it beside the Dockerfile",
+        hint="build it yourself, and put it beside the Dockerfile",
     )
 
 
@@ -103,7 +103,7 @@ def _pack(distribution: metadata.Distribution, folder: Path) -> None:
     if not wheel or distribution.files is None:
         raise PluginError(
             f"{name} was not installed by pip, so its files are not known",
-            mend="install it with pip, or put its wheel beside the Dockerfile",
+            hint="install it with pip, or put its wheel beside the Dockerfile",
         )
     contents = dict(sorted(_contents(distribution)))
     # The folder's name has the form that the wheel's has.
@@ -144,7 +144,7 @@ def _contents(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]
             content = path.read_bytes()
         except OSError:
             raise PluginError(
-                f"{distribution.name} lacks its file {file}", mend="install it again"
+                f"{distribution.name} lacks its file {file}", hint="install it again"
             ) from None
         if ".." not in file.parts:
             yield file.as_posix(), content
@@ -157,7 +157,7 @@ def _contents(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]
         else:
             raise PluginError(
                 f"{distribution.name} has {path}, outside of {site}",
-                mend="put its wheel beside the Dockerfile",
+                hint="put its wheel beside the Dockerfile",
             )
 
 

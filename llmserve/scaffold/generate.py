@@ -42,12 +42,12 @@ class Names:
         if name.startswith(("llmserve-", "llmserve_")):
             raise UsageError(
                 f"{name!r} cannot be a plugin's name",
-                mend=f"leave out llmserve: the package of {name[9:]!r} is called llmserve-NAME",
+                hint=f"leave out llmserve: the package of {name[9:]!r} is called llmserve-NAME",
             )
         if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
             raise UsageError(
                 f"{name!r} cannot be a plugin's name",
-                mend=f"use at most {_MAX_LENGTH} lowercase letters, digits and single '-', "
+                hint=f"use at most {_MAX_LENGTH} lowercase letters, digits and single '-', "
                 "beginning with a letter, as in acme-words",
             )
         self.name = name
@@ -78,11 +78,11 @@ def new_package(name: str, role: str, output: Path = Path(), *, mode: str = "bat
     failure leaves nothing behind.
     """
     if mode != "batch" and role != "generator":
-        raise UsageError(f"a {role} has no mode", mend="leave out --mode, or use --role generator")
+        raise UsageError(f"a {role} has no mode", hint="leave out --mode, or use --role generator")
     names = Names(name)
     folder = output / names.distribution
     if folder.exists() or folder.is_symlink():
-        raise OutputError(f"{folder} already exists", mend="choose another NAME or --output")
+        raise OutputError(f"{folder} already exists", hint="choose another NAME or --output")
     check_free(names, role)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def check_free(names: Names, role: str) -> None:
 
 
 def _taken(names: Names, reason: str) -> UsageError:
-    return UsageError(f"the name {names.name!r} is taken: {reason}", mend="choose another")
+    return UsageError(f"the name {names.name!r} is taken: {reason}", hint="choose another")
 
 
 def _files(names: Names, role: str, mode: str) -> Iterator[tuple[str, str]]:
@@ -147,7 +147,7 @@ def _project(names: Names, role: str) -> str:
     required += [f"{name}{versions}" if name == "llmserve-hf" else name for name in REQUIRES[role]]
     lines = "".join(f'    "{requirement}",\n' for requirement in required)
     text = re.sub(r"(?m)^(dependencies = \[\n)(?: .*\n)*", lambda match: match[1] + lines, text)
-    text = text.replace("llmserve.api2", f"llmserve.api{API}")
+    text = text.replace("llmserve.api3", f"llmserve.api{API}")
     kind = "batching strategy" if role == "batching" else role
     return text.replace(f"plugin {names.name}", f"plugin {names.name}: a {kind}", 1)
 

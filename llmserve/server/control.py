@@ -61,7 +61,7 @@ def control_folder() -> Path:
         folder.mkdir(mode=0o700)
     if not _is_private(folder):
         raise ServerError(
-            f"{folder} is accessible to other users", mend=f"chmod 700 {folder}, or remove it"
+            f"{folder} is accessible to other users", hint=f"chmod 700 {folder}, or remove it"
         )
     return folder
 

@@ -40,23 +40,23 @@ def find_embedded() -> Path:
     ``pytriton`` itself is not imported: that takes a second and has side effects.
     """
     if sys.version_info >= (3, 13):
-        raise ServerError(f"the embedded Triton does not run on Python {_python()}", mend=_mend())
+        raise ServerError(f"the embedded Triton does not run on Python {_python()}", hint=_hint())
     try:
         distribution = metadata.distribution(EMBEDDED)
     except metadata.PackageNotFoundError as error:
-        raise ServerError(f"{error.name} is not installed", mend=_mend()) from None
+        raise ServerError(f"{error.name} is not installed", hint=_hint()) from None
     if numpy := too_new_numpy():
         raise ServerError(
             f"the embedded Triton needs {OLD_NUMPY} and this is {numpy}",
-            mend=f"{install_command(OLD_NUMPY)}, or use --runtime docker",
+            hint=f"{install_command(OLD_NUMPY)}, or use --runtime docker",
         )
     home = Path(str(distribution.locate_file("pytriton/tritonserver")))
     if not (home / "bin" / "tritonserver").is_file():
-        raise ServerError("this nvidia-pytriton has no server (Linux x86-64 only)", mend=_mend())
+        raise ServerError("this nvidia-pytriton has no server (Linux x86-64 only)", hint=_hint())
     return home
 
 
-def _mend() -> str:
+def _hint() -> str:
     install = install_command("llmserve[embedded]")
     return f"{install} on Python 3.10 to 3.12, or use --runtime docker"
 
@@ -100,12 +100,12 @@ def missing_backends(settings: ServerSettings) -> list[Problem]:
             problems.append(Problem.of(clashes[needed], name))
         elif needed not in {"", "python", "ensemble", *installed}:
             what = f"it needs Triton's backend {needed!r}, which the embedded server lacks"
-            mend = "install a plugin that has it, such as llmserve-standins"
-            problems.append(Problem(name, what, f"{mend}, or use --runtime docker"))
+            hint = "install a plugin that has it, such as llmserve-standins"
+            problems.append(Problem(name, what, f"{hint}, or use --runtime docker"))
         elif needed in installed and not installed[needed].is_file():
             what = f"its backend {needed!r} has no {installed[needed]}"
-            mend = "report this to the plugin's author"
-            problems.append(Problem(name, what, mend, code="plugin"))
+            hint = "report this to the plugin's author"
+            problems.append(Problem(name, what, hint, code="plugin"))
     return problems
 
 
@@ -154,7 +154,7 @@ def _libpython() -> Path:
             return folder / name
     raise ServerError(
         f"the embedded Triton needs {name}, which this Python lacks",
-        mend=f"apt install libpython{_python()}, or use --runtime docker",
+        hint=f"apt install libpython{_python()}, or use --runtime docker",
     )
 
 

@@ -88,7 +88,7 @@ def openness(settings: ServerSettings, triton: Release) -> tuple[str, ...]:
     if not settings.host.startswith("127."):
         raise ServerError(
             f"{which} lets whoever reaches it change it, so it listens only on {LOOPBACK}",
-            mend="use a container of 24.07 or later, or put the gateway in front of it",
+            hint="use a container of 24.07 or later, or put the gateway in front of it",
         )
     return (f"every user of this machine can change {which}: 24.07 is the first to be closed",)
 
@@ -178,7 +178,7 @@ def server_command(
     if len(scripts) > 1:
         raise ServerError(
             f"{' and '.join(scripts)} each start a server of several processes",
-            mend=f"serve one of them: --model {scripts[0]}",
+            hint=f"serve one of them: --model {scripts[0]}",
         )
     engine = scripts[0] if scripts else ""
     return (*container.start(repository, engine=engine, server=server), *arguments)
@@ -216,7 +216,7 @@ def find_binary() -> Path:
     if server is None:
         raise ServerError(
             f"no tritonserver on PATH or in {_DEFAULT_BINARY.parent}",
-            mend="use --runtime embedded or --runtime docker",
+            hint="use --runtime embedded or --runtime docker",
         )
     return Path(server).absolute()
 
@@ -271,11 +271,11 @@ def find_docker() -> Path:
     """Return the ``docker`` command; raise if it is missing or its daemon does not answer."""
     command = shutil.which("docker")
     if command is None:
-        raise ServerError("no docker command", mend="install Docker, or use --runtime embedded")
+        raise ServerError("no docker command", hint="install Docker, or use --runtime embedded")
     if not _ask_docker(command, "version", "--format", "{{.Server.Version}}"):
         raise ServerError(
             "Docker is installed, but its daemon does not answer",
-            mend="start it (and allow this user to use it), or use --runtime embedded",
+            hint="start it (and allow this user to use it), or use --runtime embedded",
         )
     return Path(command)
 
@@ -292,7 +292,7 @@ def prepare_docker(settings: ServerSettings, instance: Instance) -> Launch:
         dockerfile = f" -f {matches[0]}" if matches else ""
         raise ServerError(
             f"there is no image {settings.image} here",
-            mend=f"docker build -t {settings.image}{dockerfile} {settings.repository}",
+            hint=f"docker build -t {settings.image}{dockerfile} {settings.repository}",
         )
     gpus = settings.gpus
     if gpus is None:

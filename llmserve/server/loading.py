@@ -37,7 +37,7 @@ class Loading:
     async def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a request at the control socket."""
         if request.get("do") != "status":
-            raise ServerError("the server is still loading", mend="wait until it is ready")
+            raise ServerError("the server is still loading", hint="wait until it is ready")
         host, port = self._settings.host, self._settings.grpc_port
         address = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
         return {

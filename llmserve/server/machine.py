@@ -36,13 +36,13 @@ def shortages(settings: ServerSettings, root: Path = Path("/")) -> list[Problem]
     count = sum(map(len, models.values()))
     problems: list[Problem] = []
 
-    def require(needed: float, available: float, problem: str, mend: str) -> None:
+    def require(needed: float, available: float, problem: str, hint: str) -> None:
         if available < needed:
             values = {"available": available, "needed": needed}
             problem = problem.format(
                 **{n: f"{v:.0f}" if v >= 10 else f"{v:.2g}" for n, v in values.items()}
             )
-            problems.append(Problem("", problem, mend, code="server"))
+            problems.append(Problem("", problem, hint, code="server"))
 
     if (root / "dev/shm").is_dir():
         require(

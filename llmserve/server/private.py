@@ -45,5 +45,5 @@ def check_temporary(folder: Path) -> None:
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise ServerError(
             f"every user can replace files in {folder}",
-            mend=f"chmod +t {folder}, or set TMPDIR to a folder of your own",
+            hint=f"chmod +t {folder}, or set TMPDIR to a folder of your own",
         )

@@ -56,7 +56,7 @@ def make_scratch() -> tuple[str, Path]:
     except OSError as error:
         raise ServerError(
             f"cannot write to {folder} ({error.strerror})",
-            mend="set TMPDIR to a folder whose path has only ASCII letters and digits",
+            hint="set TMPDIR to a folder whose path has only ASCII letters and digits",
         ) from None
 
 

@@ -24,7 +24,7 @@ class ModelsFailedError(ServerError):
     def __init__(self, failures: Mapping[str, str], log: ServerLog) -> None:
         self.failures = dict(failures)
         problems = (f"model {name!r} failed to load: {why}" for name, why in failures.items())
-        super().__init__("; ".join(problems), mend=f"see {log.path}")
+        super().__init__("; ".join(problems), hint=f"see {log.path}")
 
 
 class UnresponsiveError(ServerError):
@@ -67,7 +67,7 @@ class Readiness:
             loading = ", ".join(progress.loading) or "no model"
             raise ServerError(
                 f"not ready after {self.settings.ready_timeout:g} s (loading: {loading})",
-                mend=f"allow more time, or see {self.log.path}",
+                hint=f"allow more time, or see {self.log.path}",
             )
         return False
 
@@ -99,7 +99,7 @@ class Readiness:
         if failures := {**log.raised, **log.failures}:
             if failures.keys() <= self._given_up & log.unhealthy:
                 error = ModelsFailedError(failures, log)
-                return UnresponsiveError(error.problem, mend=error.mend)
+                return UnresponsiveError(error.problem, hint=error.hint)
             # Without these, it is started again; whatever else has failed would fail again.
             return ModelsFailedError(
                 failures | self._died_while_loading(progress, before=math.inf), log
@@ -112,4 +112,4 @@ class Readiness:
             problem = f"a model failed to load: {log.stuck}"
         else:
             problem = f"the server ended: {log.why_it_ended() or 'its log is empty'}"
-        return ServerError(problem, mend=f"see {log.path}")
+        return ServerError(problem, hint=f"see {log.path}")

@@ -164,7 +164,7 @@ class Server:
                     self.give_up(name, loaded_before=True)
                 raise ServerError(
                     "; ".join(f"model {n!r} failed to load: {log.failures[n]}" for n in failed),
-                    mend=f"see {self.log_file}",
+                    hint=f"see {self.log_file}",
                 )
             if log.stuck or ended:
                 raise ServerError(log.stuck or f"the server ended: {log.why_it_ended()}")
@@ -250,7 +250,7 @@ class Server:
 
     def _require_renewable(self) -> None:
         if not self.renewable:
-            raise UsageError("this server cannot change its models", mend="restart it")
+            raise UsageError("this server cannot change its models", hint="restart it")
 
     def _ask(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -101,7 +101,7 @@ def choose_ports(settings: ServerSettings) -> Ports:
     first = problems[0]
     raise type(first)(
         "; ".join(dict.fromkeys(error.problem for error in problems)),
-        mend="; ".join(dict.fromkeys(error.mend for error in problems if error.mend)),
+        hint="; ".join(dict.fromkeys(error.hint for error in problems if error.hint)),
     )
 
 
@@ -113,12 +113,12 @@ def port_problems(settings: ServerSettings) -> list[Problem]:
 def _try_ports(settings: ServerSettings) -> tuple[Ports | None, list[LLMServeError]]:
     if ":" in settings.host:
         problem = f"llmserve starts Triton only on IPv4, not on {settings.host}"
-        mend = "give an IPv4 address of this machine as --host"
-        return None, [UsageError(problem, mend=mend)]
+        hint = "give an IPv4 address of this machine as --host"
+        return None, [UsageError(problem, hint=hint)]
     requested = settings.ports()
     fixed = [port for port in requested.values() if port]
     if len(set(fixed)) < len(fixed):
-        return None, [UsageError("two of the ports are the same", mend="give each its own, or 0")]
+        return None, [UsageError("two of the ports are the same", hint="give each its own, or 0")]
     problems: list[LLMServeError] = []
     bound: dict[str, tuple[str, int]] = {}
     # All listeners stay open until every port is chosen, so that no free port is chosen twice.
@@ -161,18 +161,18 @@ def _explain(error: Exception, host: str, port: int, name: str) -> LLMServeError
         return port_in_use(host, port, name)
     if number == errno.EACCES:
         return ServerError(
-            f"port {port} for {name} is reserved for root", mend=f"use {_option(name)} 0"
+            f"port {port} for {name} is reserved for root", hint=f"use {_option(name)} 0"
         )
     if isinstance(error, OverflowError):
-        return UsageError(f"{port} is not a port", mend=f"use {_option(name)} with 0 to 65535")
+        return UsageError(f"{port} is not a port", hint=f"use {_option(name)} with 0 to 65535")
     return ServerError(
-        f"cannot listen on {host} ({error})", mend="give an IPv4 address of this machine as --host"
+        f"cannot listen on {host} ({error})", hint="give an IPv4 address of this machine as --host"
     )
 
 
 def port_in_use(host: str, port: int, name: str) -> PortInUseError:
     return PortInUseError(
-        f"port {port} for {name} is in use on {host}", mend=f"{_option(name)} 0 picks a free one"
+        f"port {port} for {name} is in use on {host}", hint=f"{_option(name)} 0 picks a free one"
     )
 
 

@@ -65,7 +65,7 @@ def first_available() -> Runtime:
             return runtime
     raise ServerError(
         f"there is no Triton here ({'; '.join(reasons)})",
-        mend=f"put tritonserver on PATH, or {install_command('llmserve[embedded]')} "
+        hint=f"put tritonserver on PATH, or {install_command('llmserve[embedded]')} "
         "on Python 3.10 to 3.12, or start Docker",
     )
 

@@ -107,7 +107,7 @@ class Supervisor:
             keeper.print_last_lines()
         logs = ", ".join(str(keeper.server.log_file) for keeper in self._keepers)
         raise ServerError(
-            f"nothing is left to serve ({'; '.join(sorted(reasons))})", mend=f"see {logs}"
+            f"nothing is left to serve ({'; '.join(sorted(reasons))})", hint=f"see {logs}"
         )
 
     # The control socket

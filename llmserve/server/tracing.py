@@ -18,13 +18,13 @@ def traces_url(collector: str) -> str:
         valid = False
     if not valid:
         raise UsageError(
-            "--otlp-endpoint is not a collector's address", mend="as in http://127.0.0.1:4318"
+            "--otlp-endpoint is not a collector's address", hint="as in http://127.0.0.1:4318"
         )
     if "@" in parts.netloc or parts.query:
         # Every user of the machine can read command lines.
         raise UsageError(
             "--otlp-endpoint cannot contain credentials or a query",
-            mend="put credentials into OTEL_EXPORTER_OTLP_HEADERS in the environment",
+            hint="put credentials into OTEL_EXPORTER_OTLP_HEADERS in the environment",
         )
     path = parts.path.rstrip("/")
     return parts._replace(path=path if path.endswith(_PATH) else path + _PATH).geturl()

@@ -42,11 +42,11 @@ def test_an_ensemble_and_its_parts_are_checked_together(tmp_path: Path) -> None:
     assert build.manifest.parts == ["demo_echo", "demo_read", "demo_write"]
     assert not check_repository(build.repository)
     (build.repository / "demo_read").rename(tmp_path / "away")
-    problems = {problem.what for problem in check_repository(build.repository)}
+    problems = {problem.message for problem in check_repository(build.repository)}
     assert "its part demo_read is missing" in problems
     assert "its step demo_read is not a model of this repository" in problems
     (build.repository / "demo").rename(tmp_path / "gone")
-    problems = {problem.what for problem in check_repository(build.repository)}
+    problems = {problem.message for problem in check_repository(build.repository)}
     assert "it is a part of demo, which is not here or no longer needs it" in problems
 
 

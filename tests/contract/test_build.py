@@ -156,7 +156,7 @@ def test_kernels_from_elsewhere_are_refused_with_and_without_trust(
     for quick in (True, False):
         problems = [problem for problem in check_repository(repo, quick=quick) if problem.fatal]
         assert len(problems) == 1
-        assert "someone/else" in problems[0].what
+        assert "someone/else" in problems[0].message
 
 
 def test_attention_of_transformers_itself_is_accepted(repo: Path, folder: Path) -> None:

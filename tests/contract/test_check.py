@@ -90,7 +90,7 @@ def test_what_would_not_load_is_found(
 )
 def test_what_is_missing_is_reported_once(repo: Path, file: str, message: str) -> None:
     (repo / "demo" / file).rename(repo.parent / "moved")
-    assert [problem.what for problem in check_repository(repo)] == [message]
+    assert [problem.message for problem in check_repository(repo)] == [message]
 
 
 QUICK = """
@@ -168,7 +168,7 @@ def test_what_is_suspicious_but_loads_gets_a_note(
     replace_text(repo / "demo" / file, old, new)
     (problem,) = check_repository(repo)
     assert not problem.fatal
-    assert note in problem.what
+    assert note in problem.message
 
 
 ENSEMBLE = """

@@ -137,7 +137,7 @@ class NoFormat"""), "utf-8")  # fmt: skip
     build(tmp_path / "r", formatter("acme_code:Valid"))
     (problem,) = check_repository(tmp_path / "r")
     cause = "the packages installed here cannot load the model: ModuleNotFoundError"
-    assert f"its formatter 'other' cannot be run: {cause}" in problem.what
+    assert f"its formatter 'other' cannot be run: {cause}" in problem.message
     assert problem.fatal
     monkeypatch.setattr(builder, "conflicts", lambda: ["one"])
     with pytest.raises(PluginError, match=cause):
@@ -238,7 +238,7 @@ def prepare(context):
 def test_the_command_line_prints_one_line_and_the_traceback_on_request(
     traceback: str, tmp_path: Path
 ) -> None:
-    install(tmp_path, "acme", "[llmserve.api2]\nacme = acme_module\n", acme_module=BAD_TOKENIZER)
+    install(tmp_path, "acme", "[llmserve.api3]\nacme = acme_module\n", acme_module=BAD_TOKENIZER)
     args = ["build", "--plugin", "hf", "--model", "demo", "--tokenizer", "words", "--output"]
     env = {"PYTHONPATH": str(tmp_path), "LLMSERVE_TRACEBACK": traceback, "PATH": ""}
     done = run(*args, str(tmp_path / "r"), env=env)

@@ -99,7 +99,7 @@ def test_a_model_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
     )
     # The loading steps that are seen depend on timing, but there must be no second start.
     assert [line for line, _ in groupby(steps)].count("starting Triton") == 1
-    log = Path(str(failed.value.mend).removeprefix("see "))
+    log = Path(str(failed.value.hint).removeprefix("see "))
     assert "cut short" in log.read_text(encoding="utf-8")
     assert leftovers(log.name.rsplit("-", 1)[0]) == []
     log.unlink()
@@ -110,7 +110,7 @@ def test_a_repository_that_triton_refuses(tmp_path: Path) -> None:
     (repository(tmp_path / "models", echo=ECHO) / "notes").mkdir()
     with pytest.raises(ServerError, match="notes") as failed:
         start(settings(tmp_path / "models", log_file=log))
-    assert failed.value.mend == f"see {log}"
+    assert failed.value.hint == f"see {log}"
     assert "\n" not in str(failed.value)
 
 

@@ -115,8 +115,8 @@ def test_every_message_becomes_one_line(details: str, code: str) -> None:
 
 def test_an_unknown_model_error_names_ready_models_or_why_the_model_failed() -> None:
     states = [ModelState(name, "1", "READY", "") for name in ("alpha", "demo-chat", "demo", "zeta")]
-    assert unknown_model("dmo", states).mend == "choose one of demo, demo-chat, alpha, zeta"
-    assert unknown_model("dmo", []).mend == "it has no model that is ready"
+    assert unknown_model("dmo", states).hint == "choose one of demo, demo-chat, alpha, zeta"
+    assert unknown_model("dmo", []).hint == "it has no model that is ready"
     reason = "Internal: RuntimeError: no weights\n\nAt:\n  /srv/m/1/model.py(1): <module>\n"
     error = unknown_model("demo", [ModelState("demo", "1", "UNAVAILABLE", reason)])
     assert error.problem == "'demo' is unavailable: Internal: RuntimeError: no weights"

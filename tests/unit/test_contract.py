@@ -34,7 +34,7 @@ exec(compile(f"{before}{row}    min_p: float{after}", spec.origin, "exec"), vars
 import click
 import llmserve
 from llmserve.client.messages import build_request
-from llmserve.client.model import ModelInfo, Tensor
+from llmserve.client.model import ModelInfo, TensorInfo
 from llmserve.registry import Registry
 from llmserve.roles import Generator
 from llmserve.runtime import RequestError, read_params
@@ -52,8 +52,8 @@ def refusal(read, content):
         return [error.code, error.param]
 
 llmserve.build("hf", "demo", name="demo", output=Path(sys.argv[1]))
-tensors = {n: Tensor(n, t, (1,)) for n, t in (("text_input", "BYTES"), ("glitter", "FP32"))}
-text = {"text_output": Tensor("text_output", "BYTES", (1,))}
+tensors = {n: TensorInfo(n, t, (1,)) for n, t in (("text_input", "BYTES"), ("glitter", "FP32"))}
+text = {"text_output": TensorInfo("text_output", "BYTES", (1,))}
 request = build_request(ModelInfo("m", "unary", True, 8, tensors, text), ["Hi"], {"sparkle": 0.5})
 chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 paths = make_document([])["paths"]

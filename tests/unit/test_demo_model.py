@@ -66,7 +66,7 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ModelSourceError, match=r"lacks generation_config\.json, model\.saf"
     ) as caught:
         demo_model_path()
-    assert caught.value.mend is not None
+    assert caught.value.hint is not None
 
 
 def test_the_tokenizer_has_one_special_token_and_adds_none(tokenizer: Any) -> None:

@@ -112,12 +112,3 @@ def test_the_suite_starts_a_frontend_elsewhere_if_someone_takes_its_port(
 def test_the_suite_finds_a_frontend_that_ends_with_a_traceback(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="say it in one line"):
         Suite("127.0.0.1").test_it_says_why_it_cannot_listen(tmp_path)
-
-
-def test_frontends_and_their_tests_may_use_the_addresses_of_api_2() -> None:
-    alone: Any = "127.0.0.1:1"
-    assert Place(alone, "127.0.0.1", 0, 1.0) == PLACE
-    tritons = (Address("a:1", metrics="http://a"), Address("b:1", metrics="http://b"))
-    place = Place(tritons, "127.0.0.1", 0, 1.0)
-    assert (place.url, place.metrics) == ("a:1", "http://a")
-    assert (place.replicas, place.replica_metrics) == (("b:1",), ("http://b",))

@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 
-# A type alias, and what only plugins of older APIs name.
-TYPES = {"Value", "Pair"}
+# Type aliases.
+TYPES = {"Value"}
 
 
 def public_classes() -> set[str]:

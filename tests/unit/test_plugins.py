@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from llmserve import hookimpl
-from llmserve.api import API
+from llmserve.api import _CHANGES, API
 from llmserve.builder.plan import BuildSpec, make_plan, suited_recipe
 from llmserve.errors import PluginError
 from llmserve.options import Option
-from llmserve.plugin import Pair
 from llmserve.registry import Plugin, Registry, find_plugins
 from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
 from llmserve.runtime.contract import Tensor
@@ -106,7 +105,7 @@ def test_a_backend_that_two_plugins_have_stops_only_the_models_that_need_it(
     assert find_problems(ServerSettings(tmp_path, "embedded", models=("plain",))) == []
     (problem,) = find_problems(ServerSettings(tmp_path, "embedded"))
     assert "backend 'acme' is registered by 'one' (one-dist 1.0) and by 'two'" in problem.message
-    assert "uninstall one" in str(problem.mend)
+    assert "uninstall one" in str(problem.hint)
 
 
 def fails() -> list[Tokenizer]:
@@ -141,8 +140,7 @@ def unmarked() -> ModuleType:
     return plugin
 
 
-# As plugins write it that offered comparisons by name, which nothing reads any more.
-RECIPE = Recipe(name="r", summary="", generator="", pairs=(Pair("a", "one=x:", "two=y:"),))
+RECIPE = Recipe(name="r", summary="", generator="")
 
 
 @pytest.mark.parametrize(
@@ -256,20 +254,21 @@ def installed(**environment: str) -> dict[str, Plugin]:
 
 
 @pytest.mark.parametrize(
-    ("number", "mend"),
+    ("number", "hint"),
     [
         (API + 1, f"upgrade llmserve, or install a version of acme for API {API}"),
-        (API - 1, f"install a version of acme for API {API}"),
+        (API - 1, f"install a version of acme for API {API}, or change it: {_CHANGES[API - 1]}"),
+        (API - 2, f"install a version of acme for API {API}"),
     ],
 )
 def test_a_plugin_for_another_api_is_refused_in_one_line_and_never_imported(
-    site: Path, number: int, mend: str
+    site: Path, number: int, hint: str
 ) -> None:
     source = "raise SystemExit('it was imported')"
     install(site, "acme", f"[llmserve.api{number}]\nwords = acme_module\n", acme_module=source)
     problem = installed()["acme:words"].problem or ""
     assert problem.startswith(f"it is made for API {number} of llmserve, and llmserve ")
-    assert problem.endswith(f" has {API}: {mend}")
+    assert problem.endswith(f" has {API}: {hint}")
     assert list(map(str, Registry.load().problems())) == [
         f"plugin 'words' (acme 1.2) cannot be used: {problem}"
     ]

@@ -71,15 +71,15 @@ def test_a_model_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("kind", [ConfigError, UsageError, ServerError, PortInUseError])
 def test_a_problem_is_an_error_and_back(kind: type[LLMServeError]) -> None:
-    problem = Problem.of(kind("it is bad", mend="mend it"), "here")
-    assert str(problem) == "here: it is bad: mend it"
+    problem = Problem.of(kind("it is bad", hint="hint it"), "here")
+    assert str(problem) == "here: it is bad: hint it"
     assert type(problem.error()) is kind
     assert str(problem.error()) == str(problem)
 
 
 def test_a_check_of_version_2_of_the_api_makes_a_problem() -> None:
-    problem = Problem("demo", "it is bad", "mend it", fatal=False)
-    assert (problem.model, problem.what, problem.mend) == ("demo", "it is bad", "mend it")
+    problem = Problem("demo", "it is bad", "hint it", fatal=False)
+    assert (problem.where, problem.message, problem.hint) == ("demo", "it is bad", "hint it")
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_model_whose_backend_is_missing_is_named(tmp_path: Path, config: str) 
     (problem,) = find_problems(ServerSettings(tmp_path, runtime="embedded", backends=()))
     assert (problem.where, problem.code) == ("needy", "config")
     assert "it needs Triton's backend 'acme'" in problem.message
-    assert "llmserve-standins" in problem.mend
+    assert "llmserve-standins" in problem.hint
     acme = Backend(name="acme", summary="", folder=tmp_path)
     (problem,) = find_problems(ServerSettings(tmp_path, "embedded", backends=(acme,)))
     assert f"needy: its backend 'acme' has no {tmp_path}/model.py" in str(problem)
@@ -223,7 +223,7 @@ def test_a_missing_repository_or_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (problem,) = find_problems(ServerSettings(tmp_path, models=("dmeo",)))
     assert "no model 'dmeo'" in problem.message
-    assert "demo" in problem.mend
+    assert "demo" in problem.hint
 
 
 def ports(http: int, grpc: int, metrics: int, host: str = "127.0.0.1") -> ServerSettings:

@@ -26,8 +26,8 @@ Choice = Literal["auto", "required"]
 class ToolsError(OptionError):
     """Invalid tools of a request; ``param`` is the option that is wrong."""
 
-    def __init__(self, problem: str, param: str = "tools", *, mend: str | None = None) -> None:
-        super().__init__(problem, mend=mend)
+    def __init__(self, problem: str, param: str = "tools", *, hint: str | None = None) -> None:
+        super().__init__(problem, hint=hint)
         self.param = param
 
 
@@ -93,7 +93,7 @@ class Tools:
         """Return a request's options in the form that models accept, with these tools."""
         if form := next((form.name for form in FORMS if options.get(form.name)), None):
             raise ToolsError(
-                f"tools cannot be combined with constrained answers ({form})", mend="leave out one"
+                f"tools cannot be combined with constrained answers ({form})", hint="leave out one"
             )
         kwargs = options.get("chat_template_kwargs") or {}
         if not isinstance(kwargs, Mapping):
@@ -148,7 +148,7 @@ def _function(spec: Any, where: str, param: str) -> Mapping[str, Any]:
         raise ToolsError(
             f"{where} must be a function, not {str(kind)[:40]!r}",
             param,
-            mend='use {"type": "function", "function": {"name": …, "parameters": …}}',
+            hint='use {"type": "function", "function": {"name": …, "parameters": …}}',
         )
     return {name: value for name, value in function.items() if name != "type"}
 

@@ -15,7 +15,7 @@ from llmserve.plugin import Repository, UsageError, section
 def main(repository: Path) -> None:
     """List the models of a repository."""
     if not repository.is_dir():
-        raise UsageError(f"no folder at {repository}", mend="name a model repository")
+        raise UsageError(f"no folder at {repository}", hint="name a model repository")
     for model in Repository.open(repository):
         recipe = model.manifest.recipe if model.manifest else "not built by llmserve"
         click.echo(f"{model.name}: {recipe}")

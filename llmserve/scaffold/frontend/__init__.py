@@ -23,7 +23,7 @@ def llmserve_register_frontends() -> Sequence[Frontend]:
 def _command(place: Place) -> Sequence[str]:
     """Return the arguments of the Python interpreter that runs the frontend."""
     if place.keys:
-        raise UsageError("scaffold knows no keys", mend="leave out --keys")
+        raise UsageError("scaffold knows no keys", hint="leave out --keys")
     return [
         *("-m", "llmserve.scaffold.frontend.server"),
         *("--host", place.host, "--port", str(place.port), "--url", place.url),

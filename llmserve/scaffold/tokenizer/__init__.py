@@ -45,7 +45,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
 def _prepare(context: BuildContext) -> Mapping[str, Any]:
     """Put the tokenizer's files into the model's folder; this runs where the model is built."""
     if context.options["chat"]:
-        raise OptionError("this tokenizer has no chat template", mend="leave out --chat")
+        raise OptionError("this tokenizer has no chat template", hint="leave out --chat")
     file = context.source.path / "tokenizer.json"
     if not file.is_file():
         raise ModelSourceError(f"{context.model} has no tokenizer.json")

@@ -31,10 +31,10 @@ class Orders:
         # Read again: the model may be new, or built anew.
         repository = Repository.open(kept.settings.repository)
         if name not in repository.models:
-            mend = near(name, repository.models)
-            raise ServerError(f"no model {name!r} in {repository.path}", mend=mend)
+            hint = near(name, repository.models)
+            raise ServerError(f"no model {name!r} in {repository.path}", hint=hint)
         if not kept.server.renewable:
-            raise ServerError("this Triton cannot reload a model", mend="stop and start it")
+            raise ServerError("this Triton cannot reload a model", hint="stop and start it")
         self._require_triton()
         await self._check_files(repository, name)
         parts = (*repository.parts_of(name), name)
@@ -71,7 +71,7 @@ class Orders:
                     self._reloader.give_up(kept.models[part])
                 raise ServerError(
                     f"model {part!r} failed to load: {why}",
-                    mend="its previous version, if any, keeps running",
+                    hint="its previous version, if any, keeps running",
                 )
             if kept.models[part].state is State.FAILED:
                 raise ServerError(f"model {part!r}: {kept.models[part].why}")
@@ -82,12 +82,12 @@ class Orders:
         """Unload a model and its parts; it finishes its requests in flight."""
         kept = self._kept
         if name not in kept.models:
-            raise ServerError(f"no model {name!r} is served", mend=near(name, kept.models))
+            raise ServerError(f"no model {name!r} is served", hint=near(name, kept.models))
         for owner in kept.models.values():
             if name in owner.parts:
-                raise ServerError(f"{name} is a part of {owner.name}", mend=f"unload {owner.name}")
+                raise ServerError(f"{name} is a part of {owner.name}", hint=f"unload {owner.name}")
         if not kept.server.renewable:
-            raise ServerError("this Triton cannot unload a model", mend="stop it")
+            raise ServerError("this Triton cannot unload a model", hint="stop it")
         self._require_triton()
         # The model before its parts.
         names = (name, *kept.models[name].parts)
@@ -146,8 +146,8 @@ class Orders:
 
 
 def _restarting() -> ServerError:
-    return ServerError("Triton is restarting", mend="wait until it is ready")
+    return ServerError("Triton is restarting", hint="wait until it is ready")
 
 
 def _ended() -> ServerError:
-    return ServerError("Triton has ended", mend="see `llmserve status`")
+    return ServerError("Triton has ended", hint="see `llmserve status`")

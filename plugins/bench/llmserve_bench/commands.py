@@ -154,7 +154,7 @@ def _request_options(assignments: tuple[str, ...]) -> dict[str, Any]:
     request_options: dict[str, Any] = {}
     for key, text in parse_assignments(assignments).items():
         if key in _NOT_PER_REQUEST:
-            raise OptionError(f"--set does not accept {key}", mend="see `llmserve bench --help`")
+            raise OptionError(f"--set does not accept {key}", hint="see `llmserve bench --help`")
         try:
             value = json.loads(text, parse_constant=str)
         except (ValueError, RecursionError):
@@ -224,7 +224,7 @@ def bench(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
     for name in options["tools"]:
         tools.TOOLS[name].check()
     if (metrics := options["metrics_url"]) and triton.fetch(metrics) is None:
-        raise UsageError(f"there are no metrics at {metrics}", mend="leave out --metrics-url")
+        raise UsageError(f"there are no metrics at {metrics}", hint="leave out --metrics-url")
     target = targets.Target(options["model"], url, **settings)
     load = load_at(options["concurrency"] or 1)
     return measure.bench(target, load, plan, options["tools"])
@@ -303,7 +303,7 @@ def sweep(options: dict[str, Any], plan: Plan, load_at: LoadAt) -> Result:
 
     varied, common = measure.parse_varied(options["vary"]), parse_assignments(options["build"])
     if repeated := sorted(varied.keys() & common.keys()):
-        raise UsageError(f"{repeated[0]} is in both --vary and --build", mend="leave out one")
+        raise UsageError(f"{repeated[0]} is in both --vary and --build", hint="leave out one")
     if (options["concurrency"] or options["rate"]) and varied.keys() & set(measure.LOADS):
         raise click.UsageError("--vary already sets the load: leave out --concurrency and --rate")
     load, model = load_at(options["concurrency"] or _CONCURRENCY), options["model"]

@@ -122,7 +122,7 @@ class LoadGenerator:
             try:
                 ready = wait(waiting, _STOPPING if stopping else None)
                 if not ready:
-                    raise LLMServeError("the load generator does not stop", mend="try again")
+                    raise LLMServeError("the load generator does not stop", hint="try again")
                 latest |= {pipe: self._receive(pipe) for pipe in waiting if pipe in ready}
                 counts = (len(x.records) if isinstance(x, Report) else x for x in latest.values())
                 on_progress(sum(counts), time.monotonic() - start)

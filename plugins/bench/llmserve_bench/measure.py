@@ -43,7 +43,7 @@ class Plan:
         whole = [info.name for info in infos if info.exchange == "unary"]
         if self.stream and whole:
             problem = f"{', '.join(whole)} cannot stream"
-            raise UsageError(problem, mend="leave out --stream")
+            raise UsageError(problem, hint="leave out --stream")
         stream = not whole if self.stream is None else self.stream
         return replace(load, stream=stream, prompts=self.prompts.describe(counter))
 
@@ -207,17 +207,17 @@ def parse_varied(texts: Iterable[str]) -> dict[str, list[str]]:
         key, equals, values = text.partition("=")
         parts = list(dict.fromkeys(part.strip() for part in values.split(",") if part.strip()))
         if not (key and equals and parts):
-            raise UsageError(f"{text!r} varies nothing", mend="write KEY=VALUE,VALUE")
+            raise UsageError(f"{text!r} varies nothing", hint="write KEY=VALUE,VALUE")
         if key in varied:
-            raise UsageError(f"{key} is varied twice", mend="give all its values in one --vary")
+            raise UsageError(f"{key} is varied twice", hint="give all its values in one --vary")
         varied[key] = parts
     loads = varied.keys() & LOADS.keys()
     if len(loads) > 1:
-        raise UsageError("concurrency and rate cannot both be varied", mend="leave out one")
+        raise UsageError("concurrency and rate cannot both be varied", hint="leave out one")
     for name, value in ((key, value) for key in loads for value in varied[key]):
         digits = value.replace(".", "", 1) if name == "rate" else value
         if not (digits.isdecimal() and int(digits) > 0):
-            raise UsageError(f"{name} cannot be {value}", mend="give numbers above 0")
+            raise UsageError(f"{name} cannot be {value}", hint="give numbers above 0")
     return varied
 
 

@@ -79,9 +79,9 @@ def check_outputs(report: Path | None, *outputs: Path | None) -> None:
         folders.append(next(folder for folder in ancestors if folder.exists()))
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder", mend="name another folder")
+            raise UsageError(f"{folder} is not a folder", hint="name another folder")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise UsageError(f"{folder} is not writable", mend="name another folder")
+            raise UsageError(f"{folder} is not writable", hint="name another folder")
 
 
 def write(result: Result, report: Path | None, as_json: Path | None, as_csv: Path | None) -> None:
@@ -339,7 +339,7 @@ def load(path: Path) -> Result:
         raise ConfigError(f"{path} is not a result file of llmserve-bench") from None
     raise ConfigError(
         f"{path} has schema {schema}, this llmserve-bench reads {SCHEMA}",
-        mend="measure again, or use the llmserve that wrote it",
+        hint="measure again, or use the llmserve that wrote it",
     )
 
 

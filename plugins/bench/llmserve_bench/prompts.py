@@ -81,7 +81,7 @@ def _load_counter(runtime: str, settings: object, folder: Path, source: str) -> 
     except Exception as error:
         raise UsageError(
             f"the tokenizer in {folder} cannot be read: {reason(error)}",
-            mend="install what the model needs, or name another folder with --tokenizer",
+            hint="install what the model needs, or name another folder with --tokenizer",
         ) from None
     return TokenCounter(lambda text: len(tokenizer.encode(text)), source)
 
@@ -115,7 +115,7 @@ class Lengths:
         except ValueError:
             lengths = cls(0)
         if not (1 <= lengths.mean <= _LONGEST and 0 <= lengths.deviation <= _LONGEST):
-            raise UsageError(f"{text!r} is not a length", mend="give a mean, or mean,deviation")
+            raise UsageError(f"{text!r} is not a length", hint="give a mean, or mean,deviation")
         return lengths
 
     def draw(self, random: random.Random) -> int:
@@ -147,7 +147,7 @@ class Prompts:
         fitting = [s for s in samples if most is None or counter.count(s.text) <= most]
         if not fitting:
             problem = f"{self.dataset} contains no prompt of at most {most} tokens"
-            raise UsageError(problem, mend="raise --max-input-tokens")
+            raise UsageError(problem, hint="raise --max-input-tokens")
         return fitting
 
     def output_length(
@@ -185,7 +185,7 @@ def read_dataset(path: Path) -> list[Sample]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         problem = f"{path} is not UTF-8 text (byte {error.start})"
-        raise UsageError(problem, mend="save it as UTF-8") from None
+        raise UsageError(problem, hint="save it as UTF-8") from None
     # Not splitlines, which also splits at characters that editors do not treat as line ends.
     numbered = enumerate(text.split("\n"), 1)
     lines = [(f"{path}, line {at}", line.rstrip("\r")) for at, line in numbered if line.strip()]
@@ -205,7 +205,7 @@ def _json(text: str, place: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         forms = "give a JSON list of objects, one object per line, or one prompt per line"
-        raise UsageError(f"{place} is not JSON ({error})", mend=forms) from None
+        raise UsageError(f"{place} is not JSON ({error})", hint=forms) from None
 
 
 def _sample(entry: Any, place: str) -> Sample:
@@ -214,8 +214,8 @@ def _sample(entry: Any, place: str) -> Sample:
     except ValidationError as error:
         first = error.errors()[0]
         name = f"{first['loc'][0]}: " if first["loc"] else ""
-        mend = "give objects with input (or prompt, text_input, text) and output"
-        raise UsageError(f"{place}: {name}{first['msg']}", mend=mend) from None
+        hint = "give objects with input (or prompt, text_input, text) and output"
+        raise UsageError(f"{place}: {name}{first['msg']}", hint=hint) from None
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def arrival_times(load: Load) -> list[float]:
     rate, count, duration = load.rate or 1.0, load.requests, load.duration
     if count is None and rate * (duration or 0.0) > _MOST_REQUESTS:
         problem = f"{rate:g}/s for {duration:g} s is more than {_MOST_REQUESTS:,} requests"
-        raise UsageError(problem, mend="lower the rate or the duration")
+        raise UsageError(problem, hint="lower the rate or the duration")
     draw = random.Random(f"arrivals {load.seed}")  # noqa: S311
     times: list[float] = []
     at = 0.0

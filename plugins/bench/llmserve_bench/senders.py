@@ -128,6 +128,6 @@ def import_aiohttp() -> Any:
     except ImportError:
         from llmserve.plugin import install_command
 
-        mend = install_command("llmserve-bench[openai]")
-        raise LLMServeError("--openai needs aiohttp", mend=mend) from None
+        hint = install_command("llmserve-bench[openai]")
+        raise LLMServeError("--openai needs aiohttp", hint=hint) from None
     return aiohttp

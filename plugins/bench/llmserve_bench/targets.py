@@ -163,8 +163,8 @@ def serving(
         return
     names = [variant.name for variant in variants]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        mend = "give them labels, as in LABEL=PLUGIN:..."
-        raise UsageError(f"two variants are named {duplicates[0]}", mend=mend)
+        hint = "give them labels, as in LABEL=PLUGIN:..."
+        raise UsageError(f"two variants are named {duplicates[0]}", hint=hint)
     for variant in variants:
         variant.check(model, registry)
     with tempfile.TemporaryDirectory(prefix="llmserve-bench-") as folder:

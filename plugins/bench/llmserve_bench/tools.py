@@ -26,7 +26,7 @@ from llmserve_bench.targets import Target
 @dataclass(frozen=True)
 class Tool:
     name: str
-    mend: str
+    hint: str
     arguments: Callable[[Target, ModelInfo, Load, Sequence[Request], Path], list[str]]
     read: Callable[[Path], dict[str, float]]
 
@@ -37,8 +37,8 @@ class Tool:
         program = configured or shutil.which(self.name) or shutil.which(self.name, path=scripts)
         if not program or not Path(program).is_file():
             place = f"{variable}={configured}" if configured else "PATH"
-            mend = f"{self.mend} and set {variable} to its path"
-            raise LLMServeError(f"there is no {self.name} at {place}", mend=mend)
+            hint = f"{self.hint} and set {variable} to its path"
+            raise LLMServeError(f"there is no {self.name} at {place}", hint=hint)
         version = self.run([program, "--version"], Path.cwd(), timeout=60).strip()
         return Path(program), version.removeprefix("Perf Analyzer Version ").split(" ")[0]
 
@@ -48,7 +48,7 @@ class Tool:
         """Measure the same load as a run, or raise a one-line error if the tool cannot."""
         if info.exchange == "sequence":
             problem = f"{self.name} does not support the sequences of {info.name!r}"
-            raise UsageError(problem, mend=f"leave out --tool {self.name}")
+            raise UsageError(problem, hint=f"leave out --tool {self.name}")
         program, version = self.check()
         with tempfile.TemporaryDirectory(prefix="llmserve-tool-") as folder:
             arguments = self.arguments(target, info, load, requests, Path(folder))
@@ -57,7 +57,7 @@ class Tool:
                 figures = self.read(Path(folder))
             except (OSError, ValueError, LookupError, TypeError):
                 problem = f"{self.name} wrote no figures"
-                raise LLMServeError(problem, mend="run it by hand") from None
+                raise LLMServeError(problem, hint="run it by hand") from None
         return ToolFigures(self.name, version, shlex.join([self.name, *arguments]), figures)
 
     def run(self, command: Sequence[str], folder: Path, timeout: float = 1800.0) -> str:
@@ -69,16 +69,16 @@ class Tool:
             )  # fmt: skip
         except OSError as error:
             problem = f"{self.name} cannot be run: {error.strerror}"
-            raise LLMServeError(problem, mend=self.mend) from None
+            raise LLMServeError(problem, hint=self.hint) from None
         except subprocess.TimeoutExpired:
             problem = f"{self.name} did not finish within {timeout:.0f} s"
-            raise LLMServeError(problem, mend="give fewer --requests") from None
+            raise LLMServeError(problem, hint="give fewer --requests") from None
         if process.returncode == 0:
             return process.stdout
         last = [line.strip() for line in process.stdout.splitlines() if line.strip()][-3:]
         problem = f"{self.name} failed (exit code {process.returncode}): {' / '.join(last)}"
         missing = "shared libraries" in process.stdout
-        raise LLMServeError(problem, mend=self.mend if missing else "")
+        raise LLMServeError(problem, hint=self.hint if missing else "")
 
 
 def _environment() -> dict[str, str]:
@@ -100,7 +100,7 @@ def _perf_analyzer_arguments(
         if unknown := sorted(options.keys() - info.inputs.keys()):
             raise UsageError(
                 f"perf_analyzer sends options as inputs, and {info.name!r} has no {unknown[0]}",
-                mend="leave out its --set, or --tool perf_analyzer",
+                hint="leave out its --set, or --tool perf_analyzer",
             )
         values = {"text_input": request.prompt, **options}
         rows.append(
@@ -164,7 +164,7 @@ def _aiperf_arguments(
     if tokenizer is None and target.repository is not None:
         tokenizer = target.repository / target.model / "1" / "tokenizer"
     if tokenizer is None or not tokenizer.is_dir():
-        raise UsageError("AIPerf counts tokens itself", mend="name a tokenizer with --tokenizer")
+        raise UsageError("AIPerf counts tokens itself", hint="name a tokenizer with --tokenizer")
     arguments = [
         "profile", "-m", info.name, "-u", target.triton.http, "--endpoint-type", "raw",
         "--endpoint", f"/v2/models/{info.name}/generate{'_stream' if streams else ''}",

@@ -41,7 +41,7 @@ def check(out: Path, names: list[str]) -> None:
             what = " ".join(str(error).split())
             raise ConfigError(
                 f"{path} is not valid: {where}{': ' if where else ''}{what}",
-                mend="fix it by hand, and report it: llmserve should only write valid files",
+                hint="fix it by hand, and report it: llmserve should only write valid files",
             ) from None
 
 
@@ -50,7 +50,7 @@ def _validator() -> Callable[[Data], None]:
     for name in ("jsonschema", "kubernetes_validate", "check_jsonschema"):
         if find_spec(name) is None:
             raise UsageError(
-                f"--check needs {name}", mend=install_command("llmserve-deploy[check]")
+                f"--check needs {name}", hint=install_command("llmserve-deploy[check]")
             )
     import jsonschema
     import kubernetes_validate

@@ -88,7 +88,7 @@ def _deploy(
     if repository.resolve() in out.resolve().parents:
         raise UsageError(
             f"{out} is in the repository, where Triton treats every folder as a model",
-            mend="name another folder with --out",
+            hint="name another folder with --out",
         )
     wheels = vendored_wheels() if vendor else {}
     settings["wheels"] = wheels_named(wheels)

@@ -90,7 +90,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         """Refuse values that Kubernetes or Docker would refuse later, or misinterpret."""
-        for option, value, pattern, mend in (
+        for option, value, pattern, hint in (
             ("--name", self.name, _NAME, "use up to 40 of a-z, 0-9 and -, a letter first"),
             ("--image", self.image, _IMAGE, "use e.g. registry.example/llm/models:1"),
             ("--gateway-image", self.gateway_image, _IMAGE, "use e.g. registry.example/gateway:1"),
@@ -99,11 +99,11 @@ class Deployment:
             ("--volume", self.volume or "none", _CLAIM, "use the name of a PersistentVolumeClaim"),
         ):
             if not pattern.fullmatch(value):
-                raise UsageError(f"{option} cannot be {value!r}", mend=mend)
+                raise UsageError(f"{option} cannot be {value!r}", hint=hint)
         if 0 < self.max_replicas < self.replicas:
             raise UsageError(
                 f"--max-replicas {self.max_replicas} is less than --replicas {self.replicas}",
-                mend="raise it, or leave it out for twice --replicas",
+                hint="raise it, or leave it out for twice --replicas",
             )
 
     @property
@@ -167,40 +167,40 @@ def describe(
     opened = Repository.open(repository)
     present = [model for model in opened if (model.folder / "config.pbtxt").is_file()]
     if not present:
-        raise UsageError(f"{repository} has no models", mend="create one with llmserve build")
+        raise UsageError(f"{repository} has no models", hint="create one with llmserve build")
     for model in opened:
         model.intact()
     names = [model.name for model in present]
     for name in models:
         if name not in names:
             whole = [model.name for model in present if not model.part_of]
-            raise UsageError(f"{repository} has no model {name!r}", mend=near(name, whole))
+            raise UsageError(f"{repository} has no model {name!r}", hint=near(name, whole))
     built = image_for(opened, models)
     if built.models and not models:
         other = min(model.name for model in present if model.name not in built.models)
         raise UsageError(
             f"{other} needs a different image than the other models",
-            mend=f"deploy the models of one image: --model {other}",
+            hint=f"deploy the models of one image: --model {other}",
         )
     loaded = opened.with_parts(models) or tuple(names)
     scripts = [name for name in loaded if opened.model(name).has_launch_script]
     if len(scripts) > 1:
         raise UsageError(
             f"{' and '.join(scripts)} each start a server of several processes",
-            mend=f"deploy one of them: --model {scripts[0]}",
+            hint=f"deploy one of them: --model {scripts[0]}",
         )
     gpus = settings.get("gpus", 0)
     for name in loaded:
         if (needed := _gpus(opened.model(name))) > gpus:
             raise UsageError(
                 f"{name} was built for a GPU, and --gpus is {gpus}",
-                mend=f"use --gpus {needed}, or build it with --device cpu",
+                hint=f"use --gpus {needed}, or build it with --device cpu",
             )
     outside = tuple(opened.references(loaded))
     if baked and outside:
         raise ConfigError(
             f"a model's weights are in {outside[0]}, which other machines do not have",
-            mend="build it again with --set weights=copy",
+            hint="build it again with --set weights=copy",
         )
     in_image = baked and not settings.get("volume")
     return Deployment(

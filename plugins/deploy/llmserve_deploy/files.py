@@ -60,17 +60,17 @@ def write(files: Mapping[str, bytes], out: Path, *, force: bool) -> None:
     except OSError as error:
         raise OutputError(
             f"cannot write {error.filename}: {error.strerror}",
-            mend="name another folder with --out",
+            hint="name another folder with --out",
         ) from None
 
 
 def _refuse_others(files: Mapping[str, bytes], out: Path) -> None:
-    mend = "name an empty folder with --out, or use --force to write to it anyway"
+    hint = "name an empty folder with --out, or use --force to write to it anyway"
     for path in out.rglob("*"):
         name = path.relative_to(out).as_posix()
         if path.is_dir() or name == KEYS_FILE or _TOOLS.search(name):
             continue
         if name not in files:
-            raise OutputError(f"{out} has {name}, which is not part of this deployment", mend=mend)
+            raise OutputError(f"{out} has {name}, which is not part of this deployment", hint=hint)
         if path.read_bytes() != files[name]:
-            raise OutputError(f"{path} was changed, or written with other options", mend=mend)
+            raise OutputError(f"{path} was changed, or written with other options", hint=hint)

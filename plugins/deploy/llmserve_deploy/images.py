@@ -66,7 +66,7 @@ def vendored_wheels() -> dict[str, bytes]:
         except PackageNotFoundError as error:
             raise UsageError(
                 f"--vendor needs {error.name}, which the gateway's image runs",
-                mend=install_command(str(error.name)),
+                hint=install_command(str(error.name)),
             ) from None
         make_wheels(versions, Path(folder))
         return {file: Path(folder, file).read_bytes() for file in wheels_in(Path(folder)).values()}

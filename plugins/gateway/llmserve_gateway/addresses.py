@@ -17,7 +17,7 @@ def refuse_open(host: str) -> None:
     if not is_loopback(host):
         raise UsageError(
             f"{host} is reachable from other machines, and no API keys are configured",
-            mend="create a key (llmserve key new NAME) and pass --keys FILE, or pass --no-auth",
+            hint="create a key (llmserve key new NAME) and pass --keys FILE, or pass --no-auth",
         )
 
 
@@ -39,5 +39,5 @@ def check_collector(address: str) -> None:
         from llmserve.plugin import install_command
 
         raise UsageError(
-            f"traces need {missing.name}", mend=install_command("llmserve-gateway[tracing]")
+            f"traces need {missing.name}", hint=install_command("llmserve-gateway[tracing]")
         ) from None

@@ -151,8 +151,8 @@ class Catalog:
                 ) from None
             if not names:
                 raise
-            mend = f"choose one of {', '.join(names)}"
-            raise ModelNotReadyError(error.problem, mend=mend) from None
+            hint = f"choose one of {', '.join(names)}"
+            raise ModelNotReadyError(error.problem, hint=hint) from None
 
     async def inspect_prompt(self, name: str, prompt: str = "", **options: Any) -> dict[str, Any]:
         """Ask a model for the ``ids`` of a prompt, their ``text`` and its ``context_length``."""

@@ -138,7 +138,7 @@ def gateway(
         triton_metrics = ("http://127.0.0.1:8002/metrics",)
     addresses = [*dict.fromkeys(urls)] or ["127.0.0.1:8001"]
     if triton_metrics[len(addresses) :]:
-        raise UsageError("more --triton-metrics than --url", mend="give one for each --url")
+        raise UsageError("more --triton-metrics than --url", hint="give one for each --url")
     pairs = zip_longest(addresses, triton_metrics, fillvalue="")
     limit_names = ("max_requests", "max_queue", "max_queued_tokens")
     limits = Limits(**{name: options.pop(name) for name in limit_names})
@@ -163,8 +163,8 @@ def read_prompt(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--tool-prompt {path} cannot be read: {error}") from None
     if TOOLS_PLACE not in text:
-        mend = f"write {TOOLS_PLACE} where the functions are to be listed"
-        raise UsageError(f"--tool-prompt {path} does not show the tools", mend=mend)
+        hint = f"write {TOOLS_PLACE} where the functions are to be listed"
+        raise UsageError(f"--tool-prompt {path} does not show the tools", hint=hint)
     return text
 
 

@@ -73,10 +73,10 @@ def hash_key(key: str) -> str:
 def new_key(path: Path, name: str, **limits: Any) -> str:
     """Create a key, add its hash to a file and return the key, which is not stored."""
     if not name.strip():
-        raise UsageError("a key needs a name", mend="llmserve key new alice")
+        raise UsageError("a key needs a name", hint="llmserve key new alice")
     keys = read_keys(path) if path.exists() else []
     if any(key.name == name for key in keys):
-        raise UsageError(f"{path} already has a key named {name!r}", mend="use another name")
+        raise UsageError(f"{path} already has a key named {name!r}", hint="use another name")
     key = f"sk-{secrets.token_urlsafe(32)}"
     keys.append(Key(name, hash_key(key), **limits))
     text = json.dumps({"keys": [vars(entry) for entry in keys]}, indent=2) + "\n"
@@ -88,7 +88,7 @@ def new_key(path: Path, name: str, **limits: Any) -> str:
         temporary.replace(path)
     except OSError as error:
         raise UsageError(
-            f"cannot write {path}: {error.strerror}", mend="give another path with --file"
+            f"cannot write {path}: {error.strerror}", hint="give another path with --file"
         ) from None
     return key
 
@@ -101,8 +101,8 @@ def read_keys(path: Path) -> list[Key]:
         raise _unreadable(path, error, f"llmserve key new NAME --file {path}") from None
 
 
-def _unreadable(path: Path, error: OSError, mend: str) -> ConfigError:
-    return ConfigError(f"cannot read the keys in {path}: {error.strerror}", mend=mend)
+def _unreadable(path: Path, error: OSError, hint: str) -> ConfigError:
+    return ConfigError(f"cannot read the keys in {path}: {error.strerror}", hint=hint)
 
 
 def _content(path: Path) -> bytes:
@@ -117,18 +117,18 @@ def _content(path: Path) -> bytes:
     except OSError as error:
         raise _unreadable(path, error, "let this user read it") from None
     if len(content) > _MAX_BYTES:
-        raise ConfigError(f"{path} is over {_MAX_BYTES >> 20} MB", mend="remove unused keys")
+        raise ConfigError(f"{path} is over {_MAX_BYTES >> 20} MB", hint="remove unused keys")
     return content
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{path} is not a file", mend="create one with llmserve key new")
+        raise ConfigError(f"{path} is not a file", hint="create one with llmserve key new")
     if status.st_mode & _OTHERS_WRITE:
-        raise ConfigError(f"other users can write to {path}", mend=f"chmod go-w {path}")
+        raise ConfigError(f"other users can write to {path}", hint=f"chmod go-w {path}")
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
-            f"{path} belongs to another user", mend=f"chown {os.geteuid()} {path}, or copy it"
+            f"{path} belongs to another user", hint=f"chown {os.geteuid()} {path}, or copy it"
         )
 
 
@@ -139,7 +139,7 @@ def _parsed(path: Path, content: bytes) -> list[Key]:
         why = "it is nested too deeply"
     except (ValueError, KeyError, TypeError) as error:
         why = str(error)[:200]
-    raise ConfigError(f"{path} is not a key file ({why})", mend="create one with llmserve key new")
+    raise ConfigError(f"{path} is not a key file ({why})", hint="create one with llmserve key new")
 
 
 def _validated(key: Key) -> Key:

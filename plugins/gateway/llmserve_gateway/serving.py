@@ -64,7 +64,7 @@ def run(settings: Settings, listening: Listening, report: Callable[[str], None])
 def _check_tls(listening: Listening) -> None:
     if not listening.tls_cert:
         if listening.tls_key:
-            raise UsageError("--tls-key needs --tls-cert", mend="give the certificate as well")
+            raise UsageError("--tls-key needs --tls-cert", hint="give the certificate as well")
         return
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -72,7 +72,7 @@ def _check_tls(listening: Listening) -> None:
     except OSError as error:
         raise UsageError(
             f"--tls-cert {listening.tls_cert} cannot be used ({error})",
-            mend="give a PEM certificate, and its key with --tls-key",
+            hint="give a PEM certificate, and its key with --tls-key",
         ) from None
 
 
@@ -86,7 +86,7 @@ def _bind(listening: Listening) -> socket.socket:
         listener.close()
         where = f"{listening.host}:{listening.port}"
         raise PortInUseError(
-            f"cannot listen on {where}: {error.strerror}", mend="choose another --port"
+            f"cannot listen on {where}: {error.strerror}", hint="choose another --port"
         ) from None
     return listener
 
@@ -135,7 +135,7 @@ async def _serve(
         await asyncio.sleep(_POLL)
     if serving.done():
         await serving
-        raise ServerError("the gateway did not start", mend="see its log")
+        raise ServerError("the gateway did not start", hint="see its log")
     scheme = "https" if listening.tls_cert else "http"
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     report(f"{scheme}://{host}:{listener.getsockname()[1]}/v1")

@@ -495,7 +495,7 @@ def test_a_404_does_not_offer_parts_of_ensembles() -> None:
 
         async def model(self, name: str, *, refresh: bool = False) -> ModelInfo:
             if name not in await self.models():
-                raise ModelNotReadyError(f"the server does not have {name!r}", mend="load it")
+                raise ModelNotReadyError(f"the server does not have {name!r}", hint="load it")
             parts = ("whole-part",) if name == "whole" else ()
             tensors: Any = {"text_input": None, "text_output": None}
             return ModelInfo(name, "unary", False, 1, tensors, tensors, "0.1", parts=parts)

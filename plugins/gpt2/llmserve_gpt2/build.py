@@ -201,7 +201,7 @@ def _place_on_device(context: BuildContext) -> None:
         group.kind = pb.ModelInstanceGroup.KIND_GPU
         group.gpus.append(int(device[5:] or 0))
     else:
-        raise OptionError(f"device cannot be {device!r}", mend="choose cpu, cuda or cuda:N")
+        raise OptionError(f"device cannot be {device!r}", hint="choose cpu, cuda or cuda:N")
 
 
 def declare(config: ModelConfig, exported: Exported) -> None:

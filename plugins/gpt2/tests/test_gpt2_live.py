@@ -192,7 +192,7 @@ def test_a_prompt_far_over_the_context_is_not_encoded(triton: LiveTriton, model:
 
 def test_the_repository_passes_the_check(triton: LiveTriton, model: str) -> None:
     ours = {model, *(f"{model}_{part}" for part in ("preprocess", "session", "generator"))}
-    assert [p for p in check_repository(triton.repository) if p.model in ours] == []
+    assert [p for p in check_repository(triton.repository) if p.where in ours] == []
     config = modelconfig.read(triton.repository / f"{model}_generator")
     assert (config.backend, config.platform) in {("onnxruntime", ""), ("", "pytorch_libtorch")}
     # Otherwise onnxruntime, which checks the exported graph, sends usage data over the network.

@@ -44,10 +44,10 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     place_instances(context.config, "cpu", 1)
     if options["draft_model"] and options["prompt_lookup"]:
         raise OptionError(
-            "draft_model and prompt_lookup are both given", mend="leave one of them out"
+            "draft_model and prompt_lookup are both given", hint="leave one of them out"
         )
     if options["int4_group"] == 0:
-        raise OptionError("int4_group cannot be 0", mend="use 1 or more, or -1 for whole rows")
+        raise OptionError("int4_group cannot be 0", hint="use 1 or more, or -1 for whole rows")
     draft = _draft_context(context) if options["draft_model"] else None
     config = source.config()
     text_config = config.get("text_config") or config
@@ -79,7 +79,7 @@ def _draft_context(context: BuildContext) -> BuildContext:
     if _vocabulary(draft) != _vocabulary(context):
         raise OptionError(
             f"{draft.source.asked} and {context.source.asked} have different vocabularies",
-            mend="name a draft model with the same tokenizer",
+            hint="name a draft model with the same tokenizer",
         )
     return draft
 
@@ -112,7 +112,7 @@ def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
     if context.options["weight_format"] != "auto":
         raise OptionError(
             f"{source.asked} is already converted, and its weights stay as they are",
-            mend="leave out weight_format, or name the model that it was converted from",
+            hint="leave out weight_format, or name the model that it was converted from",
         )
     # The engine opens files, so a model in the hub's cache or one that gets a tokenizer is copied.
     copied = source.repo_id or context.options["draft_model"]
@@ -124,7 +124,7 @@ def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int
     if options["weight_format"] in ("int8", "int4") and find_spec("nncf") is None:
         raise PluginError(
             f"weight_format={options['weight_format']} needs the package nncf",
-            mend=install_command("llmserve-openvino[compress]"),
+            hint=install_command("llmserve-openvino[compress]"),
         )
     context.report(f"converting {source.asked} to OpenVINO")
     target = context.folder / folder
@@ -153,7 +153,7 @@ def _run(context: BuildContext, target: Path, settings: Mapping[str, Any]) -> No
         reason = lines[-1][:300] if lines else f"exit status {process.returncode}"
         raise ModelSourceError(
             f"{source.asked} could not be converted to OpenVINO: {reason}",
-            mend="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
+            hint="serve it with --plugin hf, or convert it with `optimum-cli export openvino` in "
             "a separate environment and name that folder",
         )
 

@@ -88,7 +88,7 @@ def build_or_explain(context: BuildContext, target: Target) -> Path:
         if not engine:
             raise OptionError(
                 "there is no engine to serve",
-                mend="give one with --set engine=DIR, build one with --set build_engine=true, or "
+                hint="give one with --set engine=DIR, build one with --set build_engine=true, or "
                 "serve the model without an engine with --set layout=llmapi",
             )
         return Path(engine).expanduser().resolve()
@@ -114,7 +114,7 @@ def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> Non
         except OSError as error:
             raise ConfigError(
                 f"{command[0]} cannot be run: {error.strerror}",
-                mend="make sure that TensorRT-LLM's tools are on PATH",
+                hint="make sure that TensorRT-LLM's tools are on PATH",
             ) from None
         with process:
             try:
@@ -129,7 +129,7 @@ def run(command: Sequence[str], log: Path, report: Callable[[str], None]) -> Non
     if process.returncode:
         raise ConfigError(
             f"building the engine failed ({Path(command[0]).name} returned {process.returncode})",
-            mend=f"see {log}",
+            hint=f"see {log}",
         )
 
 
@@ -140,12 +140,12 @@ def _check_installed(required: Version, commands: Sequence[Sequence[str]]) -> No
         place = container_of(required) or f"an environment with TensorRT-LLM {required}"
         raise ConfigError(
             "TensorRT-LLM is not installed here, so no engine can be built",
-            mend=f"run this in {place}: {' && '.join(map(shlex.join, commands))}",
+            hint=f"run this in {place}: {' && '.join(map(shlex.join, commands))}",
         ) from None
     if not installed.same_release(required):
         raise IncompatibleError(
             f"TensorRT-LLM {installed} is installed here, and the engine is for {required}",
-            mend=f"give --set trtllm_version={installed}, or build it with {required} installed",
+            hint=f"give --set trtllm_version={installed}, or build it with {required} installed",
         )
 
 
@@ -158,7 +158,7 @@ def build_commands(target: Target, model: Path, model_type: str, engine: Path) -
     if model_type not in _FAMILIES:
         raise IncompatibleError(
             f"none of the known TensorRT-LLM examples converts {model_type or 'this model'}",
-            mend="build the engine yourself and give it with --set engine=DIR",
+            hint="build the engine yourself and give it with --set engine=DIR",
         )
     family = _FAMILIES[model_type][not target.is_0_5]
     values |= {"family": family, "checkpoint": f"{engine}-checkpoint"}
@@ -186,7 +186,7 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
     if total <= prompt:
         raise OptionError(
             f"max_input_len {prompt} leaves no room for an answer in max_seq_len {total}",
-            mend="lower the first, or raise the second",
+            hint="lower the first, or raise the second",
         )
     algorithm = _ALGORITHMS.get(options["quantization"])
     config = f", quant_config=QuantConfig(quant_algo=QuantAlgo.{algorithm})" if algorithm else ""

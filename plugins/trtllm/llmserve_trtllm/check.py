@@ -51,13 +51,13 @@ _INTRODUCED = (
 def check_model(model: CheckedModel) -> Iterator[Problem]:
     """Check a model made from TensorRT-LLM's templates; other models yield no problems."""
     name, config, configs = model.name, model.config, model.configs
-    for backend, key, mend in _REQUIRED:
+    for backend, key, hint in _REQUIRED:
         if backend != config.backend:
             continue
         if (value := _text(config, key)).startswith("${"):
-            yield Problem(name, f"{key} is still {value}", mend)
+            yield Problem(name, f"{key} is still {value}", hint)
         elif config.backend == BACKEND and key not in config.parameters:
-            yield Problem(name, f"it has no parameter {key}", mend)
+            yield Problem(name, f"it has no parameter {key}", hint)
     if config.backend == BACKEND:
         yield from _check_parameters(name, config)
         yield from _check_engine(name, config)
@@ -110,8 +110,8 @@ def _check_engine(name: str, config: ModelConfig) -> Iterator[Problem]:
     except LLMServeError as error:
         # An engine that is missing here may exist on the server's machine.
         is_missing = not Path(path).is_dir()
-        mend = "put it there, or make sure that the server finds it at that path"
-        yield Problem(name, error.problem, mend if is_missing else str(error.mend), not is_missing)
+        hint = "put it there, or make sure that the server finds it at that path"
+        yield Problem(name, error.problem, hint if is_missing else str(error.hint), not is_missing)
         return
     yield from _check_version(name, config, engine.version)
     if not engine.packed_input and _text(config, "gpt_model_type").startswith("inflight"):
@@ -134,8 +134,8 @@ def _check_version(name: str, config: ModelConfig, engine: Version | None) -> It
     if template:
         built_for = engine or "a version before 0.8"
         what = f"its template is for {template} and its engine for {built_for}"
-        mend = "use the templates of the engine's version, or rebuild the engine"
-        yield Problem(name, what, mend)
+        hint = "use the templates of the engine's version, or rebuild the engine"
+        yield Problem(name, what, hint)
 
 
 def _check_stream(

@@ -69,13 +69,13 @@ def read_engine(folder: Path) -> Engine:
         problem = f"{folder} is not an engine: it has no config.json"
         raise ConfigError(
             problem if folder.is_dir() else f"there is no engine at {folder}",
-            mend="name the folder that trtllm-build wrote, or give --set build_engine=true",
+            hint="name the folder that trtllm-build wrote, or give --set build_engine=true",
         )
     content = read_object(path)
     if "model_type" in content and "build_config" not in content:
         raise ConfigError(
             f"{folder} contains a model and not an engine",
-            mend="give it with --model, and the folder that trtllm-build wrote with --engine",
+            hint="give it with --model, and the folder that trtllm-build wrote with --engine",
         )
     try:
         engine = _parse_config(folder, content)
@@ -83,7 +83,7 @@ def read_engine(folder: Path) -> Engine:
         is_missing = isinstance(error, KeyError)
         problem = f"it has no {error.args[0]}" if is_missing else "a value in it is malformed"
         raise ConfigError(
-            f"{path} is not the configuration of an engine: {problem}", mend=_REBUILD
+            f"{path} is not the configuration of an engine: {problem}", hint=_REBUILD
         ) from None
     # isinstance() would also find the flags, as a bool is an int.
     sizes = {name: size for name, size in vars(engine).items() if type(size) is int}
@@ -91,7 +91,7 @@ def read_engine(folder: Path) -> Engine:
     if not problem and engine.max_input_len > engine.max_seq_len:
         problem = f"max_input_len {engine.max_input_len} over max_seq_len {engine.max_seq_len}"
     if problem:
-        raise ConfigError(f"{path} has {problem}, which no engine can have", mend=_REBUILD)
+        raise ConfigError(f"{path} has {problem}, which no engine can have", hint=_REBUILD)
     return engine
 
 
@@ -111,7 +111,7 @@ def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
         raise ConfigError(
             f"the engine in {folder} has world_size {world} and tp_size {tensor} times pp_size "
             f"{pipeline}, which no engine can have",
-            mend=_REBUILD,
+            hint=_REBUILD,
         )
     max_input = int(build["max_input_len"])
     cache = build.get("kv_cache_type")
@@ -126,7 +126,7 @@ def _parse_config(folder: Path, content: Mapping[str, Any]) -> Engine:
         raise ConfigError(
             f"the engine in {folder} has version {version}, and no version before "
             f"{_FIRST_WITH_VERSION} writes one",
-            mend=_REBUILD,
+            hint=_REBUILD,
         )
     return Engine(
         folder=folder,
@@ -159,14 +159,14 @@ def check_engine(
             raise IncompatibleError(
                 f"in-flight batching needs an engine with {feature}, and {engine.folder} was "
                 f"built without it ({flag})",
-                mend="rebuild the engine with it, or use --batching static",
+                hint="rebuild the engine with it, or use --batching static",
             )
     for name in ("max_batch_size", "max_beam_width"):
         value, limit = options[name] or 1, getattr(engine, name)
         if value > limit:
             raise IncompatibleError(
                 f"{name} {value} exceeds the engine's {limit}",
-                mend=f"give --{name.replace('_', '-')} {limit} or less, or rebuild it for more",
+                hint=f"give --{name.replace('_', '-')} {limit} or less, or rebuild it for more",
             )
     _check_gpus(engine, options["gpu_device_ids"], options["multi_gpu"])
     mode = options["decoding_mode"]
@@ -174,33 +174,33 @@ def check_engine(
         raise IncompatibleError(
             f"the engine in {engine.folder} was built for decoding_mode {engine.decoding_mode}, "
             f"and this build is for {mode or 'none'}",
-            mend=f"give --decoding-mode {engine.decoding_mode}",
+            hint=f"give --decoding-mode {engine.decoding_mode}",
         )
     files = {*engine.folder.glob("rank*.engine"), *engine.folder.glob("*_rank*.engine")}
     if files and len(files) != engine.world_size:
         raise ConfigError(
             f"{engine.folder} contains {len(files)} of the {engine.world_size} parts of its engine",
-            mend="copy all of them, or rebuild the engine",
+            hint="copy all of them, or rebuild the engine",
         )
 
 
 def _check_version(engine: Engine, version: Version) -> None:
-    mend = f"rebuild the engine with {version}"
+    hint = f"rebuild the engine with {version}"
     if engine.version is None:
         fits, release = version < _FIRST_WITH_VERSION, f"older than {_FIRST_WITH_VERSION}"
     else:
         fits, release = engine.version.same_release(version), str(engine.version)
-        mend = f"give --set trtllm_version={engine.version}, or {mend}"
+        hint = f"give --set trtllm_version={engine.version}, or {hint}"
     if not fits:
         what = f"the engine in {engine.folder} is for TensorRT-LLM {release}"
-        raise IncompatibleError(f"{what}, and this build is for {version}", mend=mend)
+        raise IncompatibleError(f"{what}, and this build is for {version}", hint=hint)
 
 
 def _check_gpus(engine: Engine, gpu_ids: str, mode: str) -> None:
     """Refuse malformed GPU lists, and lists that do not match the engine's number of processes."""
     if gpu_ids and not _GPUS.fullmatch(gpu_ids):
         raise OptionError(
-            f"gpu_device_ids cannot be {gpu_ids!r}", mend="write numbers, as in 0,1 or 0,1;2,3"
+            f"gpu_device_ids cannot be {gpu_ids!r}", hint="write numbers, as in 0,1 or 0,1;2,3"
         )
     for instance in gpu_ids.split(";") if gpu_ids else ():
         gpus = instance.split(",")
@@ -208,13 +208,13 @@ def _check_gpus(engine: Engine, gpu_ids: str, mode: str) -> None:
             raise IncompatibleError(
                 f"gpu_device_ids names the GPUs {instance} for an instance, and the engine in "
                 f"{engine.folder} runs in {engine.world_size} processes with a GPU each",
-                mend="name a different GPU for each process; a semicolon starts another instance",
+                hint="name a different GPU for each process; a semicolon starts another instance",
             )
     if ";" in gpu_ids and engine.world_size > 1 and mode == "leader":
         raise IncompatibleError(
             f"gpu_device_ids {gpu_ids} are several instances of {engine.world_size} processes each"
             ", and in leader mode a server has only one",
-            mend="give --multi-gpu orchestrator, or start a server for each instance",
+            hint="give --multi-gpu orchestrator, or start a server for each instance",
         )
 
 
@@ -230,7 +230,7 @@ def check_vocabulary(engine: Engine, source: ModelSource) -> None:
     if problem:
         raise IncompatibleError(
             f"{problem}, and the engine in {engine.folder} has a vocabulary of {engine.vocab_size}",
-            mend="give --model the model that the engine was built from",
+            hint="give --model the model that the engine was built from",
         )
 
 
@@ -254,7 +254,7 @@ def write_tokenizer_info(source: ModelSource, folder: Path) -> None:
     except OSError as error:
         raise ConfigError(
             f"{TOKENIZER_INFO} cannot be written into {folder}: {error.strerror}",
-            mend="give one with --xgrammar-tokenizer-info-path",
+            hint="give one with --xgrammar-tokenizer-info-path",
         ) from None
 
 

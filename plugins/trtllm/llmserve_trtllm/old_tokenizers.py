@@ -34,7 +34,7 @@ def suit_tokenizer(assembly: Assembly, version: Version) -> None:
         raise IncompatibleError(
             f"the tokenizers package of TensorRT-LLM {version} cannot read {source}, which was "
             "written by a later one",
-            mend="give --set weights=copy, which rewrites it",
+            hint="give --set weights=copy, which rewrites it",
         )
 
 
@@ -47,7 +47,7 @@ def _rewrite(path: Path, version: Version) -> None:
         raise IncompatibleError(
             f"the tokenizers package of TensorRT-LLM {version} cannot read this tokenizer: its "
             f"token {token!r} contains a space",
-            mend=f"build for {FIRST_CONFIGURABLE} or later",
+            hint=f"build for {FIRST_CONFIGURABLE} or later",
         )
     content["model"]["merges"] = [" ".join(pair) for pair in pairs]
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

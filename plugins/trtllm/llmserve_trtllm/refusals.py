@@ -26,9 +26,9 @@ def refuse(options: Mapping[str, Value], version: Version) -> None:
     for option in OPTIONS:
         is_set = options[option.name] != option.default
         if is_set and (reason := option.unused(options, version)):
-            raise IncompatibleError(reason, mend=f"leave out --{option.name.replace('_', '-')}")
-    for problem, mend in _refusals(options, version):
-        raise IncompatibleError(problem, mend=mend)
+            raise IncompatibleError(reason, hint=f"leave out --{option.name.replace('_', '-')}")
+    for problem, hint in _refusals(options, version):
+        raise IncompatibleError(problem, hint=hint)
 
 
 def _refusals(options: Mapping[str, Value], version: Version) -> Refusals:
@@ -51,14 +51,14 @@ def _refusals(options: Mapping[str, Value], version: Version) -> Refusals:
 def _of_the_tutorials_version(options: Mapping[str, Value], version: Version) -> Refusals:
     streams, name = options["decoupled"] is True, f"TensorRT-LLM {version}"
     if streams and options["batching"] == STATIC:
-        mend = "leave out --set decoupled=true, or build with --batching inflight"
-        yield f"static batches of {name} do not stream", mend
+        hint = "leave out --set decoupled=true, or build with --batching inflight"
+        yield f"static batches of {name} do not stream", hint
     if streams and options["scheduler"] == "max_utilization":
-        mend = "leave out --set decoupled=true or scheduler"
-        yield f"{name} streams only with {NO_EVICT}", mend
+        hint = "leave out --set decoupled=true or scheduler"
+        yield f"{name} streams only with {NO_EVICT}", hint
     if options["bls"]:
-        mend = "leave out --set bls=true, or build for a later version"
-        yield f"{name} has no tensorrt_llm_bls", mend
+        hint = "leave out --set bls=true, or build for a later version"
+        yield f"{name} has no tensorrt_llm_bls", hint
     if options["multi_gpu"] == "orchestrator":
         yield f"{name} has no orchestrator mode", "leave out --set multi_gpu=orchestrator"
     quantization = options["quantization"]

@@ -30,7 +30,7 @@ class Version:
         match = _VERSION.fullmatch(text.strip())
         if match is None:
             raise OptionError(
-                f"{text!r} is not a version of TensorRT-LLM", mend="write it like 0.19.0 or 1.2.1"
+                f"{text!r} is not a version of TensorRT-LLM", hint="write it like 0.19.0 or 1.2.1"
             )
         return cls(int(match[1]), int(match[2]), int(match[3] or 0))
 
@@ -118,7 +118,7 @@ def choose_version(version: str, container: str) -> Version:
     if chosen < FIRST_CONFIGURABLE and not chosen.same_release(TUTORIALS):
         raise IncompatibleError(
             f"TensorRT-LLM {chosen} is not supported",
-            mend=f"build for {TUTORIALS}, or for {FIRST_CONFIGURABLE} or later",
+            hint=f"build for {TUTORIALS}, or for {FIRST_CONFIGURABLE} or later",
         )
     return chosen
 
@@ -132,12 +132,12 @@ def _named_version(version: str, container: str) -> Version:
     if included is None:
         raise OptionError(
             f"the version of TensorRT-LLM in container {container!r} is unknown",
-            mend=f"give --set trtllm_version=…, or one of {', '.join(sorted(CONTAINERS))}",
+            hint=f"give --set trtllm_version=…, or one of {', '.join(sorted(CONTAINERS))}",
         )
     if requested and not requested.same_release(included):
         raise IncompatibleError(
             f"trtllm_version {requested} contradicts container {container}, which has {included}",
-            mend="give a version and a container that match",
+            hint="give a version and a container that match",
         )
     return included
 

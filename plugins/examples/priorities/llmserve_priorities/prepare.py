@@ -26,7 +26,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     levels, default = int(options["priority_levels"]), int(options["default_priority"])
     if default > levels:
         raise OptionError(
-            f"default_priority {default} is over priority_levels {levels}", mend="lower it"
+            f"default_priority {default} is over priority_levels {levels}", hint="lower it"
         )
     default_queue = Queue(
         size=int(options["queue_size"]),

@@ -30,14 +30,14 @@ def parse_queues(text: str, *, levels: int, default: Queue) -> Mapping[int, Queu
     for part in filter(None, (part.strip() for part in text.split(";"))):
         level, colon, settings = part.partition(":")
         if not colon or not level.strip().isdecimal():
-            raise OptionError(f"queues cannot be parsed at {part!r}", mend=_HINT)
+            raise OptionError(f"queues cannot be parsed at {part!r}", hint=_HINT)
         number = int(level)
         if not 1 <= number <= levels:
             raise OptionError(
-                f"queues has priority {number}, which does not exist", mend=f"use 1 to {levels}"
+                f"queues has priority {number}, which does not exist", hint=f"use 1 to {levels}"
             )
         if number in queues:
-            raise OptionError(f"queues has priority {number} twice", mend="combine the two")
+            raise OptionError(f"queues has priority {number} twice", hint="combine the two")
         queues[number] = _parse_queue(settings, default)
     return queues
 
@@ -53,5 +53,5 @@ def _parse_queue(settings: str, default: Queue) -> Queue:
         elif key == "timeout_ms" and value.isdecimal() and int(value) <= INT32_MAX:
             queue = replace(queue, timeout_ms=int(value))
         else:
-            raise OptionError(f"queues cannot be parsed at {setting.strip()!r}", mend=_HINT)
+            raise OptionError(f"queues cannot be parsed at {setting.strip()!r}", hint=_HINT)
     return queue

@@ -25,7 +25,7 @@ class ModelSize:
 def survey(repository: Path) -> list[ModelSize]:
     """Return every model of a repository, by name."""
     if not repository.is_dir():
-        raise ConfigError(f"no folder at {repository}", mend="name a model repository")
+        raise ConfigError(f"no folder at {repository}", hint="name a model repository")
     models = Repository.open(repository)
     return [_size(model) for model in models if not model.name.startswith(".")]
 

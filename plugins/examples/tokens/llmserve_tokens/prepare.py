@@ -18,7 +18,7 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
     source = context.source
     files = [source.path / name for name in _FILES if (source.path / name).is_file()]
     if source.path / "tokenizer.json" not in files:
-        raise ModelSourceError(f"{source.asked} has no tokenizer.json", mend=_HINT)
+        raise ModelSourceError(f"{source.asked} has no tokenizer.json", hint=_HINT)
     # Always a copy: these files are small, and reading the hub's cache would need its client.
     settings = context.place(files, _FOLDER, copy=True)
     try:
@@ -29,10 +29,10 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         # The library raises bare exceptions; all of them mean that it cannot use the files.
         reason = " ".join(str(error).split())[:200]
         raise ModelSourceError(
-            f"the tokenizer of {source.asked} cannot be used: {reason}", mend=_HINT
+            f"the tokenizer of {source.asked} cannot be used: {reason}", hint=_HINT
         ) from None
     if context.options["chat"] and not tokenizer.has_chat_template:
         raise OptionError(
-            f"{context.model} has no chat template", mend="leave out --chat, or use a chat model"
+            f"{context.model} has no chat template", hint="leave out --chat, or use a chat model"
         )
     return settings

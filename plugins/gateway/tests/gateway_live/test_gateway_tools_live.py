@@ -68,7 +68,7 @@ def script(text: str) -> list[Any]:
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTriton]:
     """A Triton with the scripted plugin, which only this module installs."""
     folder = tmp_path_factory.mktemp("site")
-    install(folder, "scripted-model", "[llmserve.api2]\nscripted = scripted_model\n")
+    install(folder, "scripted-model", "[llmserve.api3]\nscripted = scripted_model\n")
     with pytest.MonkeyPatch.context() as patch:
         for entry in (folder, Path(__file__).with_name("scripted")):
             patch.syspath_prepend(entry)

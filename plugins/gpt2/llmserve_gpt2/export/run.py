@@ -49,7 +49,7 @@ def export(
         (folder / exporter.FILE).unlink(missing_ok=True)
         raise ModelSourceError(
             f"{name} cannot be exported to {form}: {_reason(error)}",
-            mend="serve it with --plugin hf or --plugin iterative",
+            hint="serve it with --plugin hf or --plugin iterative",
         ) from error
     report(f"{exporter.FILE} is off by {difference:.1e} at most, and chooses the same tokens")
     return Exported(folder / exporter.FILE, shape, tuple(sorted(eos_ids(model))), difference)

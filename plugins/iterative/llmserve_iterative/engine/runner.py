@@ -189,7 +189,7 @@ def make_runner(model: Any, cache_tokens: int) -> Runner:
     raise IncompatibleError(
         f"{type(model).__name__} cannot be decoded token by token with a cache of keys and "
         f"values ({trial.reason})",
-        mend="serve it with the plugin hf",
+        hint="serve it with the plugin hf",
     )
 
 

@@ -46,9 +46,9 @@ def test_a_fault_is_reported_with_its_fix(
     repo: Path, model: str, old: str, new: str, what: str, fatal: bool
 ) -> None:
     change(repo, model, old, new)
-    problems = [problem for problem in check_repository(repo) if problem.model == model]
-    assert any(what in problem.what and problem.fatal == fatal for problem in problems), problems
-    assert all(problem.mend for problem in problems)
+    problems = [problem for problem in check_repository(repo) if problem.where == model]
+    assert any(what in problem.message and problem.fatal == fatal for problem in problems), problems
+    assert all(problem.hint for problem in problems)
 
 
 @pytest.mark.parametrize("release", [name for name in releases() if name != "llmapi"])
@@ -61,9 +61,9 @@ def test_a_parameter_that_is_read_without_a_default_is_required(release: str, mi
     for name in releases()[release].side("tensorrt_llm", "input"):
         config.input.add(name=name)
     model = CheckedModel(TEMPLATES / "tensorrt_llm", config, {})
-    assert not any("without which" in problem.what for problem in check_model(model))
+    assert not any("without which" in problem.message for problem in check_model(model))
     del config.parameters[missing]
-    is_reported = any(f"no parameter {missing}, without" in p.what for p in check_model(model))
+    is_reported = any(f"no parameter {missing}, without" in p.message for p in check_model(model))
     assert is_reported == (missing in releases()[release].required)
 
 
@@ -78,11 +78,11 @@ def test_an_engine_that_does_not_fit(
     repo: Path, version: str, changes: dict[str, Any], what: str
 ) -> None:
     engine_of(repo.parent / "engine", version, changes)
-    assert what in check_repository(repo)[0].what
+    assert what in check_repository(repo)[0].message
 
 
 def test_streaming_from_an_engine_that_is_not_decoupled(repo: Path) -> None:
     change(repo, "tensorrt_llm", "decoupled: True", "decoupled: False")
-    problems = {problem.model: problem.what for problem in check_repository(repo)}
+    problems = {problem.where: problem.message for problem in check_repository(repo)}
     assert "tensorrt_llm is not decoupled" in problems["ensemble"]
     assert problems["tensorrt_llm_bls"] == "it is decoupled and tensorrt_llm is not decoupled"
