@@ -4,5 +4,5 @@ from llmserve.builder.build import build as build
 from llmserve.client import connect as connect
 from llmserve.client import connect_async as connect_async
 from llmserve.errors import LLMServeError as LLMServeError
-from llmserve.hookspecs import hookimpl as hookimpl
+from llmserve.plugins.hookspecs import hookimpl as hookimpl
 from llmserve.version import __version__ as __version__

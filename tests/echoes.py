@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from llmserve.runtime.answer.generation import Constraint, Generation
+from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.protocols import Progress, Tokenizer
-from llmserve.runtime.text_formatter import TextFormatter
 
 
 class Panic(BaseException):

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from llmserve.demo import demo_model_path
 from llmserve.runtime import Generation, Params
-from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.testing import ByteTokenizer, FakeRequest, LiveTriton, make_parts
 
 ROOT = Path(__file__).parents[1]

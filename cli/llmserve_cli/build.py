@@ -132,8 +132,8 @@ def build(
     with while_importing():
         from llmserve.builder.build import BuildSpec, build_spec
         from llmserve.builder.plan import suited_recipe
-        from llmserve.options import parse_assignments
-        from llmserve.registry import Registry
+        from llmserve.plugins.options import parse_assignments
+        from llmserve.plugins.registry import Registry
         from llmserve_cli.status import Status
 
     if spec_fields["name"] == "":

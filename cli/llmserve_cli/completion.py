@@ -28,8 +28,8 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 def component_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete an option with the components of the role that it names, or else with recipes."""
-    from llmserve.registry import Registry
-    from llmserve.roles import ROLES
+    from llmserve.plugins.registry import Registry
+    from llmserve.plugins.roles import ROLES
 
     del ctx
     role = param.name if param.name in ROLES else "recipe"
@@ -40,7 +40,7 @@ def component_names(ctx: click.Context, param: click.Parameter, incomplete: str)
 def option_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete ``build --set`` with the options of the plugin given before it, or by default."""
     from llmserve.builder.plan import known_options, suited_recipe
-    from llmserve.registry import Registry
+    from llmserve.plugins.registry import Registry
 
     del param
     registry = Registry.load()

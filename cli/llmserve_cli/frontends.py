@@ -12,9 +12,9 @@ from llmserve.errors import LLMServeError, PluginError, UsageError, reason
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmserve.roles import Frontend, Place
+    from llmserve.plugins.roles import Frontend, Place
     from llmserve.server import Server
-    from llmserve.server.frontend import RunningFrontend
+    from llmserve.server.run.frontend import RunningFrontend
 
 _NONE = "none"
 
@@ -74,7 +74,7 @@ class RequestedFrontends:
         keep_logs: Callable[[], bool],
     ) -> Iterator[list[RunningFrontend]]:
         """Start the frontends in front of all servers; stop those that still run at the end."""
-        from llmserve.server.frontend import log_beside, start_frontend
+        from llmserve.server.run.frontend import log_beside, start_frontend
 
         tritons = tuple(server.address for server in servers)
         running = []
@@ -90,8 +90,8 @@ class RequestedFrontends:
                 front.log_file.unlink(missing_ok=True)
 
     def _chosen(self) -> list[Frontend]:
-        from llmserve.registry import Registry
-        from llmserve.roles import Frontend
+        from llmserve.plugins.registry import Registry
+        from llmserve.plugins.roles import Frontend
 
         if self.names == (_NONE,):
             return []

@@ -13,7 +13,7 @@ from llmserve_cli.completion import component_names
 from llmserve_cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
-    from llmserve.registry import Registry
+    from llmserve.plugins.registry import Registry
 
 
 @click.command()
@@ -30,7 +30,7 @@ def plugins(name: str | None, as_json: bool) -> None:
     llmserve plugins
     llmserve plugins hf
     """
-    from llmserve.registry import Registry
+    from llmserve.plugins.registry import Registry
 
     registry = Registry.load()
     if name:
@@ -92,7 +92,7 @@ def _problems(registry: Registry) -> list[str]:
 
 def unmatched_names(registry: Registry, environment: Mapping[str, str]) -> list[str]:
     """Report names in the environment that match no plugin: a typo would go unnoticed."""
-    from llmserve.registry import BLOCKED, ONLY, names_in
+    from llmserve.plugins.registry import BLOCKED, ONLY, names_in
 
     return [
         f"{variable} names {name!r}, but no installed plugin has that name"

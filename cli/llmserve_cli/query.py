@@ -240,7 +240,7 @@ def _watched(client: Client) -> Iterator[None]:
 
 def _assigned(assignments: tuple[str, ...], taken: set[str]) -> dict[str, Any]:
     """Read ``--set``; it cannot set options that have their own argument."""
-    from llmserve.options import parse_assignments
+    from llmserve.plugins.options import parse_assignments
 
     options = parse_assignments(assignments)
     for key in options:

@@ -77,7 +77,7 @@ def _confirmed(repository: Path, names: list[str], serving: list[Running]) -> bo
 
 
 def _unload(server: Running, model: str) -> None:
-    from llmserve.server.control import ask
+    from llmserve.server.keep.control import ask
     from llmserve_cli.status import Status
 
     try:

@@ -63,7 +63,7 @@ def reload(model: str, url: str | None, repository: Path | None) -> None:
     llmserve build --plugin hf --model demo --force
     llmserve reload demo
     """
-    from llmserve.server.control import ask
+    from llmserve.server.keep.control import ask
     from llmserve_cli.status import Status
 
     server = find_one(url, repository, model)
@@ -85,7 +85,7 @@ def unload(model: str, url: str | None, repository: Path | None) -> None:
     \b
     llmserve unload demo
     """
-    from llmserve.server.control import ask
+    from llmserve.server.keep.control import ask
     from llmserve_cli.status import Status
 
     server = find_one(url, repository, model)

@@ -20,8 +20,8 @@ from llmserve_cli.terminal import printable
 if TYPE_CHECKING:
     from llmserve.repository.repository import Repository
     from llmserve.server import LoadProgress, Server, ServerSettings
-    from llmserve.server.frontend import RunningFrontend
-    from llmserve.server.loading import Loading
+    from llmserve.server.run.frontend import RunningFrontend
+    from llmserve.server.run.loading import Loading
     from llmserve_cli.frontends import RequestedFrontends
 
 
@@ -111,11 +111,11 @@ def serve(
     llmserve serve model_repository --model demo --port 9000
     """
     from llmserve.contract.address import Address
+    from llmserve.plugins.roles import Place
     from llmserve.repository.publish import recover
     from llmserve.repository.repository import Repository
-    from llmserve.roles import Place
     from llmserve.server import ServerSettings, one_log, settings_of_each, start_all
-    from llmserve.server.tracing import trace_arguments
+    from llmserve.server.run.tracing import trace_arguments
     from llmserve_cli.frontends import RequestedFrontends
     from llmserve_cli.interrupts import raise_on_interrupt
     from llmserve_cli.status import Status
@@ -147,8 +147,8 @@ def serve(
     )
     settings, left_out = _checked(settings, found, frontends)
     # Imported only now, so that problems are reported in less than a second.
-    from llmserve.server.loading import Loading
-    from llmserve.server.supervisor import Supervisor
+    from llmserve.server.keep.supervisor import Supervisor
+    from llmserve.server.run.loading import Loading
 
     # SIGTERM comes from service managers. SIGINT must work in a background job too.
     raise_on_interrupt(signal.SIGTERM, signal.SIGINT)
@@ -219,7 +219,7 @@ def _refuse_other(path: Path) -> None:
 @contextmanager
 def _announced(loading: Loading) -> Iterator[Path | None]:
     """List the server for the commands that look for one, from now on."""
-    from llmserve.server.control import announced
+    from llmserve.server.keep.control import announced
 
     with ExitStack() as stack:
         path = None
@@ -245,7 +245,7 @@ def _checked(
     Return also the models that cannot be served, and why; the settings are without them.
     """
     from llmserve.server import find_problems, first_available, port_problems
-    from llmserve.server.machine import note_of_memory
+    from llmserve.server.run.machine import note_of_memory
 
     problems: list[Problem] = []
     if settings.runtime == "auto":
@@ -299,7 +299,7 @@ def _without_broken(
     """
     from llmserve.repository.check import check_repository
     from llmserve.server import with_dependents
-    from llmserve.server.embedded import missing_backends
+    from llmserve.server.find.embedded import missing_backends
 
     here = settings.runtime == "embedded"
     problems = check_repository(repository, models=settings.models, quick=True, served_here=here)

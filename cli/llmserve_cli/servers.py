@@ -52,7 +52,7 @@ class Running:
 
     @property
     def is_silent(self) -> bool:
-        from llmserve.server.control import SILENT
+        from llmserve.server.keep.control import SILENT
 
         return self.state == SILENT
 
@@ -73,7 +73,7 @@ class Running:
 def find_servers(url: str | None = None, repository: Path | None = None) -> list[Running]:
     """Return the servers of this user, or those at an address or of a repository."""
     from llmserve.client.url import parse_url
-    from llmserve.server.control import running_servers
+    from llmserve.server.keep.control import running_servers
 
     address = str(parse_url(url)) if url else None
     servers = [Running(path, status) for path, status in running_servers()]

@@ -24,8 +24,9 @@ from llmserve.builder.plan import (
 from llmserve.errors import PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, remedy
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Assemble
 from llmserve.problems import Problem
-from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.dockerfile import image_for
@@ -40,7 +41,6 @@ from llmserve.repository.wheels import (
     wheels_in,
     without_index,
 )
-from llmserve.roles import Assemble
 from llmserve.runtime.contract import Tensor
 from llmserve.version import __version__
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve.builder.source import ModelSource
 from llmserve.builder.source_files import check_intact, weight_files
 from llmserve.errors import ModelSourceError, OptionError
-from llmserve.options import Option
+from llmserve.plugins.options import Option
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext

@@ -16,7 +16,7 @@ from llmserve.builder.source_files import (
     check_links,
     config_files,
 )
-from llmserve.options import Value
+from llmserve.plugins.options import Value
 
 if TYPE_CHECKING:
     # Plugins import this module for annotations, which must not load protobuf.

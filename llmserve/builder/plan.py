@@ -23,11 +23,11 @@ from llmserve.errors import (
     reason,
 )
 from llmserve.names import check_model_name, model_name_from, normal
-from llmserve.options import Option, Value, renamed_values, resolve
 from llmserve.packages import install_command
-from llmserve.registry import Plugin, Registry
+from llmserve.plugins.options import Option, Value, renamed_values, resolve
+from llmserve.plugins.registry import Plugin, Registry
+from llmserve.plugins.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
 from llmserve.repository.manifest import Manifest
-from llmserve.roles import Batching, Component, Formatter, Generator, Recipe, Tokenizer
 
 SOURCE_OPTIONS = (
     Option("revision", "", "Branch, tag or commit of a model on the hub."),

@@ -250,7 +250,7 @@ INCLUDE_STOP = _input("include_stop_str_in_output")
 INPUT_IDS = _input("input_ids")
 PROMPT_ONLY = _input("prompt_only")
 SAMPLING = _inputs("sampling")
-"""The options that a generator supports by using ``llmserve.runtime.sampling``."""
+"""The options that a generator supports by using ``llmserve.runtime.answer.sampling``."""
 LOGIT_BIAS = _input("logit_bias")
 """``runtime.sampling`` supports it."""
 LOGPROBS = _inputs("logprobs")

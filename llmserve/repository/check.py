@@ -25,14 +25,14 @@ from llmserve.packages import (
     remedy,
     too_new_numpy,
 )
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import ROLES
 from llmserve.problems import Problem
-from llmserve.registry import Registry
 from llmserve.repository import config as modelconfig
 from llmserve.repository.config import ModelConfig
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import CheckedModel, Model, Repository
 from llmserve.repository.runtimes import check_models, problem_with
-from llmserve.roles import ROLES
 
 __all__ = ["Problem", "check_repository", "not_a_repository"]
 

@@ -21,14 +21,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llmserve.contract.names import class_at
 from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import reason
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Generator
 from llmserve.problems import Problem
-from llmserve.registry import Registry
 from llmserve.repository.config import versions
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Model
-from llmserve.roles import Generator
 from llmserve.runtime import protocols
 
 _PROTOCOLS: dict[str, type[Any]] = {
@@ -193,7 +194,7 @@ class _StubModule(ModuleType):
 
 
 def _class_problem(runtime: str, methods: Iterable[str]) -> tuple[str, bool] | None:
-    module, _, name = runtime.partition(":")
+    module, name = class_at(runtime)
     try:
         runtime_class = getattr(import_module(module), name, None)
     except BaseException as error:
@@ -221,7 +222,7 @@ def _import_problem(
     runtime: str, settings: Mapping[str, Any], folder: Path
 ) -> tuple[str, bool] | None:
     """Return why a valid class cannot import what it will load its model with."""
-    module, _, name = runtime.partition(":")
+    module, name = class_at(runtime)
     try_imports = getattr(getattr(import_module(module), name), "try_imports", None)
     try:
         if try_imports:
@@ -233,7 +234,7 @@ def _import_problem(
 
 def problem_with(runtime: str) -> str | None:
     """Return why a component's ``package.module:Class`` cannot be found, or None."""
-    module, _, name = runtime.partition(":")
+    module, name = class_at(runtime)
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         return f"{runtime!r} is not of the form package.module:Class"
     try:

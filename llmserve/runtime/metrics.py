@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from llmserve.runtime.job import Job
+from llmserve.runtime.drivers.job import Job
 from llmserve.runtime.protocols import Parts, Stepper
 
 _GAUGES: dict[str, tuple[Callable[[Stepper], int], str]] = {

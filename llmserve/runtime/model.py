@@ -10,10 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.names import MANIFEST, SCHEMA
-from llmserve.runtime.outputs import declared_outputs
+from llmserve.contract.names import MANIFEST, SCHEMA, class_at
+from llmserve.runtime.answer.outputs import declared_outputs
+from llmserve.runtime.answer.utf8 import reachable, use_utf8
 from llmserve.runtime.protocols import Driver, Parts
-from llmserve.runtime.utf8 import reachable, use_utf8
 
 
 class TritonPythonModel:
@@ -95,7 +95,7 @@ class TritonPythonModel:
 
 
 def _create(component: Mapping[str, Any], folder: Path) -> Any:
-    module, _, name = component["runtime"].partition(":")
+    module, name = class_at(component["runtime"])
     settings = _Settings(component["settings"], module.partition(".")[0])
     return getattr(import_module(module), name)(settings, folder)
 

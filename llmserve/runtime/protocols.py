@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.contract.tensors import Tensor
-from llmserve.runtime.generation import Constraint, Generation
-from llmserve.runtime.logprobs import Logprob
+from llmserve.runtime.answer.generation import Constraint, Generation
+from llmserve.runtime.answer.logprobs import Logprob
 
 
 class Tokenizer(Protocol):

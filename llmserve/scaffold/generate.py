@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from llmserve.api import API
 from llmserve.errors import OutputError, UsageError
 from llmserve.names import normal
-from llmserve.registry import Registry
+from llmserve.plugins.api import API
+from llmserve.plugins.registry import Registry
 from llmserve.version import __version__
 
 SOURCES = Path(__file__).parent

@@ -1,8 +1,9 @@
 from llmserve.contract.address import Address as Address
-from llmserve.server.control import ask as ask
 from llmserve.server.keep import health as health
+from llmserve.server.keep.control import ask as ask
 from llmserve.server.keep.keeper import Keeper as Keeper
-from llmserve.server.log import LoadProgress as LoadProgress
+from llmserve.server.run.log import LoadProgress as LoadProgress
+from llmserve.server.run.tracing import traces_url as traces_url
 from llmserve.server.server import Server as Server
 from llmserve.server.server import stand_ins as stand_ins
 from llmserve.server.settings import Runtime as Runtime
@@ -15,4 +16,3 @@ from llmserve.server.startup import settings_of_each as settings_of_each
 from llmserve.server.startup import start as start
 from llmserve.server.startup import start_all as start_all
 from llmserve.server.startup import with_dependents as with_dependents
-from llmserve.server.tracing import traces_url as traces_url

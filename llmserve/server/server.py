@@ -18,16 +18,16 @@ from urllib.request import ProxyHandler, Request, build_opener
 from llmserve.contract.address import Address
 from llmserve.contract.names import STAND_IN_METRIC
 from llmserve.errors import ServerError, UsageError
-from llmserve.server.launch import (
+from llmserve.server.find.launch import (
     Instance,
     Launch,
     link_model,
     unlink_model,
 )
-from llmserve.server.log import ServerLog, in_plain_words
-from llmserve.server.process import GuardedProcess
+from llmserve.server.run.log import ServerLog, in_plain_words
+from llmserve.server.run.process import GuardedProcess
+from llmserve.server.run.stubs import Stubs
 from llmserve.server.settings import ServerSettings
-from llmserve.server.stubs import Stubs
 from llmserve.server.workarounds import keep_model, withdraw_model
 
 UNLOADED = ("", "UNAVAILABLE")

@@ -17,7 +17,7 @@ from llmserve.problems import Problem
 from llmserve.repository.repository import Repository
 
 if TYPE_CHECKING:
-    from llmserve.roles import Backend
+    from llmserve.plugins.roles import Backend
 
 FRONTEND = "frontend"
 """The name of a frontend's port in messages."""

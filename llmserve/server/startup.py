@@ -17,8 +17,8 @@ from llmserve.names import near
 from llmserve.packages import install_command
 from llmserve.problems import Problem
 from llmserve.repository.repository import Repository
-from llmserve.server.embedded import find_embedded, missing_backends, prepare_embedded
-from llmserve.server.launch import (
+from llmserve.server.find.embedded import find_embedded, missing_backends, prepare_embedded
+from llmserve.server.find.launch import (
     Instance,
     Launch,
     find_binary,
@@ -26,11 +26,11 @@ from llmserve.server.launch import (
     prepare_binary,
     prepare_docker,
 )
-from llmserve.server.log import LoadProgress, ServerLog
-from llmserve.server.machine import shortages
-from llmserve.server.private import new_log, open_log
-from llmserve.server.process import make_scratch, sweep
-from llmserve.server.readiness import (
+from llmserve.server.run.log import LoadProgress, ServerLog
+from llmserve.server.run.machine import shortages
+from llmserve.server.run.private import new_log, open_log
+from llmserve.server.run.process import make_scratch, sweep
+from llmserve.server.run.readiness import (
     ModelsFailedError,
     OnProgress,
     Readiness,

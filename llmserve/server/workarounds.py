@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmserve.contract.workaround import Workaround
-from llmserve.server.launch import FAR_FUTURE, POLL, RENEWED
+from llmserve.server.find.launch import FAR_FUTURE, POLL, RENEWED
 
 _EMBEDDED = "Triton 2.51 (24.10, in nvidia-pytriton 0.7)"
 
@@ -24,7 +24,7 @@ DIED_LOADING = Workaround(
     _EMBEDDED,
     (
         "workarounds:DEATH_REPORTED",
-        "readiness:Readiness._died_while_loading",
+        "run.readiness:Readiness._died_while_loading",
         "keep.detect:Detector._check_loading",
     ),
     "kill -9 of a process that loads is reported in the log as `failed to load` within a second",
@@ -33,7 +33,7 @@ GIVEN_UP = Workaround(
     "A process that hangs for a second while it loads, as with the whole machine, is given up as "
     "unhealthy; before that is reported, its end is waited for, which never comes.",
     _EMBEDDED,
-    ("workarounds:waited_for", "stubs:Stubs.kill_given_up"),
+    ("workarounds:waited_for", "run.stubs:Stubs.kill_given_up"),
     "test_a_model_that_stops_while_it_loads_does_not_block_anything passes without it",
 )
 FILES_GONE = Workaround(
@@ -43,14 +43,14 @@ FILES_GONE = Workaround(
         "workarounds:withdraw_model",
         "keep.orders:Orders._wait_until_loaded",
         "server:Server.load",
-        "guard:_end_loading",
+        "run.guard:_end_loading",
     ),
     "unloading a model at once after `loading:` in the log, twenty times, leaves no Triton stuck",
 )
 STUCK_STUB = Workaround(
     "After `Failed to preinitialize Python stub` the stub that has ended is waited for forever.",
     _EMBEDDED,
-    ("log:ServerLog", "keep.orders:Orders._wait_until_gone"),
+    ("run.log:ServerLog", "keep.orders:Orders._wait_until_gone"),
     "a stub that cannot start (no libpython) is reported as `failed to load`",
 )
 TRIED_AGAIN = Workaround(
@@ -69,44 +69,44 @@ UNREADABLE = Workaround(
 CRASHED = Workaround(
     "A model whose process has crashed is reported as ready, and the process stays a zombie.",
     _EMBEDDED,
-    ("stubs:Stubs.poll",),
+    ("run.stubs:Stubs.poll",),
     "/v2/models/NAME/ready is 400 a second after kill -9 of the process",
 )
 SIGTERM_LOADING = Workaround(
     "SIGTERM during the first load kills the server at once, and /tmp/python_env_... remains.",
     _EMBEDDED,
-    ("guard:_end_loading",),
+    ("run.guard:_end_loading",),
     "SigCgt in /proc/PID/status has SIGTERM from the start",
 )
 PUBLIC_MEMORY = Workaround(
     "The library for shared memory sets mode 0644 whatever the umask is: all users read prompts.",
     f"{_EMBEDDED}, with Boost.Interprocess",
-    ("guard:_program",),
+    ("run.guard:_program",),
     "test_server_private passes with the filter left out",
 )
 UNQUOTED = Workaround(
     "The path of a model is passed to a shell without quotes, and Python in the stub opens only "
     "paths in ASCII.",
     _EMBEDDED,
-    ("launch:link_models", "process:scratch_folder"),
+    ("find.launch:link_models", "run.process:scratch_folder"),
     "a repository below a folder named `a b` is served without the links",
 )
 NO_SHELL = Workaround(
     "A model's process is started through bash, and waited for forever if there is none on PATH.",
     _EMBEDDED,
-    ("embedded:environment",),
+    ("find.embedded:environment",),
     "with an empty PATH, a model is reported as `failed to load`",
 )
 ISOLATED_PYTHON = Workaround(
     "The interpreter of the stub ignores PYTHONPATH and the locale, from Python 3.11 on.",
     _EMBEDDED,
-    ("stub_site:write",),
+    ("find.stub_site:write",),
     "the stub imports a package that only PYTHONPATH has",
 )
 ENCODED_HEADERS = Workaround(
     "Trace headers are sent as they are, while OpenTelemetry has them percent-encoded.",
     _EMBEDDED,
-    ("launch:environment_of_triton",),
+    ("find.launch:environment_of_triton",),
     "a collector gets `a b` for OTEL_EXPORTER_OTLP_HEADERS=x=a%20b",
 )
 COUNTED_FOREVER = Workaround(

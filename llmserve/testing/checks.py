@@ -11,9 +11,9 @@ import pytest
 
 from llmserve.builder.build import BuildResult, build
 from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutError
-from llmserve.registry import Registry
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import ROLES
 from llmserve.repository.repository import Model
-from llmserve.roles import ROLES
 from llmserve.testing.live import LiveTriton
 
 A = TypeVar("A")

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve import roles
 from llmserve.contract.failures import Failure, read
 from llmserve.contract.options import ALIASES, OPTIONS
 from llmserve.contract.tensors import MESSAGES, TEXT_INPUT
+from llmserve.plugins import roles
+from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.protocols import Formatter, Parts, Tokenizer
-from llmserve.runtime.text_formatter import TextFormatter
 
 _INPUTS = (TEXT_INPUT, MESSAGES, *roles.Batching.inputs, *roles.Formatter.inputs)
 

@@ -15,9 +15,9 @@ import pytest
 
 from llmserve.contract.address import Address
 from llmserve.errors import PortInUseError, ServerError
-from llmserve.registry import Registry
-from llmserve.roles import Frontend, Place
-from llmserve.server.frontend import RunningFrontend, start_frontend
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Frontend, Place
+from llmserve.server.run.frontend import RunningFrontend, start_frontend
 from llmserve.server.settings import free_port
 
 _GRACE = 5.0

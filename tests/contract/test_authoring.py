@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from llmserve import packages
-from llmserve.api import API
+from llmserve.plugins.api import API
 from llmserve.repository.check import check_repository
 from llmserve.scaffold import ROLES, new_package
 from tests.authoring import PAGE, install_examples

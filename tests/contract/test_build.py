@@ -24,12 +24,12 @@ from llmserve.errors import (
     PluginError,
     UsageError,
 )
-from llmserve.registry import Entry, Registry
+from llmserve.plugins.registry import Entry, Registry
+from llmserve.plugins.roles import Batching
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
 from llmserve.repository.manifest import hashes
 from llmserve.repository.repository import Repository
-from llmserve.roles import Batching
 from tests.contract.golden import GOLDEN, build_all, compared_files, without_versions
 from tests.support import ROOT, edit_json
 

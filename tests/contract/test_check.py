@@ -13,7 +13,7 @@ import pytest
 
 import llmserve
 from llmserve.plugin import CheckedModel, hookimpl
-from llmserve.registry import Plugin, Registry, find_plugins
+from llmserve.plugins.registry import Plugin, Registry, find_plugins
 from llmserve.repository import config as modelconfig
 from llmserve.repository.check import check_repository
 from tests.support import describe, replace_text, run, with_path
@@ -52,7 +52,7 @@ FULL = "in a full check"
         (MANIFEST, '"torch": ', '"no-such-package": ', "no-such-package", (INSTALLED,)),
         (MANIFEST, "llmserve_hf.generator:", "llmserve_hf.gone:", "no module", (INSTALLED,)),
         (MANIFEST, "generator:TransformersGenerator", "generator", "of the form", (INSTALLED,)),
-        (MANIFEST, "hf_tokenizer:TransformersTokenizer", "batch:BatchDriver",
+        (MANIFEST, "llmserve.runtime:TransformersTokenizer", "llmserve.runtime:BatchDriver",
          "BatchDriver has no method encode or encode_chat or decode", (INSTALLED, FULL)),
     ],
 )  # fmt: skip

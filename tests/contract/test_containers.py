@@ -17,11 +17,11 @@ from llmserve.builder.context import BuildContext, Container
 from llmserve.builder.plan import BuildResult, BuildSpec
 from llmserve.contract.container import IMAGE, UNKNOWN, release
 from llmserve.errors import ConfigError, UsageError
-from llmserve.registry import Plugin, Registry
+from llmserve.plugins.registry import Plugin, Registry
+from llmserve.plugins.roles import Batching
 from llmserve.repository.dockerfile import groups, image_for
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Repository
-from llmserve.roles import Batching
 from tests.live.servers import FREE_PORTS
 from tests.support import replace_text, run
 
@@ -42,7 +42,7 @@ def build(
     core = Registry.load()
     dynamic = core.get(Batching, "dynamic")
     own = Batching(
-        name="own", summary="", runtime="llmserve.runtime.batch:BatchDriver", prepare=prepare,
+        name="own", summary="", runtime="llmserve.runtime:BatchDriver", prepare=prepare,
         options=dynamic.options, inputs=dynamic.inputs,
     )  # fmt: skip
     entry = next(entry for entry in core.entries if entry.component is dynamic)

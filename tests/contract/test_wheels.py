@@ -57,7 +57,7 @@ USE = """
 import llmserve, llmserve_hf, llmserve_cli.main
 from pathlib import Path
 from llmserve.demo import demo_model_path
-from llmserve.registry import Registry
+from llmserve.plugins.registry import Registry
 for module in (llmserve, llmserve_hf, llmserve_cli.main):
     assert "/fresh" in module.__file__, module.__file__
 assert (demo_model_path() / "model.safetensors").is_file()

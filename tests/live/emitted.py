@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.contract.container import MODELS
-from llmserve.server import ServerSettings, stub_site
-from llmserve.server.embedded import environment, find_embedded, lay_out
+from llmserve.server import ServerSettings
+from llmserve.server.find import stub_site
+from llmserve.server.find.embedded import environment, find_embedded, lay_out
 from llmserve.server.settings import choose_ports
 from tests.intruder import as_another_user, open_over_grpc, open_over_http
 from tests.live.servers import eventually, fetch

@@ -17,8 +17,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from llmserve import hookspecs
-from llmserve.api import API
+from llmserve.plugins import hookspecs
+from llmserve.plugins.api import API
 from llmserve.scaffold import ROLES, new_package
 from tests.authoring import PAGE, blocks, install_examples
 from tests.support import install, with_path
@@ -28,8 +28,8 @@ SECTIONS = dict(PART.findall(PAGE.read_text(encoding="utf-8")))
 HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("llmserve_"))
 BROKEN = """
 from llmserve import hookimpl
-from llmserve.roles import Batching, Generator, Recipe
-from llmserve.runtime.batch import BatchDriver
+from llmserve.plugins.roles import Batching, Generator, Recipe
+from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.contract import SAMPLING
 
 class Crowd:

@@ -19,7 +19,7 @@ import pytest
 
 from llmserve.errors import UsageError
 from llmserve.server import LoadProgress, start
-from llmserve.server.process import GuardedProcess
+from llmserve.server.run.process import GuardedProcess
 from tests.live.servers import ECHO, SLOW, eventually, leftovers, name_of, repository, settings
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.server.guard import members
+from llmserve.server.run.guard import members
 from llmserve.testing import LiveTriton
 from tests.intruder import as_another_user
 from tests.live.servers import name_of

@@ -21,7 +21,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from llmserve.server.guard import state_of
+from llmserve.server.run.guard import state_of
 from tests.live.servers import WORDS, Serving, eventually, repository
 from tests.support import run
 
@@ -64,7 +64,7 @@ class Outcome:
 
 def find(serve: Serving) -> dict[str, int]:
     """Return the process of each name."""
-    guards = serve.processes("server/guard.py")
+    guards = serve.processes("run/guard.py")
     found = {
         "stub": list(serve.processes("models/words/1/model.py ")),
         "triton": list(serve.processes("bin/tritonserver")),

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from llmserve.server import Server, start
-from llmserve.server.guard import ZOMBIE, state_of
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import CHECK_INTERVAL
-from llmserve.server.stubs import Stubs
+from llmserve.server.run.guard import ZOMBIE, state_of
+from llmserve.server.run.stubs import Stubs
 from tests.live.servers import TIMEOUT, WORDS, eventually, figure, repository, settings
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from llmserve.errors import ClientError
 from llmserve.server import health
-from llmserve.server.guard import state_of
+from llmserve.server.run.guard import state_of
 from tests.live.servers import (
     CRASHES,
     DIES,

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from llmserve.api import API, MODULES
+from llmserve.plugins.api import API, MODULES
 
 API_FILE = Path(__file__).parents[2] / "llmserve" / "api.txt"
 
@@ -49,7 +49,7 @@ def signature(member: object) -> str:
 def test_the_public_api_is_the_listed_one() -> None:
     listed = API_FILE.read_text(encoding="utf-8").splitlines()
     assert listed == list(public_api()), (
-        "a removal or change breaks plugins: raise API in llmserve/api.py and add it to the "
+        "a removal or change breaks plugins: raise API in llmserve/plugins/api.py, add it to the "
         "changelog; then regenerate the list with the command at the top of this file"
     )
 

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.answer.generation import Constraint, Generation
+from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.contract import Tensor
+from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.protocols import Answer, Tokenizer
-from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeBackendUtils, FakeRequest, make_parts
 from llmserve.testing.fake import FakeModelException
 from tests.echoes import Panic

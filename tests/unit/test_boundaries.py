@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.api import MODULES
 from llmserve.builder.causal import PLACEMENT_OPTIONS
 from llmserve.builder.plan import REQUEST_OPTIONS, SOURCE_OPTIONS
 from llmserve.contract import tensors
 from llmserve.contract.options import OPTIONS
 from llmserve.contract.tensors import Tensor
-from llmserve.registry import Registry
-from llmserve.roles import Backend
+from llmserve.plugins.api import MODULES
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Backend
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "llmserve"
@@ -57,8 +57,8 @@ OUTSIDE = {
     *sys.stdlib_module_names,
 }  # fmt: skip
 SERVER = {
-    "client", "errors", "lazy", "names", "packages", "problems", "registry", "repository",
-    "repository.check", "repository.repository", "roles",
+    "client", "errors", "lazy", "names", "packages", "plugins.registry", "plugins.roles",
+    "problems", "repository", "repository.check", "repository.repository",
 }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ SERVER = {
         ("contract", set(), {*sys.stdlib_module_names}),
         ("runtime", {"lazy"}, OUTSIDE),
         # Parsers of tool calls are plugins, and looked up like all plugins.
-        ("client", {"errors", "lazy", "registry", "roles"}, None),
+        ("client", {"errors", "lazy", "plugins.registry", "plugins.roles"}, None),
         ("server", SERVER, None),
     ],
 )
@@ -175,8 +175,8 @@ HEAVY = {"torch", "transformers", "click", "tritonclient", "grpc", "numpy", "ric
 @pytest.mark.parametrize(
     "code",
     [
-        "import llmserve, llmserve.client, llmserve.server, llmserve.roles",
-        "from llmserve.registry import Registry\nassert Registry.load().entries",
+        "import llmserve, llmserve.client, llmserve.server, llmserve.plugins.roles",
+        "from llmserve.plugins.registry import Registry\nassert Registry.load().entries",
         "from llmserve.demo import demo_model_path\ndemo_model_path()",
     ],
 )
@@ -226,9 +226,9 @@ def test_no_module_imports_itself_through_others() -> None:
 
 def test_a_cycle_through_a_type_would_be_detected() -> None:
     graph = import_graph()
-    assert "llmserve.builder.context" in graph["llmserve.roles"], "imported for types only"
-    graph["llmserve.builder.context"].add("llmserve.roles")
-    assert "llmserve.roles" in reached_from("llmserve.roles", graph)
+    assert "llmserve.builder.context" in graph["llmserve.plugins.roles"], "imported for types only"
+    graph["llmserve.builder.context"].add("llmserve.plugins.roles")
+    assert "llmserve.plugins.roles" in reached_from("llmserve.plugins.roles", graph)
 
 
 def names_of_our_plugins() -> set[str]:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from llmserve.demo import demo_model_path
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.hf_tokenizer import TransformersTokenizer
+from llmserve.runtime.torch.hf_tokenizer import TransformersTokenizer
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"city": "Zürich"}}}
 CONVERSATION: Any = [

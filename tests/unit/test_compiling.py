@@ -21,12 +21,12 @@ import pytest
 
 import llmserve.demo
 from llmserve.runtime import Generation, RequestError, Sampler, TransformersTokenizer
-from llmserve.runtime.batch import BatchDriver
-from llmserve.runtime.compiling import _MAX_WAITING, Compiled, Compiler
-from llmserve.runtime.constrained import FormConstraint
-from llmserve.runtime.judge import Judge, _grammar, compiled
+from llmserve.runtime.answer.compiling import _MAX_WAITING, Compiled, Compiler
+from llmserve.runtime.answer.constrained import FormConstraint
+from llmserve.runtime.answer.judge import Judge, _grammar, compiled
+from llmserve.runtime.answer.text_formatter import TextFormatter
+from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.protocols import Tokenizer
-from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import FakeRequest, make_parts
 from tests import support
 
@@ -217,7 +217,7 @@ def test_a_failure_that_is_not_the_forms_is_not_remembered(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("llmserve.runtime.compiling.compiled", lambda *_: 1 / 0)
+        patch.setattr("llmserve.runtime.answer.compiling.compiled", lambda *_: 1 / 0)
         assert compiler.start(("regex", "fault")).exception(60)
     assert refusal(compiler.start(("regex", "fault"))) is None
 
@@ -232,7 +232,7 @@ def test_a_tokenizer_that_the_judge_cannot_read_is_a_refusal_that_is_remembered(
             started.append("")
             super().__init__(*arguments)
 
-    monkeypatch.setattr("llmserve.runtime.compiling.Judge", Counted)
+    monkeypatch.setattr("llmserve.runtime.answer.compiling.Judge", Counted)
     tokenizer: Any = SimpleNamespace(tokenizer_json=lambda: "{}")
     compiler = Compiler(tokenizer, TOKENIZER.eos_ids)
     for text in ("a", "b"):

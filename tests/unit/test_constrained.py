@@ -19,8 +19,8 @@ from jsonschema.validators import validator_for
 
 import llmserve.demo
 from llmserve.runtime import Generation, RequestError, Sampler, TransformersTokenizer
-from llmserve.runtime.params import read_params
-from llmserve.runtime.text_formatter import TextFormatter
+from llmserve.runtime.answer.params import read_params
+from llmserve.runtime.answer.text_formatter import TextFormatter
 
 FOLDER = Path(llmserve.demo.__file__).parent / "model"
 TOKENIZER = TransformersTokenizer({"path": "."}, FOLDER)

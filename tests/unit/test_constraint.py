@@ -12,16 +12,16 @@ import pytest
 
 from llmserve.builder.build import contract_of
 from llmserve.builder.plan import BuildSpec, make_plan
-from llmserve.registry import Entry, Registry, find_plugins
-from llmserve.roles import Formatter, Generator, Recipe
+from llmserve.plugins.registry import Entry, Registry, find_plugins
+from llmserve.plugins.roles import Formatter, Generator, Recipe
 from llmserve.runtime import contract
-from llmserve.runtime.batch import BatchDriver
+from llmserve.runtime.answer.generation import Constraint, Generation
+from llmserve.runtime.answer.sampling import Sampler
+from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.contract import Tensor
+from llmserve.runtime.drivers.batch import BatchDriver
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Constraint, Generation
 from llmserve.runtime.protocols import Tokenizer
-from llmserve.runtime.sampling import Sampler
-from llmserve.runtime.text_formatter import TextFormatter
 from llmserve.testing import ByteTokenizer, FakeRequest, make_parts
 from tests import support
 from tests.support import drive
@@ -126,11 +126,11 @@ def test_a_constrained_generation_is_not_plain() -> None:
 @pytest.mark.parametrize("constrains", [True, False])
 def test_an_extra_input_is_declared_if_the_generator_applies_constraints(constrains: bool) -> None:
     registry = Registry(find_plugins({"LLMSERVE_PLUGINS": "hf"}))
-    runtime = "llmserve.runtime.batch:BatchDriver"
+    runtime = "llmserve.runtime:BatchDriver"
     components = (
         Generator(name="biased", summary="", runtime=runtime, constrains=constrains),
         Formatter(
-            name="digits", summary="", runtime="llmserve.runtime.text_formatter:TextFormatter",
+            name="digits", summary="", runtime="llmserve.runtime:TextFormatter",
             inputs=(*contract.TEXT_FORMAT_INPUTS, ONLY_DIGITS), outputs=(contract.TEXT_OUTPUT,),
         ),
         Recipe(name="digital", summary="", generator="biased", formatter="digits"),

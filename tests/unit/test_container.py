@@ -30,10 +30,16 @@ from llmserve.repository import dockerfile
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Repository
 from llmserve.server import ServerSettings
-from llmserve.server.embedded import BUNDLED, RELEASE, find_embedded
-from llmserve.server.launch import Instance, Launch, docker_arguments, prepare_binary, triton_args
+from llmserve.server.find.embedded import BUNDLED, RELEASE, find_embedded
+from llmserve.server.find.launch import (
+    Instance,
+    Launch,
+    docker_arguments,
+    prepare_binary,
+    triton_args,
+)
+from llmserve.server.run.tracing import trace_arguments
 from llmserve.server.settings import Ports
-from llmserve.server.tracing import trace_arguments
 from tests.wire import ADDED, header, newest, over_grpc
 
 ALL = [release(name) for name in SERVERS]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.runtime.continuous import ContinuousDriver
+from llmserve.runtime.drivers.continuous import ContinuousDriver
 from llmserve.testing import FakeRequest, make_parts
 from llmserve.testing.fake import FakeModelException
 from tests.echoes import EchoEngine, SlowFormatter
@@ -114,7 +114,7 @@ def test_a_request_with_a_constraint_that_is_not_ready_is_answered_when_unloadin
 def test_cancellation_is_not_polled_for_an_answered_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("llmserve.runtime.continuous._CANCEL_INTERVAL", 0)
+    monkeypatch.setattr("llmserve.runtime.drivers.continuous._CANCEL_INTERVAL", 0)
     model = Model()
     for _ in range(25):
         wait_until_closed(*(model.send("ab", max_tokens=count) for count in range(1, 9)))

@@ -35,8 +35,8 @@ import click
 import llmserve
 from llmserve.client.messages import build_request
 from llmserve.client.model import ModelInfo, TensorInfo
-from llmserve.registry import Registry
-from llmserve.roles import Generator
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Generator
 from llmserve.runtime import RequestError, read_params
 from llmserve_cli.completion import request_options
 from llmserve_cli.query import query
@@ -94,7 +94,7 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
 
 
 USES = {
-    "llmserve.runtime.constrained": "what it constrains with, and what conflicts with that",
+    "llmserve.runtime.answer.constrained": "what it constrains with, and what conflicts with that",
     "llmserve.testing.checks": "values to try",
     "llmserve.testing.conformance": "values to try",
     "llmserve_gateway.errors": "fields that are made of several options, or of none",

@@ -20,10 +20,11 @@ from llmserve.errors import (
     UnreachableError,
     UsageError,
 )
-from llmserve.server import LoadProgress, ServerSettings, control
-from llmserve.server.control import announced, ask, control_folder, listening, running_servers
-from llmserve.server.loading import Loading
-from llmserve.server.states import Watch
+from llmserve.server import LoadProgress, ServerSettings
+from llmserve.server.keep import control
+from llmserve.server.keep.control import announced, ask, control_folder, listening, running_servers
+from llmserve.server.keep.states import Watch
+from llmserve.server.run.loading import Loading
 from llmserve.testing import ScriptedTriton
 from llmserve_cli.group import cli
 

@@ -11,8 +11,8 @@ import pytest
 
 from llmserve.errors import PluginError
 from llmserve.plugin import Address, Frontend, Place
-from llmserve.registry import Plugin, Registry
-from llmserve.server.frontend import start_frontend
+from llmserve.plugins.registry import Plugin, Registry
+from llmserve.server.run.frontend import start_frontend
 from llmserve.server.settings import free_port
 from llmserve.testing import FrontendConformance
 from llmserve_cli.frontends import RequestedFrontends

@@ -7,7 +7,7 @@ import torch
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
-from llmserve.runtime.linear import FewRowsLinear, speed_up
+from llmserve.runtime.torch.linear import FewRowsLinear, speed_up
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 32, 40])

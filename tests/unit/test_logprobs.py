@@ -12,8 +12,9 @@ from tritonclient.grpc import service_pb2
 from llmserve.client.messages import pack_texts, read_response
 from llmserve.client.results import Completion, Logprob, Piece, gather
 from llmserve.repository import config as modelconfig
-from llmserve.runtime import contract, logprobs
-from llmserve.runtime.generation import Generation
+from llmserve.runtime import contract
+from llmserve.runtime.answer import logprobs
+from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.protocols import Tokenizer
 from llmserve.testing import FakeRequest
 from tests.support import drive

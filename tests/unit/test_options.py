@@ -13,10 +13,10 @@ from llmserve.builder.causal import place_instances
 from llmserve.builder.plan import known_options
 from llmserve.errors import ConfigError, OptionError, UsageError
 from llmserve.names import check_model_name, model_name_from, near
-from llmserve.options import INT32_MAX, Option, parse_assignments, resolve
-from llmserve.registry import Registry
+from llmserve.plugins.options import INT32_MAX, Option, parse_assignments, resolve
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import Recipe
 from llmserve.repository import config as modelconfig
-from llmserve.roles import Recipe
 from llmserve.runtime.contract import SAMPLING, STOP_WORDS, TEXT_INPUT, TEXT_OUTPUT
 
 OPTIONS = (

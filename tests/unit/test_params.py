@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmserve.runtime.answer.params import READERS, Params, read_params
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.params import READERS, Params, read_params
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from llmserve import hookimpl
-from llmserve.api import _CHANGES, API
 from llmserve.builder.plan import BuildSpec, make_plan, suited_recipe
 from llmserve.errors import PluginError
-from llmserve.options import Option
-from llmserve.registry import Plugin, Registry, find_plugins
-from llmserve.roles import Backend, Formatter, Recipe, Tokenizer
+from llmserve.plugins.api import _CHANGES, API
+from llmserve.plugins.options import Option
+from llmserve.plugins.registry import Plugin, Registry, find_plugins
+from llmserve.plugins.roles import Backend, Formatter, Recipe, Tokenizer
 from llmserve.runtime.contract import Tensor
 from llmserve.server import ServerSettings, find_problems
 from llmserve_cli.plugins import unmatched_names
@@ -28,7 +28,7 @@ from tests.support import ROOT, install, run
 WORDS = Tokenizer(name="words", summary="", runtime="acme:Tokenizer")
 TOKENIZERS = """
 from llmserve import hookimpl
-from llmserve.roles import Tokenizer
+from llmserve.plugins.roles import Tokenizer
 
 @hookimpl
 def llmserve_register_tokenizers():

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmserve.runtime.answer.request import read_prompts
 from llmserve.runtime.contract import TYPES
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.request import read_prompts
 from llmserve.testing import FakeRequest, make_parts
 
 INTEGERS = [kind for kind in TYPES.values() if "int" in kind]

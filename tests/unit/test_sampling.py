@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
-from llmserve.runtime.sampling import Sampler, _nucleus
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.params import Params
+from llmserve.runtime.answer.sampling import Sampler, _nucleus
 from tests import support
 
 EOS = 7

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 
 from llmserve import __version__
-from llmserve.api import API
 from llmserve.errors import LLMServeError, OutputError, UsageError
-from llmserve.roles import ROLES as ALL_ROLES
+from llmserve.plugins.api import API
+from llmserve.plugins.roles import ROLES as ALL_ROLES
 from llmserve.scaffold import KINDS, ROLES, new_package
 from llmserve.scaffold.generate import Names
 from llmserve_cli.group import cli

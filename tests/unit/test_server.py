@@ -18,27 +18,26 @@ from hypothesis import strategies as st
 from llmserve.contract.address import Address
 from llmserve.contract.container import NEWEST, release
 from llmserve.errors import PortInUseError, ServerError, UsageError
+from llmserve.plugins.roles import Backend
 from llmserve.repository.manifest import Manifest
 from llmserve.repository.repository import Repository
-from llmserve.roles import Backend
 from llmserve.server import (
     ServerSettings,
-    embedded,
     find_problems,
     first_available,
     port_problems,
     startup,
-    stub_site,
     with_dependents,
 )
-from llmserve.server.launch import (
+from llmserve.server.find import embedded, stub_site
+from llmserve.server.find.launch import (
     Instance,
     docker_arguments,
     server_command,
     triton_args,
 )
-from llmserve.server.log import LoadProgress, ServerLog, in_plain_words
-from llmserve.server.readiness import ModelsFailedError
+from llmserve.server.run.log import LoadProgress, ServerLog, in_plain_words
+from llmserve.server.run.readiness import ModelsFailedError
 from llmserve.server.server import Server, stand_ins
 from llmserve.server.settings import Ports, choose_ports
 from tests.support import metrics_page
@@ -117,7 +116,7 @@ def test_auto_prefers_a_server_on_path_and_names_all_runtimes_if_there_is_none(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
-    monkeypatch.setattr("llmserve.server.launch._DEFAULT_BINARY", tmp_path / "nothing")
+    monkeypatch.setattr("llmserve.server.find.launch._DEFAULT_BINARY", tmp_path / "nothing")
     with pytest.raises(ServerError) as caught:
         first_available()
     for reason in ("binary: no tritonserver", "embedded: ", "docker: no docker command"):

@@ -21,10 +21,10 @@ from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import Kept, KeptModel
 from llmserve.server.keep.reload import Reloader
 from llmserve.server.keep.restart import Restarter
+from llmserve.server.keep.states import State
+from llmserve.server.keep.supervisor import Supervisor
+from llmserve.server.run.stubs import Stubs
 from llmserve.server.settings import Ports
-from llmserve.server.states import State
-from llmserve.server.stubs import Stubs
-from llmserve.server.supervisor import Supervisor
 
 LOADS = 'I1125 15:45:27.965258 24669 model_lifecycle.cc:472] "loading: {}:1"\n'
 

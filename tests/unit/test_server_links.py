@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmserve.errors import ServerError
-from llmserve.server.control import control_folder
-from llmserve.server.launch import link_model
+from llmserve.server.find.launch import link_model
+from llmserve.server.keep.control import control_folder
 from llmserve.server.workarounds import keep_model, withdraw_model
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import llmserve
-from llmserve.server import ServerSettings, machine, settings_of_each
-from llmserve.server.guard import LOCK
-from llmserve.server.process import sweep
+from llmserve.server import ServerSettings, settings_of_each
+from llmserve.server.run import machine
+from llmserve.server.run.guard import LOCK
+from llmserve.server.run.process import sweep
 
 PLENTY = {
     "proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n",

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from llmserve.errors import ServerError
-from llmserve.server.frontend import log_beside
-from llmserve.server.launch import Launch
-from llmserve.server.private import check_temporary, open_log
-from llmserve.server.process import GuardedProcess, make_scratch
+from llmserve.server.find.launch import Launch
+from llmserve.server.run.frontend import log_beside
+from llmserve.server.run.private import check_temporary, open_log
+from llmserve.server.run.process import GuardedProcess, make_scratch
 
 FRONTEND: Any = SimpleNamespace(name="gateway")
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from llmserve.plugin import Address
-from llmserve.roles import Frontend, Place
-from llmserve.server import watched_frontend
-from llmserve.server.frontend import RunningFrontend, start_frontend
-from llmserve.server.guard import ZOMBIE, state_of
-from llmserve.server.launch import Launch, inherited_environment
-from llmserve.server.process import GuardedProcess, make_scratch
+from llmserve.plugins.roles import Frontend, Place
+from llmserve.server.find.launch import Launch, inherited_environment
+from llmserve.server.keep import watched_frontend
+from llmserve.server.keep.states import State
+from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
+from llmserve.server.run.frontend import RunningFrontend, start_frontend
+from llmserve.server.run.guard import ZOMBIE, state_of
+from llmserve.server.run.process import GuardedProcess, make_scratch
 from llmserve.server.settings import free_port
-from llmserve.server.states import State
-from llmserve.server.watched_frontend import WatchedFrontend, watched
 from tests.live.servers import eventually, leftovers
 
 # It survives its guard, as a Triton does that still has requests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmserve.server.states import State, Watch
+from llmserve.server.keep.states import State, Watch
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from llmserve.errors import ServerError
-from llmserve.server.control import ask, listening
-from llmserve.server.guard import members, state_of
+from llmserve.server.keep.control import ask, listening
+from llmserve.server.run.guard import members, state_of
+from llmserve.server.run.stubs import Stubs
 from llmserve.server.server import connections
-from llmserve.server.stubs import Stubs
 from tests.live.servers import eventually
 
 Start = Callable[[str], "subprocess.Popen[bytes]"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.runtime.text import IncrementalDecoder, StopScanner
+from llmserve.runtime.answer.text import IncrementalDecoder, StopScanner
 
 
 def decode(ids: Sequence[int]) -> str:

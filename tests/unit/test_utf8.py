@@ -10,7 +10,7 @@ from pathlib import Path
 # Triton passes the model's folder as text; the environment arrives as bytes.
 REACH = """
 import os, subprocess
-from llmserve.runtime.utf8 import use_utf8, reachable
+from llmserve.runtime.answer.utf8 import use_utf8, reachable
 use_utf8()
 home = os.environ['HOME']
 assert home.isascii()
@@ -20,7 +20,7 @@ print(open(home + '/a').read(), (here / 'a').read_text(),
 """
 LOST = """
 import os
-from llmserve.runtime.utf8 import use_utf8
+from llmserve.runtime.answer.utf8 import use_utf8
 use_utf8()
 print(ascii(os.environ['HOME']))
 """

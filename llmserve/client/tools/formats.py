@@ -11,8 +11,8 @@ from llmserve.client.tools.parsers import Arguments, Json
 from llmserve.client.tools.parts import NewReader
 from llmserve.client.tools.prompt import needs_tools, with_tools_in_messages
 from llmserve.client.tools.request import Tools, ToolsError
-from llmserve.registry import Registry
-from llmserve.roles import ToolParser
+from llmserve.plugins.registry import Registry
+from llmserve.plugins.roles import ToolParser
 
 
 class ToolFormats:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 from llmserve.client.tools.parts import ToolPart
-from llmserve.roles import ToolParser
+from llmserve.plugins.roles import ToolParser
 
 T = TypeVar("T")
 Parsing = Generator[None, None, T]

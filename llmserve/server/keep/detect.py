@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from llmserve.server.find.launch import POLL
 from llmserve.server.keep.kept import Kept, KeptModel
-from llmserve.server.launch import POLL
-from llmserve.server.states import State, Watch
+from llmserve.server.keep.states import State, Watch
 from llmserve.server.workarounds import DEATH_REPORTED
 
 _RELOAD_BEGINS = 15.0 + POLL

@@ -1,8 +1,8 @@
 """Whether models answer: what counts as a death, as silence and as slow, for whoever asks.
 
-How much silence and how many deaths are allowed is in :mod:`llmserve.server.states`. ``serve`` asks
-the models of its Tritons, and its frontends ask ``serve``; a gateway without a ``serve`` asks with
-the same :class:`Monitor`.
+How much silence and how many deaths are allowed is in :mod:`llmserve.server.keep.states`.
+``serve`` asks the models of its Tritons, and its frontends ask ``serve``; a gateway without a
+``serve`` asks with the same :class:`Monitor`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from llmserve.errors import (
     RequestRejectedError,
     UsageError,
 )
-from llmserve.server.states import MISSES
-from llmserve.server.states import State as State
-from llmserve.server.states import Watch as Watch
+from llmserve.server.keep.states import MISSES
+from llmserve.server.keep.states import State as State
+from llmserve.server.keep.states import Watch as Watch
 
 INTERVAL = 5.0
 """Seconds between two checks; a model that was idle since the last is asked for a token."""

@@ -2,7 +2,7 @@
 
 Triton reloads a failed model while it keeps serving the others. If that does not help, or if Triton
 itself has ended, Triton is restarted with all models. The states are in
-:mod:`llmserve.server.states`.
+:mod:`llmserve.server.keep.states`.
 """
 
 from __future__ import annotations

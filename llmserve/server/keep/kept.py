@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.repository.repository import Repository
-from llmserve.server.log import ServerLog
+from llmserve.server.keep.states import State, Watch
+from llmserve.server.run.log import ServerLog
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
-from llmserve.server.states import State, Watch
 
 CHECK_INTERVAL = 0.25
 """Seconds between two checks."""

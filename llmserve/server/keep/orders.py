@@ -12,7 +12,7 @@ from llmserve.names import near
 from llmserve.repository.repository import Repository
 from llmserve.server.keep.kept import CHECK_INTERVAL, Kept
 from llmserve.server.keep.reload import Reloader
-from llmserve.server.states import State
+from llmserve.server.keep.states import State
 
 _UNLOAD_BEGINS = 60.0
 """Seconds after which a Triton that loads nothing and has not unloaded a model is stuck."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from llmserve.errors import ServerError, UsageError
 from llmserve.server.keep.kept import Kept, KeptModel
-from llmserve.server.states import State
+from llmserve.server.keep.states import State
 
 
 class Reloader:

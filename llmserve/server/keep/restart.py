@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from llmserve.errors import LLMServeError, ServerError
 from llmserve.server.keep.kept import Kept, KeptModel
-from llmserve.server.readiness import ModelsFailedError
+from llmserve.server.keep.states import State
+from llmserve.server.run.readiness import ModelsFailedError
 from llmserve.server.settings import ServerSettings
 from llmserve.server.startup import start
-from llmserve.server.states import State
 
 
 class Restarter:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from llmserve.client import Completion
 from llmserve.errors import UnreachableError
-from llmserve.server.control import listening
+from llmserve.server.keep.control import listening
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.metrics import Metrics
 from llmserve_gateway.replicas import Replicas

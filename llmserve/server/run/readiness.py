@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from llmserve.errors import ServerError
-from llmserve.server.log import LoadProgress, ServerLog
+from llmserve.server.run.log import LoadProgress, ServerLog
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings, port_in_use
 from llmserve.server.workarounds import DEATH_REPORTED

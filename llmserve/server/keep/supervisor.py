@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.errors import ServerError
-from llmserve.server.control import listening
-from llmserve.server.frontend import RunningFrontend
+from llmserve.server.keep.control import listening
 from llmserve.server.keep.keeper import Keeper
 from llmserve.server.keep.kept import CHECK_INTERVAL
+from llmserve.server.keep.states import best_of
+from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
+from llmserve.server.run.frontend import RunningFrontend
 from llmserve.server.server import Server
 from llmserve.server.settings import ServerSettings
-from llmserve.server.states import best_of
-from llmserve.server.watched_frontend import WatchedFrontend, watched
 
 Notify = Callable[[str], None]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmserve.problems import Problem
 from llmserve.repository.repository import Model
-from llmserve.server.process import scratch_folder
+from llmserve.server.run.process import scratch_folder
 from llmserve.server.settings import ServerSettings
 
 # Measured with Triton 2.51: its use of shared memory, memory, open files and threads.

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.compiling import Compiler
-from llmserve.runtime.constrained import FormConstraint, form_of
-from llmserve.runtime.generation import Constraint, Generation
-from llmserve.runtime.logprobs import to_json
+from llmserve.runtime.answer.compiling import Compiler
+from llmserve.runtime.answer.constrained import FormConstraint, form_of
+from llmserve.runtime.answer.generation import Constraint, Generation
+from llmserve.runtime.answer.logprobs import to_json
 from llmserve.runtime.protocols import Answer, Tokenizer, strings
 
 

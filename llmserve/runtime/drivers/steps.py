@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.drivers.job import Job
 from llmserve.runtime.errors import panics_as_errors
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.job import Job
 from llmserve.runtime.metrics import Metrics
 from llmserve.runtime.protocols import Parts, Stepper
 

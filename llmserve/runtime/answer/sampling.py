@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.params import Params
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
 from llmserve.runtime.protocols import Tokenizer
 
 Row = npt.NDArray[Any]

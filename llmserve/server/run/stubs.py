@@ -13,7 +13,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from llmserve.server.guard import ZOMBIE, members, name_of_signal, state_of
+from llmserve.server.run.guard import ZOMBIE, members, name_of_signal, state_of
 from llmserve.server.workarounds import waited_for
 
 _PROGRAM = "triton_python_backend_stub"

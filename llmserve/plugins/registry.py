@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from llmserve import hookspecs
-from llmserve.api import API, CURRENT, GROUP, entry_point_problem, number_in
 from llmserve.errors import PluginError, reason
 from llmserve.names import near, normal
+from llmserve.plugins import hookspecs
+from llmserve.plugins.api import API, CURRENT, GROUP, entry_point_problem, number_in
+from llmserve.plugins.roles import ROLES, Recipe, Role
 from llmserve.problems import Problem
-from llmserve.roles import ROLES, Recipe, Role
 from llmserve.version import __version__
 
 ONLY, BLOCKED = "LLMSERVE_PLUGINS", "LLMSERVE_BLOCK_PLUGINS"
@@ -66,7 +66,7 @@ class Entry:
 
 def find_plugins(environment: Mapping[str, str] = os.environ) -> Iterator[Plugin]:
     """Yield the core's own plugin and every installed one, without importing any."""
-    yield Plugin("core", "llmserve", __version__, entry_point="llmserve.builtin", api=API)
+    yield Plugin("core", "llmserve", __version__, entry_point="llmserve.plugins.builtin", api=API)
     only, blocked = names_in(environment, ONLY), names_in(environment, BLOCKED)
     for plugin in sorted(_installed(), key=lambda plugin: (plugin.name, plugin.origin)):
         if only and not plugin.is_among(only):

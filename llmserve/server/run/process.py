@@ -19,8 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmserve.errors import ServerError
-from llmserve.server import guard
-from llmserve.server.guard import (
+from llmserve.server.find.launch import Launch
+from llmserve.server.run import guard
+from llmserve.server.run.guard import (
     LOCK,
     ZOMBIE,
     Guarded,
@@ -29,8 +30,7 @@ from llmserve.server.guard import (
     remove_leftovers,
     state_of,
 )
-from llmserve.server.launch import Launch
-from llmserve.server.private import check_temporary, open_log
+from llmserve.server.run.private import check_temporary, open_log
 
 _POLL = 0.2
 _IDLE_GRACE = 4.0
@@ -80,7 +80,7 @@ def sweep() -> None:
 
 
 class GuardedProcess:
-    """A process with a guard (:mod:`llmserve.server.guard`) that ends it and cleans up."""
+    """A process with a guard (:mod:`llmserve.server.run.guard`) that ends it and cleans up."""
 
     def __init__(
         self, launch: Launch, name: str, scratch: Path, log_file: Path, *, grace: float

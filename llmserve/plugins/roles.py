@@ -17,7 +17,7 @@ from llmserve.contract.address import Address
 from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
-from llmserve.options import Option, Value
+from llmserve.plugins.options import Option, Value
 
 if TYPE_CHECKING:
     from llmserve.builder.context import BuildContext

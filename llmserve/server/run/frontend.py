@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve.errors import ServerError
-from llmserve.server.launch import Launch, inherited_environment
-from llmserve.server.private import new_log
-from llmserve.server.process import SIGNALLED, GuardedProcess, make_scratch
+from llmserve.server.find.launch import Launch, inherited_environment
+from llmserve.server.run.private import new_log
+from llmserve.server.run.process import SIGNALLED, GuardedProcess, make_scratch
 
 if TYPE_CHECKING:
-    from llmserve.roles import Frontend, Place
+    from llmserve.plugins.roles import Frontend, Place
 
 _START_TIMEOUT = 60.0
 _POLL = 0.05

@@ -15,8 +15,8 @@ from llmserve.contract.container import release
 from llmserve.errors import LLMServeError, PluginError, ServerError
 from llmserve.packages import EMBEDDED, OLD_NUMPY, install_command, too_new_numpy
 from llmserve.problems import Problem
-from llmserve.server import stub_site
-from llmserve.server.launch import (
+from llmserve.server.find import stub_site
+from llmserve.server.find.launch import (
     Instance,
     Launch,
     environment_of_triton,
@@ -26,7 +26,7 @@ from llmserve.server.launch import (
 from llmserve.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from llmserve.roles import Backend
+    from llmserve.plugins.roles import Backend
 
 RELEASE = release("24.10")
 """What nvidia-pytriton 0.7.0 contains, the oldest version that llmserve installs."""
@@ -70,8 +70,8 @@ def _backends(
     """
     if settings.backends is not None:
         return settings.backends, {}
-    from llmserve.registry import Registry
-    from llmserve.roles import Backend
+    from llmserve.plugins.registry import Registry
+    from llmserve.plugins.roles import Backend
 
     registry = Registry.load()
     usable: list[Backend] = []

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.contract.options import OPTIONS
+from llmserve.runtime.answer.judge import Judge, SetupError, UnenforceableError, compiled
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.judge import Judge, SetupError, UnenforceableError, compiled
 from llmserve.runtime.protocols import Tokenizer
 
 _MAX_COMPILED = 64

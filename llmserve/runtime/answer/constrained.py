@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.compiling import Compiled, Form, refusal
+from llmserve.runtime.answer.compiling import Compiled, Form, refusal
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.params import Params
 from llmserve.runtime.errors import RequestError, invalid_value
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.params import Params
 
 _MAX_BYTES = 65_536
 _MAX_DEPTH = 64

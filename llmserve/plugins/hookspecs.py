@@ -1,7 +1,7 @@
 """The hook specifications. ``plugins/README.md`` has a complete example of each, with its test.
 
 A plugin is a module with some of these functions, each marked ``@llmserve.plugin.hookimpl``, and
-an entry point that names the module (``llmserve.api``).
+an entry point that names the module (``llmserve.plugins.api``).
 
 Hooks run during a build, listing or check, never for a request, and must not import heavy packages.
 """
@@ -16,7 +16,7 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from llmserve import roles
+    from llmserve.plugins import roles
     from llmserve.problems import Problem
     from llmserve.repository.repository import CheckedModel
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmserve.errors import ServerError
-from llmserve.server.log import LoadProgress
+from llmserve.server.keep.states import State, Watch
+from llmserve.server.run.log import LoadProgress
 from llmserve.server.settings import ServerSettings
-from llmserve.server.states import State, Watch
 
 
 class Loading:

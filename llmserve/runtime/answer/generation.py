@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from llmserve.runtime.logprobs import Logprob, logprob_of
-from llmserve.runtime.params import Params
-from llmserve.runtime.text import IncrementalDecoder, StopScanner
+from llmserve.runtime.answer.logprobs import Logprob, logprob_of
+from llmserve.runtime.answer.params import Params
+from llmserve.runtime.answer.text import IncrementalDecoder, StopScanner
 
 Constraint = Callable[[npt.NDArray[Any]], None]
 """A constraint on one answer: it sets the scores of all tokens that must not come next to -inf.
@@ -29,7 +29,7 @@ class Generation:
 
     A generator reads ``prompt_ids``, ``params`` and ``max_tokens``, calls :meth:`push` with each
     token it generates, and also its logits if :attr:`wants_logits`, and stops when :attr:`done`.
-    A generation that is not :attr:`plain` needs a :class:`~llmserve.runtime.sampling.Sampler`, or
+    A generation that is not :attr:`plain` needs a :class:`~llmserve.runtime.Sampler`, or
     other sampling code that calls :meth:`constrain`.
     """
 

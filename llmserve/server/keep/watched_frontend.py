@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llmserve.errors import LLMServeError
-from llmserve.server.frontend import RunningFrontend, start_again
 from llmserve.server.keep.health import INTERVAL, SLOW_FRONTEND
-from llmserve.server.states import State, Watch
+from llmserve.server.keep.states import State, Watch
+from llmserve.server.run.frontend import RunningFrontend, start_again
 
 
 @dataclass

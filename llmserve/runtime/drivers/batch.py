@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.drivers.job import Job, begin
 from llmserve.runtime.errors import panics_as_errors
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts, Stepper
 
 

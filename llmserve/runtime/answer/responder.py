@@ -12,10 +12,10 @@ from typing import Any
 import numpy.typing as npt
 
 from llmserve.contract.failures import Failure, write
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.logprobs import Logprob
+from llmserve.runtime.answer.outputs import format_answers
 from llmserve.runtime.errors import RequestError, panics_as_errors
-from llmserve.runtime.generation import Generation
-from llmserve.runtime.logprobs import Logprob
-from llmserve.runtime.outputs import format_answers
 from llmserve.runtime.protocols import Answer, Parts
 
 Tensors = Mapping[str, npt.NDArray[Any]]

@@ -10,7 +10,7 @@ modules is imported::
 
 A plugin in the group ``llmserve`` declares no version and counts as made for the current one.
 
-``api.txt`` in this folder lists every public name, one per line.
+``llmserve/api.txt`` lists every public name, one per line.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
+from llmserve.runtime.drivers.job import Job, begin
+from llmserve.runtime.drivers.steps import JobRunner
 from llmserve.runtime.errors import RequestError
-from llmserve.runtime.job import Job, begin
 from llmserve.runtime.protocols import Parts
-from llmserve.runtime.steps import JobRunner
 
 # How often Triton is asked whether clients are still connected.
 _CANCEL_INTERVAL = 0.2

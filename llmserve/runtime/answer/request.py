@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from llmserve.contract.options import ALIASES, DEFAULT_LENGTH, OPTIONS
+from llmserve.runtime.answer.params import READERS, Params, check_text, read_params
 from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
-from llmserve.runtime.params import READERS, Params, check_text, read_params
 from llmserve.runtime.protocols import Parts, Tokenizer
 
 _MAX_PROMPTS = 256

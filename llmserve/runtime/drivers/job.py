@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.request import Prompt, about_prompt, answer_limit, read_prompts
+from llmserve.runtime.answer.responder import Responder
 from llmserve.runtime.errors import RequestError, panics_as_errors
-from llmserve.runtime.generation import Generation
 from llmserve.runtime.protocols import Parts
-from llmserve.runtime.request import Prompt, about_prompt, answer_limit, read_prompts
-from llmserve.runtime.responder import Responder
 
 
 class Job:

@@ -1,0 +1,1 @@
+"""From a request to its text: what is read, chosen, constrained, decoded, formatted and sent."""

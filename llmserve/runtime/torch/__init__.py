@@ -1,0 +1,1 @@
+"""What needs PyTorch or transformers: a tokenizer, linear layers."""

@@ -1,0 +1,1 @@
+"""A Triton and its frontends as processes: guarded, private, with logs that are read."""
