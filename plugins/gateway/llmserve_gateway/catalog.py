@@ -227,6 +227,8 @@ class Catalog:
     def record_failure(self, name: str, error: LLMServeError) -> None:
         if is_replica_failure(error) and self._client().is_available(name):
             return  # Other replicas serve the model.
+        if isinstance(error, ModelNotReadyError):
+            return  # It is not offered, and ready as soon as it is loaded again.
         found, now = health.finding(error), time.monotonic()
         if found is health.Finding.DIED:
             self.health(name).died(now, str(error))
