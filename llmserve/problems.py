@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from llmserve.errors import (
     ConfigError,
@@ -23,7 +23,7 @@ _ERRORS: dict[str, type[LLMServeError]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Problem:
     """A problem, and how to fix it.
 
@@ -37,9 +37,25 @@ class Problem:
 
     where: str
     message: str
-    mend: str = ""
-    fatal: bool = True
-    code: str = "config"
+    mend: str
+    fatal: bool
+    code: str
+
+    def __init__(
+        self,
+        where: str = "",
+        message: str = "",
+        mend: str = "",
+        fatal: bool = True,
+        code: str = "config",
+        *,
+        model: str = "",
+        what: str = "",
+    ) -> None:
+        """``model`` and ``what`` are the first two in version 2 of the plugin API."""
+        values = (where or model, message or what, mend, fatal, code)
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
 
     @classmethod
     def of(cls, error: LLMServeError, where: str = "", *, mend: str = "") -> Problem:

@@ -80,6 +80,7 @@ def test_a_problem_is_an_error_and_back(kind: type[LLMServeError]) -> None:
 def test_a_check_of_version_2_of_the_api_makes_a_problem() -> None:
     problem = Problem("demo", "it is bad", "mend it", fatal=False)
     assert (problem.model, problem.what, problem.mend) == ("demo", "it is bad", "mend it")
+    assert Problem(model="demo", what="it is bad", mend="mend it", fatal=False) == problem
 
 
 @pytest.mark.parametrize(
