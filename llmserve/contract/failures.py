@@ -118,12 +118,16 @@ def is_raised(text: str) -> bool:
 _ENSEMBLE, _EXCEPTION = "in ensemble '", "TritonModelException: "
 _RAISED = "Failed to process the request(s) for model"
 _REQUEST_ID = "[request id: "
+_MOST_LAYERS = 16
 
 
 def _layers(text: str) -> Iterator[str]:
     """Yield a message, and what is left of it without one more wrapper each time."""
     inner: str | None = text
-    while inner is not None:
+    # A model that is not ours may quote a request with thousands of them.
+    for _ in range(_MOST_LAYERS):
+        if inner is None:
+            return
         yield (inner := inner.lstrip())
         inner = _unwrapped(inner)
 

@@ -372,7 +372,7 @@ def image_for(repository: Repository, models: Sequence[str]) -> Image:
     own = _users_own(repository.path / DOCKERFILE)
     if own is not None:
         named = base_of(own)
-        return Image(repository, "", named, release_in(named), tuple(models))
+        return Image(repository, "", named or None, release_in(named), tuple(models))
     served, others = groups(manifests_of(repository))
     separate = [name for name in models if name in others]
     together = [name for name in models if name in served]

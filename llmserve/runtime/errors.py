@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from llmserve.contract.failures import FAILURES, UNKNOWN, Failure, read
 
@@ -15,6 +16,11 @@ class RequestError(Exception):
     failure of the server. ``code`` is one of ``llmserve.contract.failures``, ``param`` the option
     that is at fault, and ``details`` are numbers that a program may need.
     """
+
+    # A subclass of a plugin may have a constructor of its own that does not call this one.
+    code = "invalid_request"
+    param: str | None = None
+    details: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -35,7 +41,7 @@ class RequestError(Exception):
 
     def again(self) -> RequestError:
         """Return the same refusal without its traceback, which would keep a request's memory."""
-        return RequestError(str(self), code=self.code, param=self.param, **self.details)
+        return _again(self.failure)
 
 
 def invalid_value(name: str, problem: str) -> RequestError:
@@ -48,7 +54,13 @@ def error_of_model(message: str) -> Exception:
     failure = read(message)
     if failure.code in (UNKNOWN, "model_failed"):
         return RuntimeError(failure.words)
-    return RequestError(failure.words, code=failure.code, param=failure.param, **failure.details)
+    return _again(failure)
+
+
+def _again(failure: Failure) -> RequestError:
+    error = RequestError(failure.words, code=failure.code, param=failure.param)
+    error.details = failure.details
+    return error
 
 
 @contextmanager

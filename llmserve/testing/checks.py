@@ -63,7 +63,7 @@ class RecipeChecks:
 
     def _declared(self, triton: LiveTriton, name: str) -> frozenset[str]:
         """Return the inputs that the components of a model declare."""
-        manifest = Model(triton.repository / name).manifest
+        manifest = Model(triton.repository / name).intact()
         return frozenset(manifest.contract["inputs"] if manifest else ())
 
     def _needs_options(self, triton: LiveTriton, name: str, *options: str) -> None:

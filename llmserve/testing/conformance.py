@@ -65,7 +65,7 @@ class RecipeConformance(RecipeChecks):
             names = sorted(entry.name for entry in declared)
             if tensor not in names:
                 self._fail(f"a tensor {tensor}", names, promise=promise, roles=TEXT)
-        manifest = Model(triton.repository / name).manifest
+        manifest = Model(triton.repository / name).intact()
         exchange = config.parameters["llmserve.exchange"].string_value
         self._expect(manifest and manifest.exchange, exchange, promise=promise)
 

@@ -80,6 +80,7 @@ class ScriptedTriton:
     @contextmanager
     def serving(self) -> Iterator[str]:
         """Listen on a free port and yield its address."""
+        self.stopped.clear()
         server = grpc.server(ThreadPoolExecutor(_STREAMS))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), server)
         port = server.add_insecure_port("127.0.0.1:0")
@@ -87,7 +88,10 @@ class ScriptedTriton:
         try:
             yield f"127.0.0.1:{port}"
         finally:
-            self.stopped.set()
+            # A thread that still waits would keep the process from ending.
+            with self.changed:
+                self.stopped.set()
+                self.changed.notify_all()
             server.stop(None)
 
     @contextmanager
@@ -203,10 +207,13 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
             self.script.requests.append(request)
             number = len(self.script.requests)
             self.script.changed.notify_all()
-            self.script.changed.wait_for(lambda: len(self.script.requests) >= self.script.hold)
+            self.script.changed.wait_for(self._may_answer)
         time.sleep(self.script.first)
         every = self.script.fail_every
         return bool(every) and number % every == 0
+
+    def _may_answer(self) -> bool:
+        return len(self.script.requests) >= self.script.hold or self.script.stopped.is_set()
 
     def _wait_if_silent(self) -> None:
         if self.script.finish == "silent":

@@ -168,6 +168,11 @@ def test_if_no_image_is_known_the_user_names_one(tmp_path: Path) -> None:
         assert lines(text, "FROM") == ["FROM ${IMAGE}"]
         assert text.index("ARG IMAGE") < text.index("FROM ")
     assert "--build-arg IMAGE=..." in result.docker_build
+    written = dockerfile(tmp_path)
+    (tmp_path / "Dockerfile").write_text(written.partition("\n")[2])
+    assert "--build-arg IMAGE=..." in build(tmp_path, "a", None).docker_build, (
+        "it is the user's own"
+    )
 
 
 def test_a_model_that_llmserve_did_not_build_is_served_with_the_others(tmp_path: Path) -> None:

@@ -248,12 +248,14 @@ def test_excess_requests_are_refused_with_an_error_of_the_api(cluster: Cluster) 
 
 
 @pytest.mark.parametrize("what", ["replica", "model"])
-def test_ray_replaces_a_replica_that_dies_or_whose_model_dies(cluster: Cluster, what: str) -> None:
+def test_a_replica_that_dies_is_replaced_and_one_whose_model_dies_recovers(
+    cluster: Cluster, what: str
+) -> None:
     victim = min(cluster.ready())
     killed = time.monotonic()
     replica, model = cluster.family(victim)
     os.kill(replica if what == "replica" else model, signal.SIGKILL)
-    # The guard or Ray ends it; no client sends requests, so a canary must notice the dead model.
+    # The guard ends it with its replica, and the replica itself restarts it for a dead model.
     eventually(lambda: victim not in cluster.tritons(), TIMEOUT)
     eventually(lambda: len(cluster.ready()) == 2, TIMEOUT)
     figure(f"a {what} is killed: recovered after", time.monotonic() - killed)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve.contract.failures import FAILURES, UNKNOWN, Failure, read, without_wrappers, write
-from llmserve.runtime import RequestError
+from llmserve.runtime import RequestError, error_of_model
 from tests.failure_codes import ROOT, raised_codes, searches, sources
 
 WRAPPERS = [
@@ -77,6 +79,37 @@ def test_a_refusal_has_a_code_of_the_contract() -> None:
         == error.failure
         == Failure("invalid_value", "no", "top_k", {"context": 5})
     )
+
+
+def test_a_subclass_with_its_own_constructor_is_a_refusal() -> None:
+    """As plugins written before refusals had codes may have one."""
+
+    class TooRudeError(RequestError):
+        def __init__(self, word: str) -> None:
+            self.word = word
+
+        def __str__(self) -> str:
+            return f"be nice, not {self.word}"
+
+    assert TooRudeError("rude").failure == Failure("invalid_request", "be nice, not rude")
+
+
+def test_the_error_of_another_model_is_read_whatever_its_details_are_called() -> None:
+    error = error_of_model("[llmserve invalid_value param=top_k code=3 message=4] no")
+    assert isinstance(error, RequestError)
+    details = {"code": 3, "message": 4}
+    assert (
+        error.again().failure == error.failure == Failure("invalid_value", "no", "top_k", details)
+    )
+
+
+def test_thousands_of_wrappers_are_not_taken_off_one_by_one() -> None:
+    text = "TritonModelException: " * 10_000 + "x"
+    tracemalloc.start()
+    assert read(text).code == UNKNOWN
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * len(text)
 
 
 SEARCH_ALLOWED = {

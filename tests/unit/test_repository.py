@@ -77,11 +77,6 @@ def test_a_problem_is_an_error_and_back(kind: type[LLMServeError]) -> None:
     assert str(problem.error()) == str(problem)
 
 
-def test_a_check_of_version_2_of_the_api_makes_a_problem() -> None:
-    problem = Problem("demo", "it is bad", "hint it", fatal=False)
-    assert (problem.where, problem.message, problem.hint) == ("demo", "it is bad", "hint it")
-
-
 @pytest.mark.parametrize(
     ("text", "base"),
     [

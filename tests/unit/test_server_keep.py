@@ -292,3 +292,21 @@ def test_a_triton_is_restarted_with_what_has_not_failed(
     asyncio.run(go())
     assert [settings.models for settings in restarts] == [("a",)]
     assert (one.triton.state, one.models["a"].state) == (State.READY, State.READY)
+
+
+def test_a_triton_that_hangs_too_often_is_ended(folder: Path) -> None:
+    """Canaries find that out, between two checks."""
+    triton = Triton(folder / "log", "a")
+
+    async def scenario() -> None:
+        one = supervised(folder, triton)
+        one.kept.triton.failed(time.monotonic(), "no answer")
+        await until(one, lambda: triton.code is not None)
+        triton.code = None
+        for _ in range(4):
+            one.check(time.monotonic())
+            await asyncio.sleep(0.01)
+        assert triton.code is None, "it is ended once"
+        await one.settle()
+
+    asyncio.run(scenario())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmserve.server.keep.states import State, Watch
+from llmserve.server.keep.states import State, Watch, best_of
 
 
 @pytest.fixture
@@ -99,3 +99,11 @@ def test_a_request_to_load_a_failed_model_restarts_it(watch: Watch, lines: list[
     assert watch.state == State.LOADING
     watch.died(7.0, "died")
     assert (watch.state, watch.restart_at) == (State.RESTARTING, 7.5)
+
+
+def test_a_replica_that_answers_counts_before_one_that_fails() -> None:
+    """Otherwise a frontend would say that the model is down while it answers."""
+    fails = {"name": "m", "state": "ready", "why": "", "restarts": 1, "failing": "it raised"}
+    answers = {"name": "m", "state": "ready", "why": "", "restarts": 2}
+    assert best_of([fails, answers]) == best_of([answers, fails]) == {**answers, "restarts": 3}
+    assert best_of([{**answers, "state": "loading"}, fails])["failing"] == "it raised"

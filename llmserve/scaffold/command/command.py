@@ -17,5 +17,5 @@ def main(repository: Path) -> None:
     if not repository.is_dir():
         raise UsageError(f"no folder at {repository}", hint="name a model repository")
     for model in Repository.open(repository):
-        recipe = model.manifest.recipe if model.manifest else "not built by llmserve"
-        click.echo(f"{model.name}: {recipe}")
+        manifest = model.intact()
+        click.echo(f"{model.name}: {manifest.recipe if manifest else 'not built by llmserve'}")

@@ -76,10 +76,11 @@ class Keeper:
 
     def check(self, now: float) -> None:
         """Detect what has happened, and start recovering from it."""
-        if self._restarter.is_busy() or self.kept.given_up:
+        if self._restarter.is_busy():
             return
-        self._detector.check(now)
-        self._reloader.check(now)
+        if not self.kept.given_up:
+            self._detector.check(now)
+            self._reloader.check(now)
         self._restarter.check(now)
 
     async def settle(self) -> None:

@@ -22,6 +22,7 @@ class Restarter:
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
         self._task: asyncio.Task[None] | None = None
+        self._has_stopped = False
 
     def is_busy(self) -> bool:
         """Return whether it was at work when last asked; raise what has ended the work."""
@@ -34,8 +35,9 @@ class Restarter:
 
     def check(self, now: float) -> None:
         kept = self._kept
-        if kept.given_up:
+        if kept.given_up and not self._has_stopped:
             # A server that hangs would keep its clients waiting.
+            self._has_stopped = True
             self._task = asyncio.create_task(asyncio.to_thread(kept.server.stop, grace=0.0))
         elif kept.triton.state is State.RESTARTING and now >= kept.triton.restart_at:
             kept.triton.loading(now)

@@ -135,6 +135,9 @@ class Watch:
 
 
 def best_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the report of the replica in the best state, with the restarts of all replicas."""
-    best = min(reports, key=lambda report: _BEST_FIRST.index(report["state"]))
+    """Return the report of the replica in the best state, with the restarts of all replicas.
+
+    One that fails its canaries is worse than another in the same state.
+    """
+    best = min(reports, key=lambda r: (_BEST_FIRST.index(r["state"]), bool(r.get("failing"))))
     return {**best, "restarts": sum(report["restarts"] for report in reports)}

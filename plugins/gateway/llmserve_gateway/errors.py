@@ -79,6 +79,8 @@ class ContextError(ApiError):
     def __init__(
         self, context: int, prompt_tokens: int | None = None, max_tokens: int | None = None
     ) -> None:
+        if prompt_tokens is not None and prompt_tokens >= context:
+            max_tokens = None  # No length of the answer would do.
         what = f"This model's maximum context length is {context} tokens"
         if prompt_tokens is None:
             what += ", but the prompt is too long"

@@ -274,6 +274,7 @@ OVERFLOWS = [
     {"context": 512, "prompt_tokens": 600},
     {"context": 512, "prompt_tokens": 233, "max_tokens": 300},
     {"context": 512},
+    {"context": 512, "prompt_tokens": 600, "max_tokens": 20},
 ]
 
 

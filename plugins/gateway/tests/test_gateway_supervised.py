@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from llmserve.client import Completion
-from llmserve.errors import UnreachableError
+from llmserve.errors import ModelNotReadyError, UnreachableError
 from llmserve.server.keep.control import listening
 from llmserve_gateway.catalog import Catalog
 from llmserve_gateway.metrics import Metrics
@@ -93,6 +93,16 @@ def test_serve_asks_an_idle_model_and_the_gateway_only_one_that_has_failed_here(
         return counts
 
     assert asyncio.run(go()) == [0, 0]
+
+
+def test_a_request_while_a_model_is_not_loaded_does_not_delay_its_return() -> None:
+    async def go() -> Any:
+        catalog = Catalog(lambda: cast(Any, Triton()))
+        for _ in range(2):
+            catalog.record_failure("m", ModelNotReadyError("the server does not have 'm'"))
+        return await catalog.state()
+
+    assert asyncio.run(go())["models"] == {"m": {"ready": True}}
 
 
 def test_a_model_that_fails_the_canaries_of_serve_is_not_ready(tmp_path: Path) -> None:

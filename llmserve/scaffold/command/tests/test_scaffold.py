@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from llmserve.plugin import UsageError
+from llmserve.plugin import ConfigError, UsageError
 from llmserve.scaffold.command import llmserve_register_commands
 from llmserve.scaffold.command.command import main
 
@@ -28,3 +28,10 @@ def test_it_lists_models(tmp_path: Path) -> None:
 def test_a_missing_folder_is_reported_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name a model repository"):
         CliRunner().invoke(main, [str(tmp_path / "nowhere")], catch_exceptions=False)
+
+
+def test_a_damaged_model_is_not_taken_for_a_foreign_one(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "llmserve.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        CliRunner().invoke(main, [str(tmp_path)], catch_exceptions=False)
