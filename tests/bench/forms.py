@@ -21,7 +21,7 @@ from llmserve.runtime import Generation, RequestError, TextFormatter, read_param
 from llmserve_iterative.engine.engine import Engine
 
 SIZE, STREAMS, TOKENS = 128_000, 32, 48
-SCHEMAS = json.loads((Path(__file__).parents[1] / "unit/schemas.json").read_text("utf-8"))
+SCHEMAS = json.loads((Path(__file__).parents[1] / "unit/runtime/schemas.json").read_text("utf-8"))
 FORMATTER = TextFormatter({}, Path())
 
 

@@ -16,7 +16,7 @@ from llmserve.server.run.frontend import start_frontend
 from llmserve.server.settings import free_port
 from llmserve.testing import FrontendConformance
 from llmserve_cli.frontends import RequestedFrontends
-from tests.unit.test_plugins import module
+from tests.unit.plugins.test_plugins import module
 
 PLACE = Place((Address("127.0.0.1:1"),), "127.0.0.1", 0, 1.0)
 LISTENS = """

@@ -77,7 +77,7 @@ print(json.dumps({
 def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", _WITH_A_ROW, str(tmp_path)],
-        check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2],
+        check=False, capture_output=True, text=True, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == {

@@ -1,6 +1,6 @@
 """The API promised to plugin authors: it is listed in ``api.txt`` and changes only on purpose.
 
-``python tests/unit/test_api.py > llmserve/api.txt`` regenerates the list.
+``python tests/unit/plugins/test_api.py > llmserve/api.txt`` regenerates the list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 
 from llmserve.plugins.api import API, MODULES
 
-API_FILE = Path(__file__).parents[2] / "llmserve" / "api.txt"
+API_FILE = Path(__file__).parents[3] / "llmserve" / "api.txt"
 
 
 def public_api() -> Iterator[str]:
