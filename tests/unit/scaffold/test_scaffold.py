@@ -129,7 +129,7 @@ def test_the_command_prints_the_folder_and_the_next_step(tmp_path: Path, role: s
         cwd=folder, env=with_path(folder), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert tests.returncode == 0, tests.stdout
-    assert f"{3 if role == 'command' else 10} passed" in tests.stdout
+    assert f"{4 if role == 'command' else 10} passed" in tests.stdout
 
 
 def test_only_a_generator_has_a_mode(tmp_path: Path) -> None:
