@@ -30,7 +30,7 @@ def llmserve_register_tokenizers() -> Sequence[Tokenizer]:
         Tokenizer(
             name="transformers",
             summary="The model's own tokenizer, as AutoTokenizer loads it",
-            runtime="llmserve.runtime.hf_tokenizer:TransformersTokenizer",
+            runtime="llmserve.runtime:TransformersTokenizer",
             prepare=_prepare_tokenizer,
             inputs=(MESSAGES, CHAT_TEMPLATE_KWARGS),
             requires=("transformers",),
@@ -44,7 +44,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
         Batching(
             name="dynamic",
             summary="Batches waiting requests; each keeps its own parameters",
-            runtime="llmserve.runtime.batch:BatchDriver",
+            runtime="llmserve.runtime:BatchDriver",
             requires=(),
             prepare=_prepare_dynamic,
             options=(
@@ -66,7 +66,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
         Batching(
             name="static",
             summary="Starts the next batch when the last request of the current one is done",
-            runtime="llmserve.runtime.batch:BatchDriver",
+            runtime="llmserve.runtime:BatchDriver",
             requires=(),
             prepare=_prepare_streaming,
             options=(
@@ -81,7 +81,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
         Batching(
             name="continuous",
             summary="A thread runs steps continuously; requests join between steps",
-            runtime="llmserve.runtime.continuous:ContinuousDriver",
+            runtime="llmserve.runtime:ContinuousDriver",
             requires=(),
             mode="step",
             prepare=_prepare_streaming,
@@ -96,7 +96,7 @@ def llmserve_register_formatters() -> Sequence[Formatter]:
         Formatter(
             name="text",
             summary="text_output with its finish reason and token counts",
-            runtime="llmserve.runtime.text_formatter:TextFormatter",
+            runtime="llmserve.runtime:TextFormatter",
             extra_inputs=FORMS,
             requires=(),
             constrains_with=("llguidance",),

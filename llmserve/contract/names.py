@@ -16,3 +16,17 @@ STAND_IN_METRIC = "llmserve_stand_in"
 
 Its labels are ``model`` and ``instead_of``.
 """
+
+_RUNTIME = "llmserve.runtime"
+
+
+def public_runtime(runtime: str) -> str:
+    """Return where a class that a model names is public: our modules may move, and models stay.
+
+    >>> public_runtime("llmserve.runtime.text_formatter:TextFormatter")
+    'llmserve.runtime:TextFormatter'
+    >>> public_runtime("llmserve_acme.engine:Engine")
+    'llmserve_acme.engine:Engine'
+    """
+    module, colon, name = runtime.partition(":")
+    return f"{_RUNTIME}{colon}{name}" if module.startswith(f"{_RUNTIME}.") else runtime

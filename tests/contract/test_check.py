@@ -52,7 +52,7 @@ FULL = "in a full check"
         (MANIFEST, '"torch": ', '"no-such-package": ', "no-such-package", (INSTALLED,)),
         (MANIFEST, "llmserve_hf.generator:", "llmserve_hf.gone:", "no module", (INSTALLED,)),
         (MANIFEST, "generator:TransformersGenerator", "generator", "of the form", (INSTALLED,)),
-        (MANIFEST, "hf_tokenizer:TransformersTokenizer", "batch:BatchDriver",
+        (MANIFEST, "runtime:TransformersTokenizer", "runtime:BatchDriver",
          "BatchDriver has no method encode or encode_chat or decode", (INSTALLED, FULL)),
     ],
 )  # fmt: skip

@@ -42,7 +42,7 @@ def build(
     core = Registry.load()
     dynamic = core.get(Batching, "dynamic")
     own = Batching(
-        name="own", summary="", runtime="llmserve.runtime.batch:BatchDriver", prepare=prepare,
+        name="own", summary="", runtime="llmserve.runtime:BatchDriver", prepare=prepare,
         options=dynamic.options, inputs=dynamic.inputs,
     )  # fmt: skip
     entry = next(entry for entry in core.entries if entry.component is dynamic)

@@ -24,7 +24,7 @@ from llmserve.repository.check import check_repository
 from llmserve.repository.runtimes import problem_with
 from tests.support import install, replace_text, run
 
-TEXT = "llmserve.runtime.text_formatter:TextFormatter"
+TEXT = "llmserve.runtime:TextFormatter"
 ACME = r"of plugin 'acme' \(hypothesis [\d.]+\)"
 LINES = """
 class Lines:
@@ -160,7 +160,7 @@ def test_a_generator_has_the_methods_of_its_modes(tmp_path: Path, mode: str, mis
     engine = Generator(
         name="e", summary="", runtime="acme_code:NoFormat", source=None, modes=frozenset({mode})
     )
-    driver = Batching(name="d", summary="", runtime="llmserve.runtime.batch:BatchDriver", mode=mode)
+    driver = Batching(name="d", summary="", runtime="llmserve.runtime:BatchDriver", mode=mode)
     with pytest.raises(PluginError, match=f"generator 'e' {ACME} .* has no method {missing}"):
         build(tmp_path / "r", engine, driver)
 

@@ -126,11 +126,11 @@ def test_a_constrained_generation_is_not_plain() -> None:
 @pytest.mark.parametrize("constrains", [True, False])
 def test_an_extra_input_is_declared_if_the_generator_applies_constraints(constrains: bool) -> None:
     registry = Registry(find_plugins({"LLMSERVE_PLUGINS": "hf"}))
-    runtime = "llmserve.runtime.batch:BatchDriver"
+    runtime = "llmserve.runtime:BatchDriver"
     components = (
         Generator(name="biased", summary="", runtime=runtime, constrains=constrains),
         Formatter(
-            name="digits", summary="", runtime="llmserve.runtime.text_formatter:TextFormatter",
+            name="digits", summary="", runtime="llmserve.runtime:TextFormatter",
             inputs=(*contract.TEXT_FORMAT_INPUTS, ONLY_DIGITS), outputs=(contract.TEXT_OUTPUT,),
         ),
         Recipe(name="digital", summary="", generator="biased", formatter="digits"),

@@ -61,7 +61,7 @@ def find_counter(repository: Path | None, model: str, tokenizer: Path | None) ->
     """
     if tokenizer is not None:
         settings = {"path": str(tokenizer.absolute())}
-        runtime = "llmserve.runtime.hf_tokenizer:TransformersTokenizer"
+        runtime = "llmserve.runtime:TransformersTokenizer"
         return _load_counter(runtime, settings, tokenizer, f"tokenizer of {tokenizer}")
     if repository is not None:
         opened = Repository.open(repository)

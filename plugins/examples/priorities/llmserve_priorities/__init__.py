@@ -55,7 +55,7 @@ def llmserve_register_batchings() -> Sequence[Batching]:
             name="priorities",
             summary="Dynamic batches, urgent requests first",
             # Triton decides which requests wait; the usual driver runs the batches.
-            runtime="llmserve.runtime.batch:BatchDriver",
+            runtime="llmserve.runtime:BatchDriver",
             prepare=_prepare,
             options=OPTIONS,
         )
