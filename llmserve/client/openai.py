@@ -89,8 +89,8 @@ class OpenAIApi:
             message = error.get("message", error) if isinstance(error, Mapping) else error
             raise RequestRejectedError(str(message))
         usage = content.get("usage") or {}
-        choices = (content.get("choices") or ()) if usage else content["choices"]
-        pieces = [_piece(choice, reasoning) for choice in choices]
+        choices = content.get("choices") if usage else content["choices"]
+        pieces = [_piece(choice, reasoning) for choice in choices or ()]
         counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if usage:
             last = pieces.pop() if pieces else Piece("")

@@ -21,6 +21,7 @@ ANSWERS = {
     "list": b"data: []\n\n",
     "text": b"data: nope\n\n",
     "right": b'data: {"choices": [{"text": "hi"}]}\n\n',
+    "null": b'data: {"choices": null}\n\ndata: {"choices": [{"text": "hi"}]}\n\n',
 }
 NO_STREAM = "does not stream as OpenAI's API does"
 
@@ -47,7 +48,7 @@ def test_a_wrong_stream_is_an_error_and_no_empty_answer(
         OpenAIClient(f"{server}/{path}").generate("demo", "a")
 
 
-@pytest.mark.parametrize("path", ["right", "right/ü 1"])
+@pytest.mark.parametrize("path", ["right", "right/ü 1", "null"])
 def test_a_key_may_end_in_a_line_break_and_a_path_may_have_any_character(
     server: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

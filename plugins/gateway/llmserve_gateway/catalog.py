@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from llmserve.errors import (
     LLMServeError,
     ModelNotReadyError,
     RequestRejectedError,
+    RequestTimeoutError,
     ServerError,
 )
 from llmserve.server import ask, health
@@ -224,11 +226,14 @@ class Catalog:
         model.answers += 1
         model.answered(time.monotonic())
 
-    def record_failure(self, name: str, error: LLMServeError) -> None:
+    def record_failure(self, name: str, error: LLMServeError, waited: float = math.inf) -> None:
+        """Note what a failed request, for whose answer ``waited`` seconds went by, says of it."""
         if is_replica_failure(error) and self._client().is_available(name):
             return  # Other replicas serve the model.
         if isinstance(error, ModelNotReadyError):
             return  # It is not offered, and ready as soon as it is loaded again.
+        if isinstance(error, RequestTimeoutError) and waited < health.SLOW_UNSEEN:
+            return  # Its client was in more of a hurry than others may be.
         found, now = health.finding(error), time.monotonic()
         if found is health.Finding.DIED:
             self.health(name).died(now, str(error))

@@ -229,7 +229,8 @@ class Gateway:
             await reply.fail(error)
         except LLMServeError as error:
             if record.model:
-                self.catalog.record_failure(record.model, error)
+                waited = time.perf_counter() - (record.admitted or record.arrived)
+                self.catalog.record_failure(record.model, error, waited)
             await reply.fail(from_llmserve(error, reply.sent))
         except Exception:
             log.exception("request %s", record.id)

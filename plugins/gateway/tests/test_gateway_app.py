@@ -24,7 +24,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from starlette.routing import Route
 
 from llmserve.client import CALL_HEADERS, Completion, ModelInfo, Piece
-from llmserve.errors import ConfigError, ModelNotReadyError, RequestRejectedError, UsageError
+from llmserve.errors import (
+    ConfigError,
+    ModelNotReadyError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    UsageError,
+)
 from llmserve.plugin import Place
 from llmserve_gateway import llmserve_register_frontends
 from llmserve_gateway.app import make_app
@@ -486,6 +492,22 @@ def test_one_ready_model_is_enough_unless_all_are_required() -> None:
     assert asyncio.run(go("x")) == [200, 200, 200, 200, 404]
     assert asyncio.run(go("b")) == [200, 503, 200, 503, 404]
     assert asyncio.run(go("x", "a", "c")) == [200, 503, 200, 404, 503]
+
+
+def test_a_client_in_a_hurry_does_not_make_a_model_unready_for_others() -> None:
+    class Slow(Triton):
+        async def generate(self, name: str, prompt: str, **options: Any) -> Completion:
+            raise RequestTimeoutError(f"no answer within {options['timeout']} s")
+
+    async def go() -> list[int]:
+        app = make_app(Settings(NO_TRITON))
+        app.state.gateway._client = Slow()
+        transport, hurry = httpx.ASGITransport(app=app), {"x-request-timeout": "0.01"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            late = [await client.post("/v1/completions", json=TEXT, headers=hurry) for _ in "123"]
+            return [response.status_code for response in (*late, await client.get("/readyz"))]
+
+    assert asyncio.run(go()) == [504, 504, 504, 200]
 
 
 def test_a_404_does_not_offer_parts_of_ensembles() -> None:
