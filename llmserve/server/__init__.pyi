@@ -1,5 +1,6 @@
 from llmserve.contract.address import Address as Address
 from llmserve.server.control import ask as ask
+from llmserve.server.frontend import start_frontend as start_frontend
 from llmserve.server.keep import health as health
 from llmserve.server.keep.keeper import Keeper as Keeper
 from llmserve.server.log import LoadProgress as LoadProgress
@@ -7,6 +8,7 @@ from llmserve.server.server import Server as Server
 from llmserve.server.server import stand_ins as stand_ins
 from llmserve.server.settings import Runtime as Runtime
 from llmserve.server.settings import ServerSettings as ServerSettings
+from llmserve.server.settings import free_port as free_port
 from llmserve.server.settings import port_problems as port_problems
 from llmserve.server.startup import find_problems as find_problems
 from llmserve.server.startup import first_available as first_available
