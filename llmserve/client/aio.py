@@ -225,7 +225,8 @@ class AsyncClient:
     ) -> Completion | list[Completion]:
         new_reader = None
         if tools := Tools.of(options):
-            new_reader = await self._formats.readers(await self.model(model), tools)
+            info = await self._info(model, self._deadline(timeout))
+            new_reader = await self._formats.readers(info, tools)
         exchange, deadline = await self._open(model, prompt, timeout, options, pieces=False)
         pieces = [piece async for piece in self._pieces(exchange, deadline)]
         answers = gather(pieces, 1 if isinstance(prompt, str) else len(prompt))

@@ -6,20 +6,6 @@ MANIFEST = "llmserve.json"
 """The file in a model's folder that records what the model was built from and how to run it."""
 
 
-def class_at(path: str) -> tuple[str, str]:
-    """Return the module and the name of a ``package.module:Class``.
-
-    Until 0.2, models named the modules in which our own classes were. They have moved since, and
-    the package has all of them.
-
-    >>> class_at("llmserve.runtime.batch:BatchDriver")
-    ('llmserve.runtime', 'BatchDriver')
-    """
-    module, _, name = path.partition(":")
-    ours = "llmserve.runtime"
-    return (ours if module.startswith(f"{ours}.") else module), name
-
-
 SCHEMA = 1
 """The version of that file's format; changes that older runtimes cannot read increment it."""
 
@@ -31,3 +17,17 @@ STAND_IN_METRIC = "llmserve_stand_in"
 
 Its labels are ``model`` and ``instead_of``.
 """
+
+_RUNTIME = "llmserve.runtime"
+
+
+def public_runtime(runtime: str) -> str:
+    """Return where a class that a model names is public: our modules may move, and models stay.
+
+    >>> public_runtime("llmserve.runtime.text_formatter:TextFormatter")
+    'llmserve.runtime:TextFormatter'
+    >>> public_runtime("llmserve_acme.engine:Engine")
+    'llmserve_acme.engine:Engine'
+    """
+    module, colon, name = runtime.partition(":")
+    return f"{_RUNTIME}{colon}{name}" if module.startswith(f"{_RUNTIME}.") else runtime

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmserve.client.tools.parts import ToolReader
 from llmserve.contract.address import Address
+from llmserve.contract.names import public_runtime
 from llmserve.contract.options import ANSWER, TEXT_FORMAT_INPUTS
 from llmserve.contract.tensors import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.errors import PluginError
@@ -60,6 +61,10 @@ class Component(Role):
     options: tuple[Option, ...] = ()
     inputs: tuple[Tensor, ...] = ()
     requires: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "runtime", public_runtime(self.runtime))
 
 
 @dataclass(frozen=True, kw_only=True)

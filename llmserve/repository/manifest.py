@@ -6,11 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.names import MANIFEST, SCHEMA
+from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
 from llmserve.errors import ConfigError
 from llmserve.names import is_model_name
 from llmserve.packages import is_address
@@ -137,7 +137,11 @@ def _validated(manifest: Manifest) -> Manifest:
     )
     if not valid:
         raise ValueError
-    return manifest
+    components = {
+        role: {**part, "runtime": public_runtime(part["runtime"])}
+        for role, part in manifest.components.items()
+    }
+    return replace(manifest, components=components)
 
 
 def _is_component(part: object) -> bool:

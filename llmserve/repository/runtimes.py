@@ -21,7 +21,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llmserve.contract.names import class_at
 from llmserve.contract.tensors import MESSAGES
 from llmserve.errors import reason
 from llmserve.plugins.registry import Registry
@@ -194,7 +193,7 @@ class _StubModule(ModuleType):
 
 
 def _class_problem(runtime: str, methods: Iterable[str]) -> tuple[str, bool] | None:
-    module, name = class_at(runtime)
+    module, _, name = runtime.partition(":")
     try:
         runtime_class = getattr(import_module(module), name, None)
     except BaseException as error:
@@ -222,7 +221,7 @@ def _import_problem(
     runtime: str, settings: Mapping[str, Any], folder: Path
 ) -> tuple[str, bool] | None:
     """Return why a valid class cannot import what it will load its model with."""
-    module, name = class_at(runtime)
+    module, _, name = runtime.partition(":")
     try_imports = getattr(getattr(import_module(module), name), "try_imports", None)
     try:
         if try_imports:
@@ -234,7 +233,7 @@ def _import_problem(
 
 def problem_with(runtime: str) -> str | None:
     """Return why a component's ``package.module:Class`` cannot be found, or None."""
-    module, name = class_at(runtime)
+    module, _, name = runtime.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         return f"{runtime!r} is not of the form package.module:Class"
     try:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from llmserve.contract.names import MANIFEST, SCHEMA, class_at
+from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
 from llmserve.runtime.answer.outputs import declared_outputs
 from llmserve.runtime.answer.utf8 import reachable, use_utf8
 from llmserve.runtime.protocols import Driver, Parts
@@ -95,7 +95,7 @@ class TritonPythonModel:
 
 
 def _create(component: Mapping[str, Any], folder: Path) -> Any:
-    module, name = class_at(component["runtime"])
+    module, _, name = public_runtime(component["runtime"]).partition(":")
     settings = _Settings(component["settings"], module.partition(".")[0])
     return getattr(import_module(module), name)(settings, folder)
 

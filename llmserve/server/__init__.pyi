@@ -2,12 +2,14 @@ from llmserve.contract.address import Address as Address
 from llmserve.server.keep import health as health
 from llmserve.server.keep.control import ask as ask
 from llmserve.server.keep.keeper import Keeper as Keeper
+from llmserve.server.run.frontend import start_frontend as start_frontend
 from llmserve.server.run.log import LoadProgress as LoadProgress
 from llmserve.server.run.tracing import traces_url as traces_url
 from llmserve.server.server import Server as Server
 from llmserve.server.server import stand_ins as stand_ins
 from llmserve.server.settings import Runtime as Runtime
 from llmserve.server.settings import ServerSettings as ServerSettings
+from llmserve.server.settings import free_port as free_port
 from llmserve.server.settings import port_problems as port_problems
 from llmserve.server.startup import find_problems as find_problems
 from llmserve.server.startup import first_available as first_available

@@ -147,6 +147,15 @@ def test_plugins_import_only_what_is_public() -> None:
             assert not set(private_imports(path, "llmserve.scaffold")), path
 
 
+def test_the_guide_imports_only_what_is_public(tmp_path: Path) -> None:
+    guide = (ROOT / "plugins" / "README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"(?ms)^```python[^\n]*\n(.+?)^```$", guide)
+    assert len(examples) > 10
+    for example in examples:
+        (path := tmp_path / "example.py").write_text(example, encoding="utf-8")
+        assert not set(private_imports(path, "llmserve.scaffold")), example
+
+
 def test_plugins_inherit_nothing_that_runs() -> None:
     """They hold our objects instead, so that a change inside one cannot break them."""
     allowed = ("llmserve.plugin.", "llmserve.testing.", "llmserve.errors.")

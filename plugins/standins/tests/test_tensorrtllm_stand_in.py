@@ -235,6 +235,24 @@ def test_in_flight_a_request_joins_between_two_steps(counting: CountingModel) ->
     assert any("stand-in for TensorRT-LLM" in line for line in pb.Logger.warnings)
 
 
+def test_an_error_in_a_step_fails_its_request_and_not_the_thread(
+    counting: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = started(settings())
+    with monkeypatch.context() as patched:
+        patched.setattr(TokenSequence, "take_ids", lambda _: 1 // 0)
+        failed = Request(1)
+        stand_in.execute([failed])
+        counting.tokens.release()
+        wait_until(lambda: failed.closed)
+    assert "ZeroDivisionError" in refusal(failed)
+    stand_in.execute([request := Request(1)])
+    counting.tokens.release()
+    wait_until(lambda: request.closed)
+    assert request.ids == [10]
+    stand_in.finalize()
+
+
 def static() -> TritonPythonModel:
     v1 = {"gpt_model_type": {"string_value": "V1"}}
     return started(settings(parameters=v1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from llmserve.client import Completion, connect
 from llmserve.client.tools.calls import read_calls
 from llmserve.client.tools.parsers import Json
 from llmserve.client.tools.request import Tools, apply_tools
-from llmserve.errors import OptionError
+from llmserve.errors import OptionError, RequestTimeoutError
 from llmserve.testing import ScriptedTriton
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -55,6 +56,15 @@ def test_the_template_is_asked_for_once(scripted: ScriptedTriton, url: str) -> N
             client.generate("m", messages=[*CHAT, call], tools=[ADD])
     # The question about the template has no messages; then there are two requests.
     assert scripted.messages == ["", *[json.dumps([*CHAT, call])] * 2]
+
+
+def test_a_request_with_tools_waits_no_longer_than_its_timeout() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        connect(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout=60) as client,
+        pytest.raises(RequestTimeoutError, match=r"within 0\.3 s"),
+    ):
+        client.generate("m", messages=CHAT, tools=[ADD], tool_choice="required", timeout=0.3)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,11 @@ from llmserve.builder.build import BuildSpec, build_spec
 from llmserve.contract.container import base_of
 from llmserve.errors import ConfigError, LLMServeError, PortInUseError, ServerError, UsageError
 from llmserve.plugin import Manifest, Model, Problem, Repository
+from llmserve.plugins.roles import Batching
 from llmserve.repository.check import check_repository
+from llmserve.repository.runtimes import problem_with
+from llmserve.runtime import TextFormatter
+from llmserve.runtime.model import _create
 
 
 def add(repository: Path, name: str, **fields: Any) -> None:
@@ -110,3 +114,21 @@ def test_a_build_goes_from_plan_to_publication_without_coming_back(tmp_path: Pat
         sys.setprofile(None)
     # It looks at the repository before the components prepare their files: copying takes long.
     assert visited == ["builder", "repository", "builder", "repository"]
+
+
+def test_a_model_names_classes_of_ours_where_they_are_public(tmp_path: Path) -> None:
+    """What earlier versions built, and what plugins of API 2 register, names their modules."""
+    old = "llmserve.runtime.batch:BatchDriver"
+    assert Batching(name="b", summary="", runtime=old).runtime == "llmserve.runtime:BatchDriver"
+    golden = Path(__file__).parents[1] / "golden" / "demo" / "llmserve.json"
+    text = golden.read_text(encoding="utf-8")
+    older = text.replace("llmserve.runtime:Text", "llmserve.runtime.text_formatter:Text")
+    assert older != text
+    (tmp_path / "llmserve.json").write_text(older, encoding="utf-8")
+    manifest = Model(tmp_path).intact()
+    assert manifest
+    for component in manifest.components.values():
+        assert not component["runtime"].startswith("llmserve.runtime.")
+        assert not problem_with(component["runtime"])
+    created = _create({"runtime": "llmserve.runtime.gone:TextFormatter", "settings": {}}, tmp_path)
+    assert isinstance(created, TextFormatter)

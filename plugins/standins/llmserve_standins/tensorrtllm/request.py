@@ -86,7 +86,8 @@ class PendingRequest:
     """Sends the tokens of its sequences: pieces as they are generated, or all at the end."""
 
     def __init__(self, raw: Any, settings: Settings, pb: Any) -> None:
-        parts: Any = SimpleNamespace(pb_utils=pb)
+        # What a failure is described with.
+        parts: Any = SimpleNamespace(pb_utils=pb, tokenizer=_IDS, generator=None, formatter=None)
         self.responder = Responder(raw, parts)
         self.id: str = raw.request_id()
         self.inputs = tensors_of(raw)
