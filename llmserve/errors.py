@@ -96,7 +96,7 @@ class ClientError(LLMServeError):
     @property
     def row(self) -> failures.Row:
         """What the code means, with the HTTP status for it."""
-        return failures.FAILURES[self.code]
+        return failures.FAILURES.get(self.code, failures.FAILURES[failures.UNKNOWN])
 
 
 class UnreachableError(ClientError):

@@ -39,5 +39,5 @@ def check(repository: Path, as_json: bool) -> int:
 
 def _as_json(problem: Problem) -> dict[str, Any]:
     """Return a problem under the names that scripts know."""
-    words = {"model": problem.where, "what": problem.message, "hint": problem.hint}
+    words = {"model": problem.where, "what": problem.message, "mend": problem.hint}
     return {**words, "fatal": problem.fatal, "code": problem.code}

@@ -21,7 +21,7 @@ API = 3
 """The API version of this llmserve."""
 
 _CHANGES = {
-    2: "errors and problems have hint instead of hint, a Problem has where and message instead of "
+    2: "errors and problems have hint instead of mend, a Problem has where and message instead of "
     "model and what, a Place has tritons instead of replicas and metrics, a Recipe has no pairs",
 }
 """What the author of a plugin for an older version has to change, in one line."""

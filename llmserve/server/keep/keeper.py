@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmserve.errors import ServerError
+from llmserve.errors import reason
 from llmserve.server.keep.detect import Detector
 from llmserve.server.keep.health import INTERVAL, SLOW, Monitor
 from llmserve.server.keep.kept import Kept, KeptModel
@@ -106,8 +106,8 @@ class Keeper:
                 continue
             try:
                 await self._monitor.check()
-            except ServerError as error:
-                triton.missed(time.monotonic(), str(error))
+            except Exception as error:  # whatever it is, the next check is still due
+                triton.missed(time.monotonic(), reason(error))
             else:
                 triton.answered(time.monotonic())
 

@@ -120,7 +120,7 @@ def test_a_model_names_classes_of_ours_where_they_are_public(tmp_path: Path) -> 
     """What earlier versions built, and what plugins of API 2 register, names their modules."""
     old = "llmserve.runtime.batch:BatchDriver"
     assert Batching(name="b", summary="", runtime=old).runtime == "llmserve.runtime:BatchDriver"
-    golden = Path(__file__).parents[1] / "golden" / "demo" / "llmserve.json"
+    golden = Path(__file__).parents[2] / "golden" / "demo" / "llmserve.json"
     text = golden.read_text(encoding="utf-8")
     older = text.replace("llmserve.runtime:Text", "llmserve.runtime.text_formatter:Text")
     assert older != text
