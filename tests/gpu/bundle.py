@@ -156,7 +156,7 @@ def unpack(wheel: Path, site: Path, python: str) -> str:
 
 def _is_needed(path: PurePosixPath, python: str) -> bool:
     top = path.parts[0]
-    if path.suffix == ".pyi" or top.endswith(".data"):
+    if (path.suffix == ".pyi" and not top.startswith("llmserve")) or top.endswith(".data"):
         return False
     if top == "pytriton":
         # The server, not the Python package around it.

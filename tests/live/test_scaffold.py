@@ -67,7 +67,7 @@ class Suspicious(BatchDriver):
         from llmserve.testing import FakeRequest
         from llmserve.testing import FakeTensor
 
-        fake_only = ("replace_input", "text", "error", "send")
+        fake_only = ("replace_input", "text", "error", "failure", "send")
         names = [name for name in vars(FakeRequest) if name not in fake_only]
         self._compare(requests[0], names)
         self._compare(requests[0].inputs()[0], vars(FakeTensor))
