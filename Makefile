@@ -18,9 +18,10 @@ demo: .venv/.demo
 
 # Each worker has its own Triton and one compute thread. There are more workers than two cores can
 # run at once, because tests wait for nearly half of the time: for a server, a process, a back-off.
+# A worker that dies ends the run: replaced, it may leave the others waiting for ever (xdist 3.8).
 WORKERS ?= 3
 test: lint
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not alone" \
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder -m "not alone" \
 		|| { [ $$? = 1 ] && echo "Failed tests are run once more, on their own:" \
 		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
 	@$(BIN)/pytest -m alone tests/live
