@@ -5,6 +5,7 @@ from llmserve.client.connecting import connect_async as connect_async
 from llmserve.client.deadlines import Timeouts as Timeouts
 from llmserve.client.model import ModelInfo as ModelInfo
 from llmserve.client.model import ModelState as ModelState
+from llmserve.client.model import TensorInfo as TensorInfo
 from llmserve.client.openai import OpenAIApi as OpenAIApi
 from llmserve.client.openai import OpenAIClient as OpenAIClient
 from llmserve.client.openai import OpenAIRequest as OpenAIRequest

@@ -30,6 +30,7 @@ MODULES = (
     "llmserve",
     "llmserve.client",
     "llmserve.contract.container",
+    "llmserve.contract.failures",
     "llmserve.errors",
     "llmserve.plugin",
     "llmserve.runtime",

@@ -20,8 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 from llmserve.client.exchange import Steps
 from llmserve.client.failures import Target, from_rpc
 from llmserve.errors import ClientError, RequestRejectedError
-from llmserve.repository import config as modelconfig
-from llmserve.testing import LiveTriton, check_repository
+from llmserve.testing import LiveTriton, check_repository, read_config
 from tests.support import LLMSERVE, one_layer
 
 PROMPTS = [
@@ -193,7 +192,7 @@ def test_a_prompt_far_over_the_context_is_not_encoded(triton: LiveTriton, model:
 def test_the_repository_passes_the_check(triton: LiveTriton, model: str) -> None:
     ours = {model, *(f"{model}_{part}" for part in ("preprocess", "session", "generator"))}
     assert [p for p in check_repository(triton.repository) if p.where in ours] == []
-    config = modelconfig.read(triton.repository / f"{model}_generator")
+    config = read_config(triton.repository / f"{model}_generator")
     assert (config.backend, config.platform) in {("onnxruntime", ""), ("", "pytorch_libtorch")}
     # Otherwise onnxruntime, which checks the exported graph, sends usage data over the network.
     assert config.platform or os.environ["ORT_DISABLE_TELEMETRY"] == "1"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.client.model import ModelInfo, TensorInfo
+from llmserve.client import ModelInfo, TensorInfo
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_bench.prompts import Request
 from llmserve_bench.results import Load

@@ -11,7 +11,7 @@ from typing import Any
 
 import llmserve
 from llmserve.plugin import ModelConfig
-from llmserve.repository import config as modelconfig
+from llmserve.testing import read_config
 from llmserve_trtllm.options import OPTIONS
 from llmserve_trtllm.versions import Version
 
@@ -60,7 +60,7 @@ def build(output: Path, version: str, **options: Any) -> dict[str, ModelConfig]:
         "trtllm", "demo", name="ensemble", output=repository, trtllm_version=version, **options
     )
     folders = [path for path in repository.iterdir() if path.is_dir()]
-    return {folder.name: modelconfig.read(folder) for folder in folders}
+    return {folder.name: read_config(folder) for folder in folders}
 
 
 def steps(configs: dict[str, ModelConfig]) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from llmserve.plugin import CheckedModel
-from llmserve.repository import config as modelconfig
-from llmserve.testing import check_repository
+from llmserve.testing import check_repository, read_config
 from llmserve_trtllm.check import check_model
 
 from .building import cases, engine_of
@@ -55,7 +54,7 @@ def test_a_fault_is_reported_with_its_fix(
 @pytest.mark.parametrize("missing", UNGUARDED)
 def test_a_parameter_that_is_read_without_a_default_is_required(release: str, missing: str) -> None:
     """Only for versions whose backend reads it so; the template's tensors show the version."""
-    config = modelconfig.read(TEMPLATES / "tensorrt_llm")
+    config = read_config(TEMPLATES / "tensorrt_llm")
     for name in UNGUARDED:
         config.parameters[name].string_value = ""
     for name in releases()[release].side("tensorrt_llm", "input"):
