@@ -141,6 +141,12 @@ def is_checkpoint(path: Path) -> bool:
     return weights and (path / "config.json").is_file()
 
 
+def names_model(model: str) -> bool:
+    """Return whether this can be a model of the hub, or the demo, if there is no such path."""
+    repo_id, colon, file = model.partition(":")
+    return bool(_HUB_ID.fullmatch(repo_id)) and (not colon or file.lower().endswith(GGUF))
+
+
 def refuse_gguf(path: Path, model: str) -> None:
     if is_gguf(path):
         raise ModelSourceError(f"{model} is in {NO_GGUF}", hint=INSTEAD_OF_GGUF)
