@@ -167,6 +167,12 @@ def is_checkpoint(path: Path) -> bool:
     return weights and (path / "config.json").is_file()
 
 
+def names_model(model: str) -> bool:
+    """Return whether this can be a model of the hub, or the demo, if there is no such path."""
+    repo_id, colon, file = model.partition(":")
+    return bool(_HUB_ID.fullmatch(repo_id)) and (not colon or file.lower().endswith(GGUF))
+
+
 def _file(path: Path, model: str, weights: Sequence[str]) -> Path:
     names = " or ".join(weights)
     if path.is_dir():
