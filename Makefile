@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test test-ray lint format bench bench-engines kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo test real-model test-ray lint format bench bench-engines kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -25,6 +25,11 @@ test: lint
 		|| { [ $$? = 1 ] && echo "Failed tests are run once more, on their own:" \
 		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
 	@$(BIN)/pytest -m alone tests/live
+
+# A real chat model of 135 M parameters, fetched once into this user's cache; LLMSERVE_REAL_MODEL
+# names another GGUF file of it. `make test` tests with it where it can be had.
+real-model: .venv/.ready
+	@$(BIN)/python -m tests.real.model
 
 lint: .venv/.ready
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format fixes this"; exit 1; }
