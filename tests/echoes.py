@@ -110,7 +110,9 @@ class EchoEngine:
                 self.drop(generation)
                 continue
             generation.constrain(np.zeros(256))
-            generation.push(generation.prompt_ids[position % len(generation.prompt_ids)])
+            logits = np.zeros(256) if generation.wants_logits else None
+            token = generation.prompt_ids[position % len(generation.prompt_ids)]
+            generation.push(token, logits)
             if generation.done:
                 self.drop(generation)
         return progress

@@ -21,6 +21,7 @@ from llmserve.builder.plan import (
     make_plan,
     needed_packages,
 )
+from llmserve.contract.shared_stream import NUMBER
 from llmserve.errors import PluginError
 from llmserve.names import normal
 from llmserve.packages import conflicts, origin, remedy
@@ -41,12 +42,13 @@ from llmserve.repository.wheels import (
     wheels_in,
     without_index,
 )
-from llmserve.runtime.contract import Tensor
+from llmserve.runtime.contract import TEXT_FORMAT_OUTPUTS, Tensor
 from llmserve.version import __version__
 
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
 
 VERSION_FOLDER = "1"
+SCRATCH = "scratch"
 
 
 def build(
@@ -102,6 +104,7 @@ def build_spec(
             report=report,
             weights=plan.generator.weights,
             source_kind=plan.generator.source,
+            scratch=stage / SCRATCH,
         )
         if assemble := plan.generator.assemble:
             drafts = _prepare_ensemble(plan, context, inputs, packages, assemble)
@@ -251,7 +254,7 @@ def _draft(
         source=context.source.described(),
         options=dict(plan.options),
         components=components,
-        contract=contract_of(plan),
+        contract={**contract_of(plan), **_shared_streams(plan, context)},
         packages=packages,
         backends=sorted({*backends} - {"python", ""}),
         origins={n: found.url for n in packages if (found := origin(n)) and found.url},
@@ -264,6 +267,14 @@ def _draft(
     )
     client = "" if part_of else _client_of(plan)
     return Draft(context.folder.parent, context.config, manifest, client)
+
+
+def _shared_streams(plan: Plan, context: BuildContext) -> dict[str, int]:
+    """Return which shared streams a model has: it makes its streams itself, of standard pieces."""
+    standard = {tensor.name for tensor in TEXT_FORMAT_OUTPUTS}
+    is_standard = {tensor.name for tensor in plan.formatter.outputs} == standard
+    makes_streams = context.exchange == "stream" and plan.generator.assemble is None
+    return {"shared_stream": NUMBER} if makes_streams and is_standard else {}
 
 
 def contract_of(plan: Plan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmserve.client.deadlines import Deadline, Timeout
-from llmserve.client.exchange import Exchange, Steps, open_exchange
+from llmserve.client.exchange import AtOnce, Exchange, Steps, open_exchange
 from llmserve.client.failures import (
     Target,
     cut_off,
@@ -29,10 +29,12 @@ from llmserve.client.failures import (
 from llmserve.client.messages import check_options, is_last, read_response
 from llmserve.client.model import ModelInfo, ModelState, read_config, read_index, ready_names
 from llmserve.client.results import Completion, F, Piece, Prompt, Prompts, gather, parse, schema_of
+from llmserve.client.shared_streams import Inbox, SharedStream
 from llmserve.client.tools.calls import read_calls
 from llmserve.client.tools.prompt import needs_tools
 from llmserve.client.tools.request import Tools, apply_tools
 from llmserve.client.url import Endpoint
+from llmserve.contract.shared_stream import SharedPiece
 from llmserve.errors import (
     ClientError,
     ModelNotReadyError,
@@ -58,6 +60,9 @@ CALL_HEADERS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("call_headers
 
 class AsyncChannel:
     """A channel of gRPC's asyncio API, opened on the first call, in the event loop of that call."""
+
+    shares = True
+    """Whether it can read a shared stream beside other calls."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -138,6 +143,7 @@ class AsyncClient:
         self._templates: dict[str, str | None] = {}
         self._places_tools = places_tools
         self._closed = False
+        self._streams: dict[str, SharedStream] = {}
         self._active: set[Exchange | Steps] = set()
         # Calls that end a sequence and are not done yet.
         self._ends: list[Any] = []
@@ -152,6 +158,8 @@ class AsyncClient:
         for exchange in list(self._active):
             await self._finish(exchange)
         self._closed = True
+        for stream in self._streams.values():
+            stream.close()
         await self._channel.settle(self._ends, CLOSE_SECONDS)
         await self._channel.close()
 
@@ -302,12 +310,63 @@ class AsyncClient:
         try:
             async with self._translated(exchange.info.name, deadline):
                 while requests := exchange.next_round():
+                    if isinstance(exchange, AtOnce) and (shared := await self._shared(exchange)):
+                        answers = self._previewed(exchange, requests, shared, deadline)
+                        async with aclosing(answers) as pieces:
+                            async for piece in pieces:
+                                yield piece
+                        continue
                     async with aclosing(send(requests, deadline)) as responses:
                         async for response in responses:
                             for piece in exchange.take(response):
                                 yield piece
         finally:
             await self._finish(exchange)
+
+    async def _shared(self, exchange: AtOnce) -> SharedStream | None:
+        """Return the model's shared stream if it is open and can show these answers."""
+        info = exchange.info
+        if not (exchange.can_share and self._channel.shares):
+            return None
+        if info.name not in self._streams:
+            self._streams[info.name] = SharedStream(self._open_channel(), info)
+        stream = self._streams[info.name]
+        return stream if await stream.ready() else None
+
+    async def _previewed(
+        self, exchange: AtOnce, requests: list[Any], shared: SharedStream, deadline: Deadline
+    ) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces that arrive in a shared stream or in the requests' own responses."""
+        with shared.listening(exchange.share(requests, shared.name)) as inbox:
+            own = asyncio.ensure_future(self._collect(requests, deadline, inbox))
+            try:
+                while True:
+                    for item in await inbox.take(deadline.part):
+                        deadline.started = True
+                        if isinstance(item, SharedPiece):
+                            pieces = exchange.preview(item)
+                        elif item is None:
+                            return
+                        elif isinstance(item, Exception):
+                            raise item
+                        else:
+                            pieces = exchange.take(item)
+                            if pieces and not any(piece.finish_reason for piece in pieces):
+                                shared.extend()
+                        for piece in pieces:
+                            yield piece
+            finally:
+                own.cancel()
+
+    async def _collect(self, requests: list[Any], deadline: Deadline, inbox: Inbox) -> None:
+        """Put the requests' own responses into an inbox, at the end None or the failure."""
+        try:
+            async with aclosing(self._stream(requests, deadline, parts=False)) as responses:
+                async for response in responses:
+                    inbox.put(response)
+            inbox.put(None)
+        except Exception as error:
+            inbox.put(error)
 
     async def _unary(self, requests: list[Any], deadline: Deadline) -> AsyncGenerator[Any, None]:
         calls = [self._call("ModelInfer", request, deadline.next()) for request in requests]
@@ -320,14 +379,16 @@ class AsyncClient:
             for call in calls:
                 call.cancel()
 
-    async def _stream(self, requests: list[Any], deadline: Deadline) -> AsyncGenerator[Any, None]:
+    async def _stream(
+        self, requests: list[Any], deadline: Deadline, *, parts: bool = True
+    ) -> AsyncGenerator[Any, None]:
         target = self._target(requests[0].model_name, deadline)
         unanswered = {request.id for request in requests}
         # One stream carries all requests. Our side then closes, so the server can end the stream.
         call = self._open_channel().stream(requests, deadline.left())
         try:
-            while message := await self._channel.read(call, deadline.part):
-                deadline.started = True
+            while message := await self._channel.read(call, deadline.part if parts else None):
+                deadline.started = deadline.started or parts
                 if is_last(message):
                     unanswered.discard(message.infer_response.id)
                 if message.error_message:

@@ -14,6 +14,9 @@ from typing import Any
 from llmserve.client.messages import Value, build_request, check_options, read_response
 from llmserve.client.model import ModelInfo
 from llmserve.client.results import Piece
+from llmserve.contract.options import SHARED_STREAM, is_carried
+from llmserve.contract.shared_stream import SharedPiece
+from llmserve.contract.tensors import CACHED_TOKENS
 from llmserve.errors import ClientError
 
 
@@ -51,7 +54,15 @@ class AtOnce:
         self.info = info
         self._rows: dict[str, tuple[int, int]] = {}
         self._finished: set[int] = set()
+        # How much of each answer a shared stream has shown, and the requests' own responses said.
+        self._shown: dict[int, int] = {}
+        self._said: dict[int, int] = {}
+        self._is_shared = False
         self._round: list[Any] = []
+        self.can_share = (
+            info.shared_stream and options.get("stream") is True and is_carried(options.get)
+        )
+        """Whether the pieces may arrive in a shared stream."""
         size = info.rows or max(1, len(prompts))
         for first in range(0, len(prompts), size):
             rows = prompts[first : first + size]
@@ -76,7 +87,37 @@ class AtOnce:
             raise ClientError("the server answered a request that was not sent")
         first, count = self._rows[response.id]
         pieces = _shift(read_response(response, count), first)
+        if self._is_shared:
+            pieces = [self._not_shown(piece) for piece in pieces]
         return [piece for piece in pieces if self._is_wanted(piece)]
+
+    def share(self, requests: Sequence[Any], name: str) -> list[str]:
+        """Let a shared stream show the answers to requests, and return their ids."""
+        self._is_shared = True
+        for request in requests:
+            request.parameters[SHARED_STREAM].string_param = name
+        return [request.id for request in requests]
+
+    def preview(self, shared: SharedPiece) -> list[Piece]:
+        """Read a piece of a shared stream, which counts until the request's own responses come."""
+        first, count = self._rows[shared.request]
+        index = first + shared.row
+        if not 0 <= shared.row < count or index in self._said or index in self._finished:
+            return []
+        self._shown[index] = self._shown.get(index, 0) + len(shared.text)
+        cached = shared.cached_tokens
+        piece = Piece(
+            shared.text, index, shared.finish_reason or None, shared.input_tokens,
+            shared.output_tokens, {} if cached is None else {CACHED_TOKENS.name: cached},
+        )  # fmt: skip
+        return [piece] if self._is_wanted(piece) else []
+
+    def _not_shown(self, piece: Piece) -> Piece:
+        """Return a piece of a request's own response without what has been shown."""
+        said = self._said.get(piece.index, 0)
+        self._said[piece.index] = said + len(piece.text)
+        known = max(0, self._shown.get(piece.index, 0) - said)
+        return replace(piece, text=piece.text[known:]) if known else piece
 
     def _is_wanted(self, piece: Piece) -> bool:
         # While other rows of a request continue, each response has empty text for completed rows.
@@ -137,6 +178,8 @@ class Steps:
 
 class Stepwise:
     """The exchange of sequence models: one sequence per prompt, one step per round."""
+
+    can_share = False
 
     def __init__(
         self, info: ModelInfo, prompts: Sequence[str], options: Mapping[str, Value], *, pieces: bool

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from llmserve.contract.shared_stream import DECLARED, NUMBER
+
 Exchange = Literal["unary", "stream", "sequence"]
 
 
@@ -37,6 +39,7 @@ class ModelInfo:
     ``made_by_llmserve`` is the version that built the model, None for other models.
     ``queue_timeout`` tells whether a request can shorten its time in the queue.
     ``parts`` are the models that it consists of, which accept no requests of their own.
+    ``shared_stream`` tells whether the pieces of several answers can arrive together.
     """
 
     name: str
@@ -48,6 +51,7 @@ class ModelInfo:
     made_by_llmserve: str | None = None
     queue_timeout: bool = False
     parts: tuple[str, ...] = ()
+    shared_stream: bool = False
 
 
 def read_index(response: Any) -> list[ModelState]:
@@ -82,6 +86,7 @@ def read_config(config: Any) -> ModelInfo:
         queue_timeout=_queue_timeout(config),
         parts=tuple((_parameter(config, "llmserve.parts") or "").split())
         or tuple(step.model_name for step in config.ensemble_scheduling.step),
+        shared_stream=_parameter(config, DECLARED) == str(NUMBER),
     )
 
 

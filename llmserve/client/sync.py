@@ -124,6 +124,8 @@ class Sequence:
 class BlockingChannel(AsyncChannel):
     """A channel of gRPC's blocking API, whose coroutines never suspend."""
 
+    shares = False
+
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self._grpc = endpoint.open(grpc)

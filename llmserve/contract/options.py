@@ -59,6 +59,8 @@ class RequestOption:
     ``structured_outputs``. Without one, the gateway does not pass on the option as it is."""
     api_range: tuple[float, float] | None = None
     """The range that the API allows, if it is narrower."""
+    own_responses: bool = False
+    """Whether an answer with it has more than text, which a shared stream does not carry."""
     name: str = ""
 
     @property
@@ -169,14 +171,16 @@ class RequestOptions:
 
     logprobs: int | None = _option(
         "whole", "logprobs", "Return log-probabilities, and those of the N likeliest tokens at "
-        "each position.", high=MAX_LOGPROBS,
+        "each position.", high=MAX_LOGPROBS, own_responses=True,
     )  # fmt: skip
     return_log_probs: bool = _option(
-        "flag", "logprobs", "Return log-probabilities in TensorRT-LLM's format.", False
-    )
+        "flag", "logprobs", "Return log-probabilities in TensorRT-LLM's format.", False,
+        own_responses=True,
+    )  # fmt: skip
     prompt_logprobs: int | None = _option(
-        "whole", "prompt", "The same as logprobs, of the prompt's tokens.", high=MAX_LOGPROBS
-    )
+        "whole", "prompt", "The same as logprobs, of the prompt's tokens.", high=MAX_LOGPROBS,
+        own_responses=True,
+    )  # fmt: skip
 
     json_schema: str | None = _option(
         "text", "forms", "Constrain the answer to this JSON schema.", json=True, api="json"
@@ -209,8 +213,9 @@ class RequestOptions:
         "flag", "format", "Sent by Triton's OpenAI frontend.", False, set_by="frontend"
     )
     return_num_output_tokens: bool = _option(
-        "flag", "format", "Sent by Triton's OpenAI frontend.", False, set_by="frontend"
-    )
+        "flag", "format", "Sent by Triton's OpenAI frontend.", False, set_by="frontend",
+        own_responses=True,
+    )  # fmt: skip
     chat_template_kwargs: Mapping[str, Any] = _option(
         "object", "chat", "Arguments for the chat template besides the messages, such as tools.",
         {}, json=True,
@@ -219,6 +224,15 @@ class RequestOptions:
     fill_context: bool = _option(
         "flag", "", "Without max_tokens, an answer may take what is left of the context.", False,
         set_by="frontend",
+    )  # fmt: skip
+    # See llmserve.contract.shared_stream.
+    open_shared_stream: str | None = _option(
+        "text", "", "Opens a stream of this name for the pieces of others' answers, instead of "
+        "asking for one: 32 random hexadecimal digits.", set_by="client",
+    )  # fmt: skip
+    shared_stream: str | None = _option(
+        "text", "", "The name of an open stream that shows the pieces of this answer early.",
+        set_by="client",
     )  # fmt: skip
 
 
@@ -230,6 +244,17 @@ ALIASES = {alias: row.name for row in OPTIONS.values() for alias in row.aliases}
 API_NAMES = {row.name: row.api for row in OPTIONS.values() if row.api and row.group != "forms"}
 """The fields of OpenAI's API that have options as they are."""
 FILL_CONTEXT = OPTIONS["fill_context"].name
+OPEN_SHARED_STREAM = OPTIONS["open_shared_stream"].name
+SHARED_STREAM = OPTIONS["shared_stream"].name
+_OWN_RESPONSES = tuple(row.name for row in OPTIONS.values() if row.own_responses)
+
+
+def is_carried(value_of: Callable[[str], Any]) -> bool:
+    """Return whether a shared stream carries the answer to a request with these options.
+
+    Others are answered as if they had named no stream.
+    """
+    return all(value_of(name) is None or value_of(name) is False for name in _OWN_RESPONSES)
 
 
 def _input(name: str) -> Tensor:

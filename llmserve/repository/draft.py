@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.contract.container import DOCKERFILE, PLAIN
+from llmserve.contract.shared_stream import DECLARED
 from llmserve.repository import config as modelconfig
 from llmserve.repository import dockerfile
 from llmserve.repository.config import ModelConfig
@@ -36,6 +37,11 @@ def write(drafts: Iterable[Draft], wheels: Wheels) -> None:
             "llmserve.recipe": manifest.recipe,
             "llmserve.exchange": manifest.exchange,
             **({"llmserve.parts": " ".join(manifest.parts)} if manifest.parts else {}),
+            **(
+                {DECLARED: str(number)}
+                if (number := manifest.contract.get("shared_stream"))
+                else {}
+            ),
         }
         modelconfig.set_parameters(draft.config, parameters)
         texts = {modelconfig.FILE: modelconfig.to_text(draft.config), "client.py": draft.client}

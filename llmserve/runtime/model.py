@@ -6,12 +6,15 @@ import gc
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from llmserve.contract.names import MANIFEST, SCHEMA, public_runtime
+from llmserve.contract.shared_stream import NUMBER
 from llmserve.runtime.answer.outputs import declared_outputs
+from llmserve.runtime.answer.shared_streams import SharedStreams
 from llmserve.runtime.answer.utf8 import reachable, use_utf8
 from llmserve.runtime.protocols import Driver, Parts
 
@@ -45,21 +48,23 @@ class TritonPythonModel:
 
         def start() -> None:
             self._formatter = part("formatter")
-            self._driver.start(
-                Parts(
-                    name=args["model_name"],
-                    tokenizer=part("tokenizer"),
-                    generator=part("generator"),
-                    formatter=self._formatter,
-                    inputs=frozenset(contract["inputs"]),
-                    extras=frozenset(contract["extras"]),
-                    batched=config["max_batch_size"] > 0,
-                    decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled")),
-                    defaults=contract["defaults"],
-                    pb_utils=pb_utils,
-                    outputs=declared_outputs(manifest),
-                )
+            parts = Parts(
+                name=args["model_name"],
+                tokenizer=part("tokenizer"),
+                generator=part("generator"),
+                formatter=self._formatter,
+                inputs=frozenset(contract["inputs"]),
+                extras=frozenset(contract["extras"]),
+                batched=config["max_batch_size"] > 0,
+                decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled")),
+                defaults=contract["defaults"],
+                pb_utils=pb_utils,
+                outputs=declared_outputs(manifest),
             )
+            if contract.get("shared_stream") == NUMBER and parts.decoupled:
+                self._shared = SharedStreams(parts)
+                parts = replace(parts, shared=self._shared)
+            self._driver.start(parts)
 
         if getattr(self._driver, "has_thread", False):
             # OpenMP keeps helper threads for every thread that has computed, until that thread
@@ -89,6 +94,8 @@ class TritonPythonModel:
         driver = getattr(self, "_driver", None)
         if driver is not None:
             driver.finalize()
+            if shared := getattr(self, "_shared", None):
+                shared.close()
             # Only some formatters have this method.
             if close := getattr(getattr(self, "_formatter", None), "close", None):
                 close()

@@ -183,6 +183,8 @@ class Parts:
     pb_utils: Any
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     """The outputs that the formatter may return, by name; empty if unknown."""
+    shared: Any = None
+    """The model's ``SharedStreams``, if it has any; a driver that holds jobs need not know them."""
 
 
 def strings(values: Sequence[str]) -> npt.NDArray[Any]:

@@ -234,8 +234,10 @@ class FakeRequest:
         *,
         sequence: int | str = 0,
         flags: int = 0,
+        request_id: str = "",
         **parameters: Any,
     ) -> None:
+        self._request_id = request_id
         self._inputs = [FakeTensor(name, as_array(values)) for name, values in inputs.items()]
         self._parameters = parameters
         self.sequence = sequence
@@ -274,7 +276,7 @@ class FakeRequest:
         self.rescheduled = flags == FakeBackendUtils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def request_id(self) -> str:
-        return ""
+        return self._request_id
 
     def requested_output_names(self) -> list[str]:
         """Return the outputs that the client requests; an empty list means all of them."""

@@ -192,6 +192,11 @@ class Generation:
         self.taken = True
         return piece
 
+    def rewind(self) -> None:
+        """Let the next piece begin with the answer again."""
+        self.taken = False
+        self._taken = self._taken_logprobs = self.tokens_reported = 0
+
     def _decode(self, *, early: bool = False) -> None:
         """Decode the pending tokens; in ``early`` ones, stop words are not searched for.
 

@@ -147,13 +147,21 @@ class Responder:
     def send(self, generations: Sequence[Generation], *, whole: bool) -> None:
         """Send the new text, or the ``whole`` answers; close when every row is done."""
         final = all(generation.done for generation in generations)
-        if not final and not any(generation.has_news for generation in generations):
-            return
-        answers = [self._answer(generation, whole) for generation in generations]
-        tensors = format_answers(answers, self._parts)
-        if self._parts.batched:
-            tensors = {name: values[:, None] for name, values in tensors.items()}
-        self.send_tensors(tensors, final=final)
+        if final or any(generation.has_news for generation in generations):
+            self.send_tensors(self._tensors(generations, whole), final=final)
+
+    def closing(self, generations: Sequence[Generation]) -> Callable[[], None]:
+        """Count as closed from now on, and return the function that sends the end."""
+        sender, self.closed = self._sender, True
+
+        def close() -> None:
+            try:
+                response = _response(self._tensors(generations, False), self._parts)
+            except Exception as error:
+                response = _refusal(failure(error, self._parts), self._parts)
+            self._deliver(response, True, sender)
+
+        return close
 
     def send_tensors(self, tensors: Tensors, *, final: bool) -> None:
         """Send a response of the driver's own tensors; nothing follows a ``final`` one."""
@@ -170,24 +178,26 @@ class Responder:
         self._send(_refusal(failure(error, self._parts), self._parts), True)
 
     def _send(self, response: Any, final: bool) -> None:
-        if self.closed:
-            return
-        self.closed = final
+        if not self.closed:
+            self.closed = final
+            self._deliver(response, final, self._sender)
+
+    def _deliver(self, response: Any, final: bool, sender: Any) -> None:
         try:
-            self._pass_to_triton(response, final)
+            self._pass_to_triton(response, final, sender)
         except Exception as error:
             # Triton may be out of memory for it. An error needs little, and the client waits.
             self.closed = True
-            self._pass_to_triton(_refusal(failure(error, self._parts), self._parts), True)
+            self._pass_to_triton(_refusal(failure(error, self._parts), self._parts), True, sender)
 
-    def _pass_to_triton(self, response: Any, final: bool) -> None:
+    def _pass_to_triton(self, response: Any, final: bool, sender: Any) -> None:
         if not final:
-            self._sender.send(response)
+            sender.send(response)
             return
         # The flag is sent with the last response: clients of /generate expect exactly one response.
         flag = self._parts.pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         with self._request_lock:
-            self._sender.send(response, flags=flag)
+            sender.send(response, flags=flag)
             # A request that outlives its model, for example in a cycle, crashes the process too.
             self.detach()
 
@@ -195,7 +205,15 @@ class Responder:
         ids = {item.token for logprob in logprobs for item in (logprob, *logprob.top)}
         return {token: self._parts.tokenizer.decode([token]) for token in ids}
 
-    def _answer(self, generation: Generation, whole: bool) -> Answer:
+    def _tensors(self, generations: Sequence[Generation], whole: bool) -> Tensors:
+        answers = [self.answer(generation, whole=whole) for generation in generations]
+        tensors = format_answers(answers, self._parts)
+        if self._parts.batched:
+            return {name: values[:, None] for name, values in tensors.items()}
+        return tensors
+
+    def answer(self, generation: Generation, *, whole: bool) -> Answer:
+        """Return what a formatter needs of the new text, or of the ``whole`` answer."""
         exclude = generation.params.exclude_input_in_output
         echo = bool(self._parts.defaults.get("echo")) if exclude is None else not exclude
         first = whole or not generation.taken

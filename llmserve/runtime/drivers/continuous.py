@@ -119,6 +119,7 @@ class ContinuousDriver:
                 self._runner.cancel(job)
             if self._runner.send_news(job, now, next_piece):
                 self._active[job] = now + interval
+        self._runner.flush(now)
         for job in [job for job in self._active if job.responder.closed]:
             # A request whose response Triton could not accept is closed but not done.
             self._runner.drop(job)

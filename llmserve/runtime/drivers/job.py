@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from llmserve.contract.options import OPEN_SHARED_STREAM, is_carried
 from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.params import Params
 from llmserve.runtime.answer.request import Prompt, about_prompt, answer_limit, read_prompts
 from llmserve.runtime.answer.responder import Responder
+from llmserve.runtime.answer.shared_streams import Preview, SharedStreams
 from llmserve.runtime.errors import RequestError, panics_as_errors
 from llmserve.runtime.protocols import Parts
 
@@ -25,6 +28,7 @@ class Job:
         self._parts = parts
         self._eager = eager
         self._sent = False
+        self._preview: Preview | None = None
         self.generations: list[Generation] = []
 
     def admit(self, raw: Any, *, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -35,6 +39,12 @@ class Job:
         """
         self._prompts = read_prompts(raw, self._parts, renamed=renamed)
         self.restart()
+        if self._prompts[0].params.open_shared_stream is not None:
+            raise RequestError(
+                "this model has no shared streams",
+                code="unsupported_option",
+                param=OPEN_SHARED_STREAM,
+            )
         stream = self._prompts[0].params.stream
         streams = bool(self._parts.defaults.get("stream")) if stream is None else stream
         if stream and not self._parts.decoupled:
@@ -45,6 +55,8 @@ class Job:
                 param="stream",
             )
         self.streams = streams and self._parts.decoupled
+        if self.streams:
+            self._preview = self._previewed(raw, self._prompts[0].params)
         if self.done:
             self.send()
 
@@ -82,6 +94,21 @@ class Job:
             generation.on_text = self.send
         return generation
 
+    def _previewed(self, raw: Any, params: Params) -> Preview | None:
+        """Join the shared stream that the request names, if this process has it."""
+        streams: SharedStreams | None = self._parts.shared
+        name, request = params.shared_stream, raw.request_id()
+        if streams is None or not name or not request:
+            return None
+        if not is_carried(lambda option: getattr(params, option)):
+            return None
+        return streams.preview(name, self.responder, request)
+
+    @property
+    def previewed(self) -> bool:
+        """Whether a shared stream carries the pieces, so that sending one costs next to nothing."""
+        return self._preview is not None and self._preview.is_open
+
     @property
     def done(self) -> bool:
         return all(generation.done for generation in self.generations)
@@ -97,9 +124,18 @@ class Job:
 
     def send(self) -> None:
         """Send new text if the request streams, or the whole answer once it is complete."""
-        if self.streams or self.done:
-            self._sent = True
-            self.responder.send(self.generations, whole=not self.streams)
+        if not (self.streams or self.done):
+            return
+        self._sent = True
+        if self._preview is not None:
+            if self._preview.is_open:
+                self._preview.send(self.generations)
+                return
+            # The stream broke. What it has carried may not have arrived.
+            self._preview = None
+            for generation in self.generations:
+                generation.rewind()
+        self.responder.send(self.generations, whole=not self.streams)
 
 
 def begin(requests: Sequence[Any], parts: Parts, *, eager: bool = True) -> Iterator[Job]:
@@ -108,6 +144,8 @@ def begin(requests: Sequence[Any], parts: Parts, *, eager: bool = True) -> Itera
     Constraints are ready if the jobs are ``eager``. A driver that passes others to a generator has
     to settle their generations.
     """
+    if parts.shared is not None:
+        requests = [raw for raw in requests if not parts.shared.open(raw)]
     jobs = [Job(raw, parts, eager=eager) for raw in requests]
     # All are read first, so that their constraints are compiled meanwhile.
     accepted = [job for job, raw in zip(jobs, requests, strict=True) if _try(job, job.admit, raw)]

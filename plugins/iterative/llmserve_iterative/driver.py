@@ -215,6 +215,7 @@ class IterativeDriver:
             waits = request.job.responder.waits
             if waits and self._runner.send_news(request.job, now, request.next_piece):
                 request.next_piece = now + interval
+        self._runner.flush(now)
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         for request in self._active.values():
