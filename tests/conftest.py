@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ def _processes_can_be_interrupted() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests see no model that this user keeps, and leave none there."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home") / "llmserve"
+        patch.setenv("LLMSERVE_HOME", str(folder))
+        yield folder
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmserve.errors import ModelSourceError, OptionError, UsageError
-from llmserve_cli.completion import component_names, local_sources, model_sources, option_keys
+from llmserve_cli.building import NAME, PLUGIN, SET, build_flags, build_options, with_suggestion
+from llmserve_cli.completion import model_sources
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
 if TYPE_CHECKING:
@@ -36,18 +37,15 @@ class Build(click.Command):
             self._refuse_argument(ctx, words)
             raise UsageError(
                 "build needs --model",
-                hint="a local folder, a model's id on the Hugging Face hub, or demo",
+                hint="a local folder or GGUF file, a model's id on the Hugging Face hub, or demo",
             ) from None
 
     def _refuse_argument(self, ctx: click.Context, words: list[str]) -> None:
         """Refuse a model that is given without ``--model``, with the whole command."""
-        from llmserve.builder.source import refuse_gguf
-
         remaining = self.make_parser(ctx).parse_args(list(words))[1]
         for before, word in zip(["", *remaining], remaining, strict=False):
             # What follows the flag of a plugin may be its value.
             if not word.startswith("-") and (not before.startswith("-") or "=" in before):
-                refuse_gguf(Path(word), word)
                 corrected = list(words)
                 position = corrected.index(word)
                 corrected[position : position + 1] = ["--model", word]
@@ -58,18 +56,15 @@ class Build(click.Command):
 @click.command(
     cls=Build, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
-@click.option(
-    "--plugin",
-    shell_complete=component_names,
-    help="Plugin to build with (default: the best one for --device); see `llmserve plugins`.",
-)
+@PLUGIN
 @click.option(
     "--model",
     required=True,
     shell_complete=model_sources,
-    help="Local folder, model id on the Hugging Face hub, or 'demo'.",
+    help="Local folder or GGUF file, model id on the Hugging Face hub (ID:FILE.gguf for one of its "
+    "GGUF files), or 'demo'.",
 )
-@click.option("--name", help="Name to serve the model under (default: its own name).")
+@NAME
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -77,22 +72,9 @@ class Build(click.Command):
     show_default=True,
     help="Model repository to write to.",
 )
-@click.option("--tokenizer", shell_complete=component_names, help="Use this tokenizer.")
-@click.option("--generator", shell_complete=component_names, help="Use this generator.")
-@click.option("--batching", shell_complete=component_names, help="Use this batching strategy.")
-@click.option("--formatter", "--format", shell_complete=component_names, help="Use this formatter.")
-@click.option("--max-batch-size", type=int, help="Maximum batch size; 0 for no batch dimension.")
-@click.option("--dtype", help="Data type of the weights in memory, such as float32 or bfloat16.")
-@click.option("--device", help="Device: cpu, cuda, cuda:N, balanced or auto.")
+@build_flags
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to every prompt.")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=option_keys,
-    help="Set an option of the plugin, as --key VALUE does; see `llmserve plugins NAME`.",
-)
+@SET
 @click.option(
     "--force", is_flag=True, help="Overwrite a model that was edited, or not built by llmserve."
 )
@@ -132,20 +114,13 @@ def build(
     with while_importing():
         from llmserve.builder.build import BuildSpec, build_spec
         from llmserve.builder.plan import suited_recipe
-        from llmserve.plugins.options import parse_assignments
         from llmserve.plugins.registry import Registry
         from llmserve_cli.status import Status
 
     if spec_fields["name"] == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")
-    options: dict[str, object] = dict(parse_assignments(assignments))
     flags = {"max_batch_size": max_batch_size, "dtype": dtype, "device": device}
-    flags |= {"chat": chat or None, **read_flags(ctx.args)}
-    for key, value in flags.items():
-        if value is not None:
-            if key in options:
-                raise OptionError(f"{key} is given twice", hint="leave it out of --set")
-            options[key] = value
+    options = build_options(assignments, {**flags, "chat": chat or None, **read_flags(ctx.args)})
     registry = Registry.load()
     if not spec_fields["plugin"]:
         recipe, reason = suited_recipe(registry, str(options.get("device", "auto")))
@@ -157,7 +132,7 @@ def build(
         try:
             result = build_spec(spec, registry=registry, report=status.update)
         except ModelSourceError as error:
-            raise _with_suggestion(error, spec.model) from None
+            raise with_suggestion(error, spec.model) from None
     if as_json:
         click.echo((result.folder / "llmserve.json").read_text(encoding="utf-8"), nl=False)
     else:
@@ -187,15 +162,6 @@ def read_flags(words: Sequence[str]) -> dict[str, str]:
             raise OptionError(f"--{flag} is given twice")
         options[name] = value
     return options
-
-
-def _with_suggestion(error: ModelSourceError, model: str) -> ModelSourceError:
-    """Suggest the most similar model on this machine."""
-    names = local_sources()
-    similar = get_close_matches(model, names, n=1)
-    if model in names or not similar:
-        return error
-    return ModelSourceError(error.problem, hint=f"did you mean {similar[0]!r}?")
 
 
 def _print_next(result: BuildResult, verbose: bool) -> None:

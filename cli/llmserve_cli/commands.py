@@ -17,7 +17,8 @@ _COMMANDS = {
         "status": ("running", "Show the state of served models."),
         "reload": ("running", "Load or reload a model in a running server."),
         "unload": ("running", "Unload a model from a running server."),
-        "remove": ("remove", "Delete a model from a repository."),
+        "list": ("listing:list_models", "List the models that are built."),
+        "remove": ("remove", "Delete a built model."),
         "check": ("check", "Find problems in a model repository."),
         "demo": ("demo", "Build, serve and query a small model."),
     },
@@ -27,12 +28,13 @@ _COMMANDS = {
         "completion": ("completion", "Print the completion script for a shell."),
     },
 }
-"""The module and summary of each command, by section, in the order of ``--help``."""
+"""The module and summary of each command, by section, in the order of ``--help``; the module with
+the command's function if that has another name."""
 
 
 @hookimpl
 def llmserve_register_commands(cli: click.Group) -> None:
     for section, commands in _COMMANDS.items():
         for name, (module, summary) in commands.items():
-            path = f"llmserve_cli.{module}:{name}"
-            cli.add_command(lazy_command(name, path, summary, under=section))
+            path = module if ":" in module else f"{module}:{name}"
+            cli.add_command(lazy_command(name, f"llmserve_cli.{path}", summary, under=section))

@@ -67,10 +67,19 @@ def request_options(ctx: click.Context, param: click.Parameter, incomplete: str)
 def model_sources(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete ``build --model``: the demo model, models in the hub's cache, and folders."""
+    """Complete ``build --model``: the demo model, models in the hub's cache, folders and files."""
     del ctx, param
     local = [CompletionItem(name) for name in local_sources() if name.startswith(incomplete)]
-    return [*local, CompletionItem(incomplete, type="dir")]
+    return [*local, CompletionItem(incomplete, type="file")]
+
+
+def what_to_serve(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete a model or a repository: the models of this machine, built or not, and folders."""
+    names = [name for name in kept_models() if name.startswith(incomplete)]
+    items = model_sources(ctx, param, incomplete)
+    return [CompletionItem(name) for name in names if name not in [i.value for i in items]] + items
 
 
 def local_sources() -> list[str]:
@@ -88,4 +97,13 @@ def built_models(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     built = [model for model in repository if (model.folder / "config.pbtxt").is_file()]
     # The parts of an ensemble accept no requests of their own.
     parts = {part for model in built for part in model.parts}
-    return [m.name for m in built if m.name not in parts and m.name.startswith(incomplete)]
+    names = [model.name for model in built if model.name not in parts]
+    if not ctx.params.get("repository"):
+        names += [name for name in kept_models() if name not in names]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def kept_models() -> list[str]:
+    from llmserve.builder.store import Store
+
+    return [kept.name for kept in Store().models()]

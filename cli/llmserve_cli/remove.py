@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from llmserve.errors import ServerError, UsageError
+from llmserve.errors import ConfigError, ServerError, UsageError
+from llmserve.names import near
 from llmserve_cli.completion import built_models
+from llmserve_cli.listing import folder_size
 from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
+
+if TYPE_CHECKING:
+    from llmserve.builder.store import Store
 
 
 @click.command()
@@ -17,9 +23,7 @@ from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
 @click.option(
     "--repository",
     type=click.Path(path_type=Path, file_okay=False),
-    default=REPOSITORY_FOLDER,
-    show_default=True,
-    help="Model repository that has it.",
+    help="Model repository that has it (default: model_repository, then LLMSERVE_HOME).",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -28,17 +32,18 @@ from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
     help="Delete a model that was edited, not built by llmserve, or maybe served by a `serve` that "
     "does not answer.",
 )
-def remove(model: str, repository: Path, yes: bool, force: bool) -> int:
-    """Delete a model from a repository.
+def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
+    """Delete a built model.
 
     A model that is served is unloaded first, and finishes its requests. What is in the hub's cache
-    stays there.
+    stays there. `llmserve list` shows what is built.
 
     \b
     llmserve remove demo
     """
     from llmserve.repository import publish
 
+    store, repository = _place_of(model, repository)
     publish.recover(repository)
     names = publish.check_removal(repository, model, force=force)
     servers = find_servers()
@@ -50,9 +55,26 @@ def remove(model: str, repository: Path, yes: bool, force: bool) -> int:
         return 1
     for server in serving:
         _unload(server, model)
-    publish.remove(repository, model, force=force)
+    if store is not None:
+        store.remove(model, force=force)
+    else:
+        publish.remove(repository, model, force=force)
     click.echo(f"llmserve: {repository / model} is deleted", err=True)
     return 0
+
+
+def _place_of(model: str, repository: Path | None) -> tuple[Store | None, Path]:
+    """Return the repository that has a model, and the store if it is kept there."""
+    from llmserve.builder.store import Store
+    from llmserve.repository.repository import Repository
+
+    here, store = Repository.open(repository or REPOSITORY_FOLDER), Store()
+    if repository is not None or model in here.models:
+        return None, here.path
+    if kept := store.find(model):
+        return store, kept.repository
+    names = [*here.models, *(kept.name for kept in store.models())]
+    raise ConfigError(f"no model {model!r} is built", hint=near(model, names))
 
 
 def _refuse_if_silent(servers: list[Running], model: str) -> None:
@@ -69,7 +91,7 @@ def _confirmed(repository: Path, names: list[str], serving: list[Running]) -> bo
     model, *parts = names
     if not sys.stdin.isatty():
         raise UsageError(f"remove deletes {repository / model}", hint="confirm it with --yes")
-    size = sum(p.lstat().st_size for name in names for p in (repository / name).rglob("*"))
+    size = folder_size([repository / name for name in names])
     with_parts = f" with {', '.join(parts)}" if parts else ""
     served = f" It is served at {serving[0].url}, and unloaded first." if serving else ""
     question = f"Delete {repository / model}{with_parts} ({size / 1e6:.1f} MB)?{served}"

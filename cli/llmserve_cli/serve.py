@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import ConfigError, LLMServeError, ServerError
+from llmserve.errors import ConfigError, LLMServeError, ModelSourceError, ServerError, UsageError
 from llmserve.problems import Problem
-from llmserve_cli.completion import built_models
+from llmserve_cli.building import NAME, PLUGIN, SET, build_stored
+from llmserve_cli.completion import built_models, what_to_serve
 from llmserve_cli.servers import REPOSITORY_FOLDER
 from llmserve_cli.terminal import printable
 
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("repository", type=click.Path(path_type=Path), default=REPOSITORY_FOLDER)
+@click.argument(
+    "served",
+    metavar="[REPOSITORY | MODEL]",
+    default=str(REPOSITORY_FOLDER),
+    shell_complete=what_to_serve,
+)
+@PLUGIN
+@NAME
+@SET
 @click.option(
     "--runtime",
     type=click.Choice(["auto", "embedded", "binary", "docker"]),
@@ -89,7 +98,10 @@ if TYPE_CHECKING:
 @click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
 def serve(
-    repository: Path,
+    served: str,
+    plugin: str | None,
+    name: str | None,
+    assignments: tuple[str, ...],
     models: tuple[str, ...],
     frontend_names: tuple[str, ...],
     frontend_host: str | None,
@@ -101,6 +113,9 @@ def serve(
 ) -> None:
     """Serve a model repository with Triton.
 
+    A model that is given instead is built first, unless it was before: a folder, an id on the
+    Hugging Face hub, or a name that `llmserve list` shows. --plugin, --name and --set are for that.
+
     It also starts the OpenAI API, if that is installed, and the frontends that --frontend names.
 
     Models that die are reloaded; `llmserve status` shows the state of all. Ctrl-C stops the server
@@ -109,6 +124,7 @@ def serve(
     \b
     llmserve serve
     llmserve serve model_repository --model demo --port 9000
+    llmserve serve gpt2 --plugin hf
     """
     from llmserve.contract.address import Address
     from llmserve.plugins.roles import Place
@@ -120,7 +136,7 @@ def serve(
     from llmserve_cli.interrupts import raise_on_interrupt
     from llmserve_cli.status import Status
 
-    _refuse_other(repository)
+    repository = _repository(served, plugin, name, assignments)
     recover(repository)
     found = Repository.open(repository)
     settings = ServerSettings(
@@ -201,6 +217,35 @@ def serve(
         if went_wrong():
             logs = ", ".join(str(replica.log_file) for replica in replicas)
             _notify(f"not everything went well: the log is in {logs}")
+
+
+def _repository(
+    served: str, plugin: str | None, name: str | None, assignments: tuple[str, ...]
+) -> Path:
+    """Return the repository to serve; one of its own for a model, which is built if needed."""
+    from llmserve.builder.source import is_checkpoint, is_gguf, names_model
+
+    path = Path(served)
+    is_model = is_checkpoint(path) or is_gguf(path)
+    if not is_model and (path.exists() or served == str(REPOSITORY_FOLDER)):
+        if plugin or name or assignments:
+            raise UsageError(
+                "--plugin, --name and --set are for a model that is built",
+                hint=f"{served} is a repository: leave them out",
+            )
+        _refuse_other(path)
+        return path
+    if not is_model:
+        _refuse_other(path)
+        if not names_model(served):
+            return path
+    try:
+        return build_stored(served, name=name, plugin=plugin, assignments=assignments).repository
+    except ModelSourceError as error:
+        if is_model:
+            raise
+        problem = f"there is no folder {served}, and {error.problem}"
+        raise ModelSourceError(problem, hint=error.hint) from None
 
 
 def _refuse_other(path: Path) -> None:

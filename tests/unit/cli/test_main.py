@@ -104,7 +104,9 @@ def test_help_lists_commands_in_sections_and_marks_those_of_plugins(site: Path) 
     assert result.stderr == TAKEN
     sections = result.stdout.split("\n\n")
     names = [[line.split()[0] for line in text.splitlines()] for text in sections]
-    serving = ["build", "serve", "query", "status", "reload", "unload", "remove", "check", "demo"]
+    serving = (
+        "build", "serve", "query", "status", "reload", "unload", "list", "remove", "check", "demo"
+    )  # fmt: skip
     assert ["Serve:", *serving] in names
     assert ["Extend:", "plugins", "plugin", "completion"] in names
     assert sections[-1].splitlines()[0] == "Plugins:"
@@ -153,12 +155,12 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["serve", "--runtime", "x"], "--runtime cannot be 'x': choose one of auto, embedded, "),
         (
             ["serve", "--runtme", "x"],
-            "serve has no option --runtme: did you mean '--runtime' or '--frontend'?",
+            "serve has no option --runtme: did you mean '--runtime' or '--name'?",
         ),
         (["query"], "query needs MODEL: see llmserve query --help"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
-        (["build"], "build needs --model: a local folder, a model's id on the "),
+        (["build"], "build needs --model: a local folder or GGUF file, a model's id "),
         (
             ["build", "m", "--dtype", "bfloat16"],
             "build takes a model as --model: llmserve build --model m --dtype bfloat16",

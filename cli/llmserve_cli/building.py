@@ -1,0 +1,112 @@
+"""Options of a build that several commands have, and the build of a model into the store."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from llmserve.errors import ModelSourceError, OptionError, UsageError
+from llmserve_cli.completion import component_names, local_sources, option_keys
+from llmserve_cli.interrupts import raise_on_interrupt, while_importing
+
+if TYPE_CHECKING:
+    from llmserve.builder.store import StoredModel
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+PLUGIN = click.option(
+    "--plugin",
+    shell_complete=component_names,
+    help="Plugin to build with (default: the best one for --device); see `llmserve plugins`.",
+)
+NAME = click.option("--name", help="Name to serve the model under (default: its own name).")
+SET = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=option_keys,
+    help="Set an option of the plugin, as --key VALUE does; see `llmserve plugins NAME`.",
+)
+_FLAGS = (
+    click.option("--tokenizer", shell_complete=component_names, help="Use this tokenizer."),
+    click.option("--generator", shell_complete=component_names, help="Use this generator."),
+    click.option("--batching", shell_complete=component_names, help="Use this batching strategy."),
+    click.option(
+        "--formatter", "--format", shell_complete=component_names, help="Use this formatter."
+    ),
+    click.option(
+        "--max-batch-size", type=int, help="Maximum batch size; 0 for no batch dimension."
+    ),
+    click.option(
+        "--dtype", help="Data type of the weights in memory, such as float32 or bfloat16."
+    ),
+    click.option("--device", help="Device: cpu, cuda, cuda:N, balanced or auto."),
+)
+
+
+def build_flags(command: C) -> C:
+    """Declare the options of a build that choose its components and how it is loaded."""
+    for option in reversed(_FLAGS):
+        command = option(command)
+    return command
+
+
+def build_options(assignments: Sequence[str], flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a build from ``--set`` and from flags; None is a flag not given."""
+    from llmserve.plugins.options import parse_assignments
+
+    options: dict[str, object] = dict(parse_assignments(assignments))
+    for key, value in flags.items():
+        if value is not None:
+            if key in options:
+                raise OptionError(f"{key} is given twice", hint="leave it out of --set")
+            options[key] = value
+    return options
+
+
+def build_stored(
+    model: str,
+    *,
+    name: str | None,
+    plugin: str | None,
+    assignments: Sequence[str] = (),
+    force: bool = False,
+    components: Mapping[str, Any] | None = None,
+    **flags: object,
+) -> StoredModel:
+    """Return a model of the store; it is built if it is not there, or not from the same."""
+    with while_importing():
+        from llmserve.builder.plan import BuildSpec
+        from llmserve.builder.store import Store
+        from llmserve.plugins.registry import Registry
+        from llmserve_cli.status import Status
+
+    if name == "":
+        raise UsageError("--name is empty", hint="give a name, or leave it out")
+    options = build_options(assignments, flags)
+    spec = BuildSpec(plugin or "", model, name, **(components or {}), options=options, force=force)
+    registry = Registry.load()
+    raise_on_interrupt(signal.SIGTERM)
+    with Status(f"preparing {model}") as status:
+        try:
+            stored = Store().build(spec, registry, report=status.update)
+        except ModelSourceError as error:
+            raise with_suggestion(error, model) from None
+    if stored.is_new:
+        click.echo(f"llmserve: {stored.name} is built", err=True)
+    return stored
+
+
+def with_suggestion(error: ModelSourceError, model: str) -> ModelSourceError:
+    """Suggest the most similar model on this machine."""
+    names = local_sources()
+    similar = get_close_matches(model, names, n=1)
+    # One file of a model has its name after a colon.
+    if model.partition(":")[0] in names or not similar:
+        return error
+    return ModelSourceError(error.problem, hint=f"did you mean {similar[0]!r}?")

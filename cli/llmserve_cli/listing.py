@@ -1,0 +1,134 @@
+"""``llmserve list``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llmserve_cli.servers import REPOSITORY_FOLDER, Running, find_servers
+from llmserve_cli.terminal import print_json, print_table
+
+if TYPE_CHECKING:
+    from llmserve.builder.store import StoredModel
+    from llmserve.repository.repository import Model, Repository
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A built model as the list shows it."""
+
+    name: str
+    repository: str
+    plugin: str
+    size: int
+    built: float
+    served: str
+    """The address of the server that has it; empty if none has."""
+    source: str
+
+    def cells(self) -> list[str]:
+        built = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.built))
+        return [self.name, self.plugin, _size(self.size), built, self.served, self.source]
+
+
+@click.command("list")
+@click.option(
+    "--repository",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="List the models of this repository instead.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def list_models(repository: Path | None, as_json: bool) -> None:
+    """List the models that are built.
+
+    They are those that `llmserve serve MODEL` keeps in LLMSERVE_HOME, and those of model_repository
+    in the current folder.
+
+    \b
+    llmserve list
+    llmserve remove demo
+    """
+    from llmserve.builder.store import Store
+    from llmserve.repository.repository import Repository
+
+    servers = find_servers()
+    store = Store()
+    groups: dict[str, list[Entry]] = {}
+    if repository is None:
+        kept = store.models()
+        groups[str(store.models_folder)] = [_entry_of_kept(each, servers) for each in kept]
+    folder = repository or REPOSITORY_FOLDER
+    groups[str(folder)] = list(_entries(Repository.open(folder), servers))
+    entries = [entry for group in groups.values() for entry in group]
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    for place, group in groups.items():
+        if group:
+            click.echo(place)
+            print_table([["NAME", "PLUGIN", "SIZE", "BUILT", "SERVED AT", "SOURCE"]]
+                        + [entry.cells() for entry in group])  # fmt: skip
+    if not entries:
+        click.echo("no model is built: llmserve serve MODEL builds one", err=True)
+
+
+def _entries(repository: Repository, servers: Sequence[Running]) -> Iterator[Entry]:
+    parts = {part for model in repository for part in model.parts}
+    for model in repository:
+        if (model.folder / "config.pbtxt").is_file() and model.name not in parts:
+            yield _entry(repository, model, servers, _source(model), _built(model))
+
+
+def _entry_of_kept(kept: StoredModel, servers: Sequence[Running]) -> Entry:
+    from llmserve.repository.repository import Repository
+
+    source = kept.record.model if kept.record else _source(kept.model)
+    built = kept.record.built if kept.record else _built(kept.model)
+    return _entry(Repository.open(kept.repository), kept.model, servers, source, built)
+
+
+def _entry(
+    repository: Repository, model: Model, servers: Sequence[Running], source: str, built: float
+) -> Entry:
+    serving = [server for server in servers if server.serves(model.name, repository.path)]
+    return Entry(
+        model.name,
+        str(repository.path),
+        model.manifest.recipe if model.manifest else "",
+        folder_size([repository.path / name for name in repository.with_parts([model.name])]),
+        built,
+        serving[0].url if serving else "",
+        source,
+    )
+
+
+def folder_size(folders: Sequence[Path]) -> int:
+    return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*"))
+
+
+def _source(model: Model) -> str:
+    """Return what the manifest says of the source: an id, or the name of a folder or a file."""
+    source = model.manifest.source if model.manifest else {}
+    return str(next((source[key] for key in ("id", "folder", "file", "name") if key in source), "")
+               or source.get("kind", ""))  # fmt: skip
+
+
+def _built(model: Model) -> float:
+    return (model.folder / "config.pbtxt").stat().st_mtime
+
+
+def _size(size: int) -> str:
+    """Return a size in words.
+
+    >>> _size(1_500), _size(88_000_000), _size(16_200_000_000)
+    ('1.5 kB', '88 MB', '16.2 GB')
+    """
+    number, units = float(size), ["bytes", "kB", "MB", "GB"]
+    while number >= 1000 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}"

@@ -1,0 +1,291 @@
+"""Built models that are kept in one place, for commands that are given a model and no repository.
+
+Each model has a repository of its own, so that none depends on what another one was built with.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmserve.builder.build import build_spec
+from llmserve.builder.plan import (
+    PARTS,
+    BuildSpec,
+    Plan,
+    make_plan,
+    needed_packages,
+    suited_recipe,
+)
+from llmserve.builder.source import DEMO
+from llmserve.contract.names import MANIFEST
+from llmserve.errors import ConfigError, OutputError, UsageError
+from llmserve.names import check_model_name, is_model_name, model_name_from, near
+from llmserve.plugins.registry import Registry
+from llmserve.repository.publish import recover, remove
+from llmserve.repository.repository import Model, Repository
+
+HOME = "LLMSERVE_HOME"
+"""The environment variable that names the folder of the store."""
+_RECORD = ".llmserve-built.json"
+_OTHERS_MAY_WRITE = 0o022
+
+Stamps = Mapping[str, Mapping[str, Any]]
+
+
+def home() -> Path:
+    """Return the folder for what llmserve keeps of this user: by default in the user's cache."""
+    if named := os.environ.get(HOME):
+        return Path(named).expanduser().absolute()
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise ConfigError("this user has no home folder", hint=f"set {HOME} to a folder") from None
+    return cache.absolute() / "llmserve"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a kept model was asked to be built from, and how that looked on the disk."""
+
+    model: str
+    """An absolute path, or a name that does not depend on the folder one is in."""
+    plugin: str
+    """Empty if the plugin was not named."""
+    components: Mapping[str, str]
+    options: Mapping[str, Any]
+    stamps: Stamps
+    """The size and the time of change of each file of the model, and of those in options."""
+    manifest: str = ""
+    """The hash of the manifest that this record belongs to."""
+    built: float = 0.0
+
+    @classmethod
+    def of(cls, spec: BuildSpec) -> Record:
+        components = {role: name for role in PARTS if (name := getattr(spec, role))}
+        paths = [spec.model, *(v for v in spec.options.values() if isinstance(v, str))]
+        stamps = {path: found for path in paths if (found := _stamps(path))}
+        return cls(spec.model, spec.plugin, components, dict(spec.options), stamps)
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model of the store."""
+
+    model: Model
+    record: Record | None
+    """None if a build was interrupted between the model and its record."""
+    is_new: bool = field(default=False, compare=False)
+    """Whether it was built just now."""
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def repository(self) -> Path:
+        return self.model.folder.parent
+
+    def fits(self, record: Record, plan: Plan) -> bool:
+        """Return whether a build of the same, with the packages of today, would be this one."""
+        manifest, mine = self.model.manifest, self.record
+        if manifest is None or mine is None or self.model.missing():
+            return False
+        # A source that is gone since has not changed.
+        stamps = record.stamps or mine.stamps
+        names = {role: part.get("name") for role, part in manifest.components.items()}
+        return (
+            (record.model, stamps) == (mine.model, mine.stamps)
+            and manifest.recipe == plan.recipe.name
+            and dict(manifest.options) == dict(plan.options)
+            and names == {role: component.name for role, component in plan.components()}
+            and needed_packages(plan).items() <= manifest.packages.items()
+        )
+
+
+class Store:
+    """The kept models of this user, in a folder that nobody else may write to."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or home()
+        self.models_folder = self.folder / "models"
+
+    def models(self) -> list[StoredModel]:
+        """List the models by name."""
+        if not self.models_folder.is_dir():
+            return []
+        names = sorted(path.name for path in self.models_folder.iterdir())
+        return [kept for name in names if (kept := self.find(name))]
+
+    def find(self, name: str) -> StoredModel | None:
+        repository = self.models_folder / name
+        model = Repository.open(repository).models.get(name) if is_model_name(name) else None
+        return None if model is None else StoredModel(model, _read_record(repository, model))
+
+    def build(
+        self,
+        spec: BuildSpec,
+        registry: Registry,
+        *,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> StoredModel:
+        """Return a model, built now unless the same one was built before.
+
+        If the spec names no plugin, the best one for its device is used. Its ``force`` builds the
+        model in any case, also if the files of the one before were edited.
+        """
+        spec = self._located(self._recalled(spec))
+        record, why = Record.of(spec), ""
+        if not spec.plugin:
+            recipe, why = suited_recipe(registry, str(spec.options.get("device", "auto")))
+            spec = replace(spec, plugin=recipe.name)
+        plan = make_plan(spec, registry)
+        name = spec.model_name
+        with self._locked(name, report):
+            kept = self.find(name)
+            if kept and not spec.force:
+                _refuse_other(kept, record)
+                if kept.fits(record, plan):
+                    return kept
+            if why:
+                report(f"plugin: {spec.plugin}, {why}")
+            built = build_spec(spec, registry=registry, report=report)
+            _write_record(built.repository, built.folder, record)
+            model = Repository.open(built.repository).model(name)
+            return StoredModel(model, _read_record(built.repository, model), is_new=True)
+
+    def remove(self, name: str, *, force: bool) -> None:
+        """Delete a model, completely or not at all."""
+        if self.find(name) is None:
+            names = [kept.name for kept in self.models()]
+            raise ConfigError(f"no model {name!r} in {self.models_folder}", hint=near(name, names))
+        repository = self.models_folder / name
+        with self._locked(name):
+            remove(repository, name, force=force)
+            with suppress(OSError):
+                (repository / _RECORD).unlink(missing_ok=True)
+                repository.rmdir()
+
+    def _recalled(self, spec: BuildSpec) -> BuildSpec:
+        """Complete the spec of a model that is meant by its name in the store.
+
+        A path, the demo, and the id of a model that was built from the hub mean themselves.
+        """
+        kept = None if spec.model == DEMO else self.find(spec.model)
+        record = kept and kept.record
+        if not record or record.model == spec.model or Path(spec.model).exists():
+            return spec
+        chosen: Any = {role: getattr(spec, role) or record.components.get(role) for role in PARTS}
+        return replace(
+            spec,
+            model=record.model,
+            name=spec.name or spec.model,
+            plugin=spec.plugin or record.plugin,
+            options={**record.options, **spec.options},
+            **chosen,
+        )
+
+    def _located(self, spec: BuildSpec) -> BuildSpec:
+        """Return the spec with its place in the store, and the model as a path if it is one."""
+        path = Path(spec.model)
+        with suppress(RuntimeError):
+            # This fails for an unknown user; there is no such folder then.
+            path = path.expanduser()
+        is_path = spec.model != DEMO and path.exists()
+        model = os.path.normpath(path.absolute()) if is_path else spec.model
+        name = check_model_name(spec.name or model_name_from(model))
+        return replace(spec, model=model, name=name, output=self.models_folder / name)
+
+    @contextmanager
+    def _locked(self, name: str, report: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+        """Let one process at a time build or delete a model of this name."""
+        self._make_private()
+        lock = self.folder / "locks" / name
+        try:
+            handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise OutputError(f"{lock} cannot be written: {error.strerror}") from None
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(f"waiting for another process that builds {name}")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            recover(self.models_folder / name)
+            yield
+        finally:
+            os.close(handle)
+
+    def _make_private(self) -> None:
+        """Create the folder; refuse one into which others could put code that we would run."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.folder.stat()
+            for folder in (self.models_folder, self.folder / "locks"):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"{self.folder} cannot be written: {error.strerror}",
+                hint=f"set {HOME} to another folder",
+            ) from None
+        if status.st_uid != os.getuid() or status.st_mode & _OTHERS_MAY_WRITE:
+            raise ConfigError(
+                f"other users may write to {self.folder}",
+                hint=f"chmod 700 it, or set {HOME} to another folder",
+            )
+
+
+def _refuse_other(kept: StoredModel, record: Record) -> None:
+    """Refuse to replace a model by one from elsewhere that only has the same name."""
+    if kept.record is not None and kept.record.model != record.model:
+        raise UsageError(
+            f"the name {kept.name} is taken by {kept.record.model}",
+            hint=f"give another --name, or delete that one: llmserve remove {kept.name}",
+        )
+
+
+def _stamps(text: str) -> dict[str, list[int]]:
+    """Return the size and the time of change of a file, or of those in a folder; {} for neither."""
+    try:
+        path = Path(text)
+        files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+        stats = {file.name: file.stat() for file in files if file.is_file()}
+    except (OSError, ValueError):
+        return {}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def _write_record(repository: Path, folder: Path, record: Record) -> None:
+    path = repository / _RECORD
+    draft = path.with_suffix(".new")
+    complete = replace(record, manifest=_digest(folder), built=time.time())
+    try:
+        draft.write_text(json.dumps(asdict(complete), indent=2), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _read_record(repository: Path, model: Model) -> Record | None:
+    """Read the record of a model; one that cannot be read, or is of another build, is none."""
+    try:
+        content = json.loads((repository / _RECORD).read_text(encoding="utf-8"))
+        record = Record(**content)
+        is_of_this = record.manifest == _digest(model.folder)
+        valid = isinstance(record.model, str) and isinstance(record.built, float)
+    except (OSError, ValueError, TypeError):
+        return None
+    return record if is_of_this and valid else None
