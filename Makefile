@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test real-model test-ray lint format bench bench-engines kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo test real-model test-ray lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -62,6 +62,11 @@ bench: .venv/.ready
 bench-engines: .venv/.ready
 	@$(BIN)/python -m tests.bench.engines
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
+
+# A real chat model by ours, vLLM on the CPU and llama.cpp, as OpenAI endpoints, in turns. Makes the
+# environments of the others in build/peers (2 GB); says of one that cannot be had why.
+bench-peers: .venv/.ready
+	@$(BIN)/python -m tests.bench.peers
 
 # For each engine an hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure,
 # no leftovers, and constant memory; SOAK=600 for ten minutes. Then servers whose processes are killed.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.testing import LiveTriton
-from tests.real.asking import Asking, message
+from tests.real.questions import Questions, message
 from tests.real.reference import CHATS, TOKENS, Reference
 
 pytestmark = pytest.mark.real
@@ -84,7 +84,7 @@ def test_an_answer_ends_before_a_stop_word(
 def test_what_a_prompt_shares_with_an_earlier_one_is_not_computed_again(
     triton: LiveTriton, served: Served, reference: Reference
 ) -> None:
-    ask = Asking(triton.client, served("iterative"), reference.text(1000))
+    ask = Questions(triton.client, served("iterative"), reference.text(1000))
     first, slow = ask("What is this text about?")
     again, fast = ask("What is this text about?")
     _, other = ask("Which language is it about?")

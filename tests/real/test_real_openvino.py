@@ -13,7 +13,7 @@ import pytest
 import llmserve
 from llmserve.errors import InvalidRequestError
 from llmserve.testing import LiveTriton
-from tests.real.asking import Asking, message
+from tests.real.questions import Questions, message
 from tests.real.reference import CHATS, TOKENS, Reference
 
 pytestmark = pytest.mark.real
@@ -67,7 +67,7 @@ def test_answers_are_those_of_generate(
 def test_a_prompt_of_the_whole_context_is_computed_once(
     served: LiveTriton, models: dict[str, Path], reference: Reference
 ) -> None:
-    ask = Asking(served.client, models["int8"].name, reference.text(LONG))
+    ask = Questions(served.client, models["int8"].name, reference.text(LONG))
     first, slow = ask("What is this text about?")
     again, fast = ask("What is this text about?")
     _, other = ask("Which language is it about?")
@@ -76,7 +76,7 @@ def test_a_prompt_of_the_whole_context_is_computed_once(
     assert first == again
     assert max(fast, other) < slow / 4
     with pytest.raises(InvalidRequestError, match="8192"):
-        Asking(served.client, models["int8"].name, reference.text(CONTEXT))("And now?")
+        Questions(served.client, models["int8"].name, reference.text(CONTEXT))("And now?")
 
 
 def test_compressed_weights_lose_no_more_than_is_stated(

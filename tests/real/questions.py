@@ -13,7 +13,7 @@ def message(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-class Asking:
+class Questions:
     """Asks questions about one long text, and takes the time until the answer."""
 
     def __init__(self, client: Client, model: str, text: str) -> None:
