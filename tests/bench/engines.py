@@ -23,6 +23,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -197,33 +198,63 @@ def ctranslate2(checkpoint: Path, folder: Path) -> Answer:
     return answer
 
 
+class Smoothness:
+    """How the streams of an engine arrived, for each number of them: pieces, tokens and gaps."""
+
+    def __init__(self) -> None:
+        self.gaps: dict[int, list[float]] = {n: [] for n in COUNTS}
+        self.pieces = dict.fromkeys(COUNTS, 0)
+        self.tokens = dict.fromkeys(COUNTS, 0)
+
+    def add(self, streams: int, times: Sequence[float], tokens: int) -> None:
+        if streams in self.pieces:
+            self.gaps[streams] += [after - before for before, after in pairwise(times)]
+            self.pieces[streams] += len(times)
+            self.tokens[streams] += tokens
+
+    def cell(self, streams: int) -> str:
+        gaps, pieces = sorted(self.gaps[streams]), self.pieces[streams]
+        if not gaps:
+            return ""
+        half, most = (1e3 * gaps[int(share * len(gaps))] for share in (0.5, 0.95))
+        return f"{self.tokens[streams] / pieces:.2f}; {half:.1f} / {most:.1f}"
+
+
 async def connected(url: str) -> AsyncClient:
     return connect_async(url, timeout=600)
 
 
 def served(
-    loop: asyncio.AbstractEventLoop, client: AsyncClient, build: Callable[[], str], *, stream: bool
+    loop: asyncio.AbstractEventLoop,
+    client: AsyncClient,
+    build: Callable[[], str],
+    smoothness: Smoothness | None,
 ) -> Answer:
     """Answer through Triton, with a client that is already connected."""
     model = build()
     options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
 
-    async def answer(prompt: str) -> int:
-        if not stream:
+    async def answer(prompt: str, streams: int) -> int:
+        if smoothness is None:
             return (await client.generate(model, prompt, **options)).output_tokens or 0
-        count = 0
+        count, times = 0, []
         async for piece in client.stream(model, prompt, **options):
             count = piece.output_tokens or count
+            times.append(time.perf_counter())
+        smoothness.add(streams, times, count)
         return count
 
     async def answer_all(prompts: Ids) -> int:
-        return sum(await asyncio.gather(*(answer(Prompts.text(ids)) for ids in prompts)))
+        texts = [Prompts.text(ids) for ids in prompts]
+        return sum(await asyncio.gather(*(answer(text, len(texts)) for text in texts)))
 
     return lambda prompts: loop.run_until_complete(answer_all(prompts))
 
 
 @contextmanager
-def start_engines(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Rate]]:
+def start_engines(
+    args: argparse.Namespace, console: Console, smooth: dict[str, Smoothness]
+) -> Iterator[dict[str, Rate]]:
     """Start all engines to be measured."""
     words = args.only.split(",") if args.only else ()
     started: dict[str, Rate] = {}
@@ -255,9 +286,9 @@ def start_engines(args: argparse.Namespace, console: Console) -> Iterator[dict[s
                 if plugin != "openvino" or args.device == "cpu"
             }
             for label, build in builds.items():
-                for stream in (False, True):
-                    name = f"{label}, {'streaming' if stream else 'whole'}"
-                    add(name, partial(served, loop, client, build, stream=stream))
+                add(f"{label}, whole", partial(served, loop, client, build, None))
+                smooth[label] = Smoothness()
+                add(f"{label}, streaming", partial(served, loop, client, build, smooth[label]))
             if args.device == "cpu":
                 add(
                     "OpenVINO GenAI, in process",
@@ -315,14 +346,20 @@ def main() -> None:
     parser.add_argument("--only", help="Words that select engines by name, separated by commas.")
     args = parser.parse_args()
     console = Console(stderr=True, width=120)
-    with start_engines(args, console) as engines:
+    smooth: dict[str, Smoothness] = {}
+    with start_engines(args, console, smooth) as engines:
         rates = measure(engines, args.rounds, console)
     title = f"tokens/s, {TOKENS} each; {args.shape}, {args.dtype}, {args.device}; medians (range)"
     table = Table("", *(f"{count} concurrent" for count in COUNTS), title=title, caption=caption())
     for name, by_count in rates.items():
         cells = (f"{median(r):.0f} ({min(r):.0f} to {max(r):.0f})" for r in by_count.values())
         table.add_row(name, *cells)
-    Console(width=120).print(table)
+    title = "streams: tokens per piece; gap between pieces in ms, median / 95 %"
+    pieces = Table("", *(f"{count} concurrent" for count in COUNTS), title=title)
+    for name, found in smooth.items():
+        if any(found.gaps.values()):
+            pieces.add_row(name, *(found.cell(count) for count in COUNTS))
+    Console(width=120).print(table, pieces)
 
 
 if __name__ == "__main__":

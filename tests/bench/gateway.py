@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from statistics import median
 
@@ -40,6 +41,7 @@ _TOKENS = {"max_tokens": 64, "ignore_eos": True}
 FIRST = Load(concurrency=1, requests=40, stream=True, options={"max_tokens": 4})
 STREAMS = Load(concurrency=32, requests=96, warmup=32, stream=True, options=_TOKENS)
 WHOLE = Load(concurrency=32, requests=96, warmup=32, options=_TOKENS)
+FEW = tuple(replace(STREAMS, concurrency=n, requests=2 * n, warmup=n) for n in (1, 8))
 DIRECT, THROUGH = "directly", "through the gateway"
 
 
@@ -100,6 +102,7 @@ def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[l
     """Yield the rows of the table."""
     plan = Plan(Prompts())
     firsts, streams, whole = ({name: list[float]() for name in targets} for _ in range(3))
+    smooth: dict[int, dict[str, list[dict[str, float]]]] = {}
     per_chunk, per_request, alone = list[float](), list[float](), list[float]()
     rate = "output_tokens_per_second"
     for turn in range(rounds):
@@ -107,7 +110,10 @@ def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[l
             target = targets[name]
             first = run(target, FIRST, plan)
             firsts[name].append(figures_of(first, FIRST)["ttft_p50"] * 1e3)
-            streams[name].append(figures_of(run(target, STREAMS, plan), STREAMS)[rate])
+            for load in (*FEW, STREAMS):
+                figures = figures_of(run(target, load, plan), load)
+                smooth.setdefault(load.concurrency or 0, {}).setdefault(name, []).append(figures)
+            streams[name].append(figures[rate])
             whole[name].append(figures_of(run(target, WHOLE, plan), WHOLE)[rate])
         chunk, request = costs(targets[THROUGH], process, plan)
         per_chunk.append(chunk)
@@ -119,10 +125,22 @@ def measure(targets: dict[str, Target], process: int, rounds: int) -> Iterator[l
         added = median(b - a for a, b in pairs), median(b / a for a, b in pairs)
         difference = f"{added[0]:+.1f} ms" if rates is firsts else f"{added[1]:.2f}"
         yield [label, *(cell(values) for values in rates.values()), difference]
+    for number, by_name in smooth.items():
+        cells = [_smoothness(by_name[name]) for name in targets]
+        yield [f"{number} streams: tokens per chunk; gap, ms", *cells, ""]
     beyond = median(b - a for a, b in zip(alone, per_chunk, strict=True))
     yield ["processor time per chunk, ms", f"{cell(alone, 3)} *", cell(per_chunk, 3),
            f"{beyond:+.3f} ms"]  # fmt: skip
     yield ["processor time per request, ms", "", cell(per_request, 2), ""]
+
+
+def _smoothness(found: list[dict[str, float]]) -> str:
+    """Return how many tokens a chunk has, and the gap between two, its median and 95 %."""
+    chunk, half, most = (
+        median(figures.get(name, nan) for figures in found)
+        for name in ("chunk_tokens", "gap_p50", "gap_p95")
+    )
+    return f"{chunk:.2f}; {half * 1e3:.1f} / {most * 1e3:.1f}"
 
 
 def cell(values: list[float], digits: int = 1) -> str:
