@@ -13,6 +13,7 @@ _COMMANDS = {
     "Serve": {
         "build": ("build", "Build a model into a Triton repository."),
         "serve": ("serve", "Serve a model repository with Triton."),
+        "chat": ("chat", "Talk to a served model."),
         "query": ("query", "Query a served model and print its answer."),
         "status": ("running", "Show the state of served models."),
         "reload": ("running", "Load or reload a model in a running server."),
