@@ -10,6 +10,8 @@ from llmserve.errors import UsageError
 # Valid as a model folder for Triton, as a shell word and as a URL path segment.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
+_GGUF = ".gguf"
+
 
 def near(name: str, candidates: Iterable[str]) -> str:
     """Suggest the closest candidates, or list all of them if none is close.
@@ -52,4 +54,7 @@ def check_model_name(name: str) -> str:
 def model_name_from(source: str) -> str:
     """Derive a model's name from the value of ``--model``."""
     basename = source.rstrip("/").rsplit("/", 1)[-1]
+    if basename.lower().endswith(_GGUF):
+        # On the hub, the file's name follows the model's id and a colon.
+        basename = basename[: -len(_GGUF)].rsplit(":", 1)[-1]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", basename).strip("-.") or "model"

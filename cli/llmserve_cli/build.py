@@ -37,18 +37,15 @@ class Build(click.Command):
             self._refuse_argument(ctx, words)
             raise UsageError(
                 "build needs --model",
-                hint="a local folder, a model's id on the Hugging Face hub, or demo",
+                hint="a local folder or GGUF file, a model's id on the Hugging Face hub, or demo",
             ) from None
 
     def _refuse_argument(self, ctx: click.Context, words: list[str]) -> None:
         """Refuse a model that is given without ``--model``, with the whole command."""
-        from llmserve.builder.source import refuse_gguf
-
         remaining = self.make_parser(ctx).parse_args(list(words))[1]
         for before, word in zip(["", *remaining], remaining, strict=False):
             # What follows the flag of a plugin may be its value.
             if not word.startswith("-") and (not before.startswith("-") or "=" in before):
-                refuse_gguf(Path(word), word)
                 corrected = list(words)
                 position = corrected.index(word)
                 corrected[position : position + 1] = ["--model", word]
@@ -64,7 +61,8 @@ class Build(click.Command):
     "--model",
     required=True,
     shell_complete=model_sources,
-    help="Local folder, model id on the Hugging Face hub, or 'demo'.",
+    help="Local folder or GGUF file, model id on the Hugging Face hub (ID:FILE.gguf for one of its "
+    "GGUF files), or 'demo'.",
 )
 @NAME
 @click.option(

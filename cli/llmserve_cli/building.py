@@ -106,6 +106,7 @@ def with_suggestion(error: ModelSourceError, model: str) -> ModelSourceError:
     """Suggest the most similar model on this machine."""
     names = local_sources()
     similar = get_close_matches(model, names, n=1)
-    if model in names or not similar:
+    # One file of a model has its name after a colon.
+    if model.partition(":")[0] in names or not similar:
         return error
     return ModelSourceError(error.problem, hint=f"did you mean {similar[0]!r}?")

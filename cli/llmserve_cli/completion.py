@@ -67,10 +67,10 @@ def request_options(ctx: click.Context, param: click.Parameter, incomplete: str)
 def model_sources(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete ``build --model``: the demo model, models in the hub's cache, and folders."""
+    """Complete ``build --model``: the demo model, models in the hub's cache, folders and files."""
     del ctx, param
     local = [CompletionItem(name) for name in local_sources() if name.startswith(incomplete)]
-    return [*local, CompletionItem(incomplete, type="dir")]
+    return [*local, CompletionItem(incomplete, type="file")]
 
 
 def what_to_serve(

@@ -48,6 +48,7 @@ from llmserve.version import __version__
 __all__ = ["DEFAULT_OUTPUT", "BuildResult", "BuildSpec", "build", "build_spec"]
 
 VERSION_FOLDER = "1"
+SCRATCH = "scratch"
 
 
 def build(
@@ -103,6 +104,7 @@ def build_spec(
             report=report,
             weights=plan.generator.weights,
             source_kind=plan.generator.source,
+            scratch=stage / SCRATCH,
         )
         if assemble := plan.generator.assemble:
             drafts = _prepare_ensemble(plan, context, inputs, packages, assemble)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmserve.builder.source import PICKLED, WEIGHTS, ModelSource, SourceKind, resolve
+from llmserve.builder.source import (
+    PICKLED,
+    WEIGHTS,
+    ModelSource,
+    SourceKind,
+    resolve,
+)
 from llmserve.builder.source_files import (
     check_code,
     check_intact,
     check_links,
     config_files,
 )
+from llmserve.errors import ModelSourceError, OptionError
 from llmserve.plugins.options import Value
 
 if TYPE_CHECKING:
@@ -59,12 +69,15 @@ class BuildContext:
     weights: Sequence[str] = (WEIGHTS,)
     source_kind: SourceKind = "huggingface"
     container: Container | None = None
+    scratch: Path | None = None
+    """Where the build keeps what it deletes when it ends."""
 
     @cached_property
     def source(self) -> ModelSource:
         """The model that ``--model`` names, located on first use.
 
-        One that would fetch code is refused here, whatever the plugin then does with it.
+        One that would fetch code is refused here, whatever the plugin then does with it. A GGUF
+        file is converted to a folder.
         """
         source = resolve(
             self.model,
@@ -73,10 +86,25 @@ class BuildContext:
             kind=self.source_kind,
             report=self.report,
         )
+        if self.source_kind == "huggingface" and source.path.is_file():
+            source = self._converted(source)
         # Beside a single file is what happens to be in its folder.
         files = [] if self.source_kind == "file" else config_files(source.folder)
         check_code(files, trusted=bool(self.options["trust_remote_code"]))
         return source
+
+    def _converted(self, source: ModelSource) -> ModelSource:
+        from llmserve.builder.gguf.conversion import converted
+
+        if self.options["weights"] == "reference":
+            raise OptionError(
+                f"{source.asked} is converted, so its weights cannot stay where they are",
+                hint="leave out weights=reference",
+            )
+        if self.scratch:
+            self.scratch.mkdir(exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="gguf-", dir=self.scratch))
+        return converted(source, folder, self.report)
 
     def sibling(self, name: str, config: ModelConfig) -> BuildContext:
         """Return the context of another model of the same build."""
@@ -126,10 +154,25 @@ class BuildContext:
             for file in files:
                 if file.suffix == ".py" and not self.options["trust_remote_code"]:
                     continue
-                if file.stat().st_size > 1 << 28:
-                    self.report(f"copying {file.name}")
-                shutil.copyfile(file, target / file.name)
+                self._put(file, target / file.name)
             return {**settings, "path": folder}
+        if self.source.converted_from:
+            raise ModelSourceError(
+                f"{self.source.asked} is converted for the build alone, and here it would be read "
+                "after it",
+                hint="name a folder with config.json and safetensors",
+            )
         if self.source.repo_id and self.source.revision:
             return {**settings, "id": self.source.repo_id, "revision": self.source.revision}
         return {**settings, "path": str(self.source.folder)}
+
+    def _put(self, file: Path, target: Path) -> None:
+        """Copy a file into the repository. Weights of a folder that is deleted after the build are
+        linked, so that they are not on the disk twice."""
+        if self.source.converted_from and file.match(WEIGHTS):
+            with suppress(OSError):
+                os.link(file, target)
+                return
+        if file.stat().st_size > 1 << 28:
+            self.report(f"copying {file.name}")
+        shutil.copyfile(file, target)

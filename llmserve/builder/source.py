@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,9 @@ from llmserve.packages import install_command
 
 DEMO = "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILE = re.compile(
+    rf"(?P<id>{_HUB_ID.pattern}):(?P<file>([\w.-]+/)*[\w.-]+\.gguf)", re.IGNORECASE
+)
 
 WEIGHTS = "*.safetensors"
 PICKLED = "*.bin"
@@ -31,12 +34,14 @@ class ModelSource:
     """A model's files on this machine, and where they came from.
 
     ``path`` is a folder, unless the generator accepts a file, or any name as a model.
+    ``converted_from`` is what was asked for, if the folder was made of it for this build alone.
     """
 
     asked: str
     path: Path
     repo_id: str | None = None
     revision: str | None = None
+    converted_from: ModelSource | None = None
 
     @property
     def folder(self) -> Path:
@@ -62,8 +67,11 @@ class ModelSource:
 
     def described(self) -> dict[str, str]:
         """Return the description of the source in the manifest, without paths of this machine."""
+        if self.converted_from:
+            return self.converted_from.described()
         if self.repo_id and self.revision:
-            return {"kind": "hub", "id": self.repo_id, "revision": self.revision}
+            file = {"file": self.path.name} if self.path.is_file() else {}
+            return {"kind": "hub", "id": self.repo_id, "revision": self.revision, **file}
         if self.asked == DEMO:
             return {"kind": "demo"}
         if self.path.is_file():
@@ -102,6 +110,8 @@ def resolve(
         path = path.expanduser()
     if kind == "file":
         return ModelSource(model, _file(path, model, weights))
+    if kind == "huggingface" and is_gguf(path) and not _has_any(path, weights):
+        return ModelSource(model, _gguf_file(path, model))
     if path.is_dir():
         if kind == "huggingface":
             _check_config(path, model)
@@ -111,12 +121,19 @@ def resolve(
     if kind is None:
         return ModelSource(model, path)
     if path.exists():
-        refuse_gguf(path, model)
         flag = f"--model {shlex.quote(str(path.parent))}"
         raise ModelSourceError(f"{model} is a file", hint=f"name its folder: {flag}")
+    if kind == "huggingface" and (named := _HUB_FILE.fullmatch(model)):
+        file = fetch_file(named["id"], named["file"], revision=revision, report=report)
+        # The name of a snapshot's folder is the commit.
+        commit = file.parents[named["file"].count("/")].name
+        return ModelSource(model, file, named["id"], commit)
     if kind == "folder" or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
-        hub = "" if kind == "folder" else ", a model's id on the hub, or 'demo'"
-        raise ModelSourceError(f"no folder at {model}", hint=f"--model takes a local folder{hub}")
+        others = "" if kind == "folder" else ", a GGUF file, a model's id on the hub, or 'demo'"
+        what = "file" if path.suffix.lower() == GGUF else "folder"
+        raise ModelSourceError(
+            f"no {what} at {model}", hint=f"--model takes a local folder{others}"
+        )
     folder = fetch(model, revision=revision, weights=weights, report=report)
     _check_config(folder, model)
     _check_weights(folder, model, weights)
@@ -124,15 +141,24 @@ def resolve(
 
 
 GGUF = ".gguf"
-NO_GGUF = "the GGUF format, which this version of llmserve does not read"
-INSTEAD_OF_GGUF = "build from the model that it was made of, with config.json and safetensors"
 
 
 def is_gguf(path: Path) -> bool:
     """Return whether a path is a GGUF file, or a folder whose model is in such files."""
     if path.is_dir():
         return any(path.glob(f"*{GGUF}")) and not any(path.glob(WEIGHTS))
-    return path.suffix.lower() == GGUF
+    return path.suffix.lower() == GGUF and path.is_file()
+
+
+def _gguf_file(path: Path, model: str) -> Path:
+    files = sorted(path.glob(f"*{GGUF}")) if path.is_dir() else [path]
+    if len(files) > 1:
+        others = ", ".join(file.name for file in files[1:4])
+        raise ModelSourceError(
+            f"{model} has {len(files)} GGUF files",
+            hint=f"name one: --model {shlex.quote(str(files[0]))} (or {others})",
+        )
+    return files[0].absolute()
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -147,11 +173,6 @@ def names_model(model: str) -> bool:
     return bool(_HUB_ID.fullmatch(repo_id)) and (not colon or file.lower().endswith(GGUF))
 
 
-def refuse_gguf(path: Path, model: str) -> None:
-    if is_gguf(path):
-        raise ModelSourceError(f"{model} is in {NO_GGUF}", hint=INSTEAD_OF_GGUF)
-
-
 def _file(path: Path, model: str, weights: Sequence[str]) -> Path:
     names = " or ".join(weights)
     if path.is_dir():
@@ -164,7 +185,6 @@ def _file(path: Path, model: str, weights: Sequence[str]) -> Path:
 
 
 def _check_config(folder: Path, model: str) -> None:
-    refuse_gguf(folder, model)
     if not (folder / "config.json").is_file():
         raise ModelSourceError(
             f"{model} is not a model: it has no config.json",
@@ -172,8 +192,12 @@ def _check_config(folder: Path, model: str) -> None:
         )
 
 
+def _has_any(folder: Path, patterns: Sequence[str]) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in patterns)
+
+
 def _check_weights(folder: Path, model: str, weights: Sequence[str]) -> None:
-    if any(any(folder.glob(pattern)) for pattern in weights):
+    if _has_any(folder, weights):
         return
     if any(folder.glob(PICKLED)):
         raise ModelSourceError(
@@ -193,18 +217,9 @@ def fetch(
     repo_id: str, *, revision: str, weights: Sequence[str], report: Callable[[str], None]
 ) -> Path:
     """Download a snapshot and return its folder, whose name is the commit."""
-    try:
-        from huggingface_hub import errors, snapshot_download
-        from huggingface_hub.utils import disable_progress_bars
-    except ImportError:
-        raise ModelSourceError(
-            f"{repo_id} is on the hub, but huggingface_hub is not installed",
-            hint=f"{install_command('huggingface_hub')}, or name a local folder",
-        ) from None
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    report(f"downloading {repo_id}")
-    try:
+    with _downloading(repo_id, revision, report):
+        from huggingface_hub import snapshot_download
+
         return Path(
             snapshot_download(
                 repo_id,
@@ -213,10 +228,42 @@ def fetch(
                 # onnx/ and original/ would be downloaded too.
                 ignore_patterns=["*/*"],
                 allow_patterns=[*_NEEDED, *weights],
-                # False prevents the use of a token that a login stored earlier.
-                token=os.environ.get("HF_TOKEN") or False,
+                token=_token(),
             )
         )
+
+
+def fetch_file(repo_id: str, file: str, *, revision: str, report: Callable[[str], None]) -> Path:
+    """Download one file, and return where it is in a snapshot."""
+    with _downloading(repo_id, revision, report, file):
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repo_id, file, revision=revision or None, token=_token()))
+
+
+def _token() -> str | Literal[False]:
+    # False prevents the use of a token that a login stored earlier.
+    return os.environ.get("HF_TOKEN") or False
+
+
+@contextmanager
+def _downloading(
+    repo_id: str, revision: str, report: Callable[[str], None], file: str = ""
+) -> Iterator[None]:
+    """Report what is downloaded, and say in one line why it could not be."""
+    try:
+        from huggingface_hub import errors
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError:
+        raise ModelSourceError(
+            f"{repo_id} is on the hub, but huggingface_hub is not installed",
+            hint=f"{install_command('huggingface_hub')}, or name a local folder",
+        ) from None
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    report(f"downloading {file} of {repo_id}" if file else f"downloading {repo_id}")
+    try:
+        yield
     except errors.GatedRepoError:
         raise ModelSourceError(
             f"{repo_id} is gated",
@@ -235,6 +282,10 @@ def fetch(
         raise ModelSourceError(
             f"{repo_id} is not in the cache, and the hub cannot be reached",
             hint="name a local folder, or fill HF_HOME on a machine with a connection",
+        ) from None
+    except errors.EntryNotFoundError:
+        raise ModelSourceError(
+            f"{repo_id} has no file {file}", hint="see its page for the names of its files"
         ) from None
     except (errors.HfHubHTTPError, OSError) as error:
         message = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from llmserve.builder.source import INSTEAD_OF_GGUF, NO_GGUF, is_checkpoint, is_gguf
+from llmserve.builder.source import is_checkpoint, is_gguf
 from llmserve.builder.source_files import check_code, config_files
 from llmserve.contract.names import MANIFEST
 from llmserve.errors import ModelSourceError, reason
@@ -102,9 +102,7 @@ def check_repository(
 def not_a_repository(path: Path) -> Problem | None:
     """Return what a path is instead of a repository, with the command that serves it."""
     quoted = shlex.quote(str(path))
-    if is_gguf(path):
-        return Problem(str(path), f"it is in {NO_GGUF}", INSTEAD_OF_GGUF)
-    if is_checkpoint(path):
+    if is_checkpoint(path) or is_gguf(path):
         hint = f"llmserve build --model {quoted} && llmserve serve"
         return Problem(str(path), "it is a model that is not built yet", hint)
     if (path / modelconfig.FILE).is_file():

@@ -160,7 +160,7 @@ def test_a_command_made_with_a_decorator_is_added_once(site: Path) -> None:
         (["query"], "query needs MODEL: see llmserve query --help"),
         (["query", "demo", "a", "b"], "got unexpected extra argument (b): see llmserve query -"),
         (["completion"], "completion needs SHELL: choose one of bash, zsh, fish"),
-        (["build"], "build needs --model: a local folder, a model's id on the "),
+        (["build"], "build needs --model: a local folder or GGUF file, a model's id "),
         (
             ["build", "m", "--dtype", "bfloat16"],
             "build takes a model as --model: llmserve build --model m --dtype bfloat16",

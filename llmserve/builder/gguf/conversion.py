@@ -1,0 +1,71 @@
+"""Converts the GGUF file that ``--model`` names, for the time of a build."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmserve.builder.gguf.admission import (
+    check_complete,
+    check_extent,
+    check_readers,
+    dtype_for,
+    type_of_most,
+)
+from llmserve.builder.gguf.header import read_header
+from llmserve.builder.source import ModelSource
+from llmserve.errors import ModelSourceError
+
+_CONVERTER = "llmserve.builder.gguf.convert"
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_HINT = "build from the model that it was made of, with config.json and safetensors"
+
+
+def converted(source: ModelSource, target: Path, report: Callable[[str], None]) -> ModelSource:
+    """Return the model of a GGUF file as a folder, which the build deletes when it ends."""
+    path = source.path
+    header = read_header(path)
+    check_complete(header)
+    check_readers(path)
+    kinds = check_extent(header)
+    kind, dtype = type_of_most(kinds), dtype_for(kinds)
+    report(f"reading {path.name}: {header.architecture}, {sum(kinds.values()) / 1e6:.0f} M weights")
+    result = _run(path, target, dtype)
+    size = f"{result['bytes'] / 1e6:.0f} MB"
+    if kind.lower() == dtype.replace("loat", ""):
+        report(f"its {kind} weights are kept as they are: {size}")
+    else:
+        report(f"its {kind} weights are widened to {dtype}: {size}")
+    for note in result["notes"]:
+        report(f"note: {path.name}: {note}")
+    return ModelSource(source.asked, target, converted_from=source)
+
+
+def _run(path: Path, target: Path, dtype: str) -> dict[str, Any]:
+    """Convert in a separate process, which frees what it took."""
+    from llmserve.builder.gguf.convert import RESULT
+
+    process = subprocess.run(
+        [sys.executable, "-m", _CONVERTER, str(path), str(target), dtype],
+        capture_output=True,
+        env={**os.environ, **_OFFLINE},
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    written = target / RESULT
+    if process.returncode or not written.is_file():
+        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+        ended = f"it was ended by signal {-process.returncode}" if process.returncode < 0 else ""
+        reason = ended or (lines[-1][:300] if lines else f"exit status {process.returncode}")
+        raise ModelSourceError(f"{path.name} could not be converted: {reason}", hint=_HINT)
+    result: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+    written.unlink()
+    if refused := result.get("refused"):
+        raise ModelSourceError(f"{path.name} {refused}", hint=_HINT)
+    return result

@@ -1,0 +1,218 @@
+"""Converts a GGUF file to a model's folder, with transformers' own reader.
+
+It runs as a separate program: what the reader takes, up to the model's size in 16 bits beside its
+largest tensor, is freed when it ends, and what it prints is of no use as long as it succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from llmserve.builder.gguf.header import GgufHeader, read_header
+from llmserve.builder.gguf.rope import rope_parameters
+
+RESULT = "conversion.json"
+"""What the build needs to know; beside the model, in the same folder."""
+_SHARD = "2GB"
+_SPECIAL_IDS = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "padding_token_id",
+}
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Not always named in the file, and known to every program that reads GGUF.
+_ENDS_OF_TURNS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endofturn|>",
+    "<|end_of_turn|>", "<EOT>", "<|return|>", "<turn|>",
+}  # fmt: skip
+_NOT_WEIGHTS = ("rope_freqs.", "rope_factors_")
+"""The beginnings of names of tensors that are no parameters in transformers."""
+
+
+class Refused(Exception):
+    """The model cannot be converted; the message continues "FILE …"."""
+
+
+def convert(path: Path, target: Path, dtype: str) -> dict[str, Any]:
+    """Write the model and its tokenizer into ``target``; return what there is to report."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    header = read_header(path)
+    check_types(header)
+    config = read_config(header)
+    tokenizer = read_tokenizer(header)
+    notes = apply_rope(config, header)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        config=config,
+        dtype=getattr(torch, dtype),
+        # Otherwise it may fetch a kernel, which is code.
+        quantization_config=GgufConfig(dequantize=True),
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    check_loaded(info)
+    notes += unused_weights(header, model)
+    plain = without_quantizer(model, config)
+    plain.generation_config.eos_token_id = end_ids(header, tokenizer, config)
+    plain.save_pretrained(target, max_shard_size=_SHARD)
+    tokenizer.save_pretrained(target)
+    weights = [*target.glob("*.safetensors")]
+    for file in weights:
+        # The library lets nobody else read them, as Triton may have to.
+        file.chmod((target / "config.json").stat().st_mode)
+    return {"notes": notes, "bytes": sum(file.stat().st_size for file in weights)}
+
+
+def check_types(header: GgufHeader) -> None:
+    """Refuse weights that the package gguf cannot widen, by widening one block of each type."""
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+    for kind in sorted({tensor.kind for tensor in header.tensors}):
+        known = GGMLQuantizationType(kind)
+        try:
+            dequantize(np.zeros(GGML_QUANT_SIZES[known][1], np.uint8), known)
+        except NotImplementedError:
+            raise Refused(
+                f"has weights of the type {known.name}, which gguf cannot widen"
+            ) from None
+
+
+def read_config(header: GgufHeader) -> Any:
+    """Return the model's configuration; refuse an architecture that transformers does not read."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            header.path.parent, gguf_file=header.path.name, local_files_only=True
+        )
+    except Exception as error:
+        version = transformers.__version__
+        raise Refused(
+            f"is of the architecture {header.architecture!r}, of which transformers {version} "
+            f"cannot read this file ({first_line(error)})"
+        ) from None
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise Refused(
+            f"is of the architecture {header.architecture!r}, which is no causal language model"
+        )
+    complete_config(config, header)
+    return config
+
+
+def complete_config(config: Any, header: GgufHeader) -> None:
+    """Set what transformers leaves at the defaults of a class, which are some other model's."""
+    length = header.own("context_length")
+    if isinstance(length, int) and hasattr(config, "n_positions"):
+        # It is read as n_ctx, which nothing uses.
+        config.n_positions = length
+    for name, in_file in _SPECIAL_IDS.items():
+        if not isinstance(getattr(config, name, None), list):
+            setattr(config, name, header.facts.get(f"tokenizer.ggml.{in_file}"))
+
+
+def read_tokenizer(header: GgufHeader) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            header.path.parent, gguf_file=header.path.name, local_files_only=True
+        )
+    except Exception as error:
+        kind = header.facts.get("tokenizer.ggml.model")
+        raise Refused(
+            f"has a tokenizer, {str(kind)[:64]!r}, that transformers cannot read "
+            f"({first_line(error)})"
+        ) from None
+
+
+def apply_rope(config: Any, header: GgufHeader) -> list[str]:
+    """Give the configuration what stretches the context, which transformers leaves in the file."""
+    present = getattr(config, "rope_parameters", None)
+    if present is None or present.get("rope_type", "default") != "default":
+        return []
+    found = rope_parameters(header)
+    if found is None:
+        return []
+    if not found:
+        return ["how its context is stretched is not known: long prompts are answered worse"]
+    config.rope_parameters = {**present, **found}
+    return []
+
+
+def check_loaded(info: dict[str, Any]) -> None:
+    """Refuse a model with weights that the file did not have: they would be random."""
+    missing = sorted(map(str, info.get("missing_keys") or ()))
+    if missing:
+        raise Refused(f"lacks {len(missing)} of the model's weights, such as {missing[0]}")
+
+
+def unused_weights(header: GgufHeader, model: Any) -> list[str]:
+    """Report weights that transformers has left out, such as biases that it does not expect."""
+    in_file = sum(
+        tensor.elements for tensor in header.tensors if not tensor.name.startswith(_NOT_WEIGHTS)
+    )
+    used = sum(parameter.numel() for parameter in {*model.parameters()})
+    if in_file <= used:
+        return []
+    return [f"{in_file - used} of its {in_file} weights have no place in transformers' model"]
+
+
+def without_quantizer(model: Any, config: Any) -> Any:
+    """Return the same weights as a model that can be saved.
+
+    ``save_pretrained`` refuses one that was read from GGUF, even though nothing in it is quantized
+    any more.
+    """
+    import torch
+
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.config.dtype = model.dtype
+    return plain
+
+
+def end_ids(header: GgufHeader, tokenizer: Any, config: Any) -> int | list[int] | None:
+    """Return the tokens that end an answer: those that the file names, and its template's."""
+    found = [header.facts.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
+    ids = {token for token in found if isinstance(token, int)}
+    own = config.get_text_config().eos_token_id
+    ids |= {*own} if isinstance(own, list) else set()
+    template = str(header.facts.get("tokenizer.chat_template") or "")
+    ids |= {
+        token
+        for token, added in tokenizer.added_tokens_decoder.items()
+        if added.content in _ENDS_OF_TURNS and added.content in template
+    }
+    ordered = sorted(token for token in ids if 0 <= token < len(tokenizer))
+    return ordered[0] if len(ordered) == 1 else ordered or None
+
+
+def first_line(error: BaseException) -> str:
+    lines: Iterable[str] = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:200]
+
+
+def main(path: Path, target: Path, dtype: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        result = convert(path, target, dtype)
+    except Refused as error:
+        result = {"refused": str(error)}
+    except Exception as error:
+        result = {"refused": f"cannot be read by transformers: {first_line(error)}"}
+    (target / RESULT).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
