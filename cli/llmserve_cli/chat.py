@@ -14,7 +14,7 @@ import click
 from llmserve.errors import LLMServeError, UsageError
 from llmserve_cli.completion import built_models
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
-from llmserve_cli.interrupts import stoppable, while_importing
+from llmserve_cli.interrupts import interrupted, stoppable, while_importing
 from llmserve_cli.options import request_option
 from llmserve_cli.servers import REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, printable
@@ -109,13 +109,15 @@ def converse(conversation: Conversation, check: Callable[[], None] = lambda: Non
     """Have a conversation until the user ends it."""
     with while_importing():
         read = _reader()
-    _note(f"{conversation.model}: /help shows what can be typed, Ctrl-D ends the conversation")
+    note(f"{conversation.model}: /help shows what can be typed, Ctrl-D ends the conversation")
     has_template = True
     while True:
         try:
             line = read()
         except KeyboardInterrupt:
-            # As in a shell, it discards what was typed.
+            if interrupted():
+                raise
+            # It was typed: as in a shell, it discards the line.
             continue
         except EOFError:
             return
@@ -124,13 +126,11 @@ def converse(conversation: Conversation, check: Callable[[], None] = lambda: Non
         check()
         try:
             if line.startswith("/"):
-                _note(run_command(conversation, line))
+                note(run_command(conversation, line))
             else:
                 _answer(conversation, line)
                 if has_template and not conversation.takes_messages:
-                    _note(
-                        f"{conversation.model} has no chat template: it continues each text alone"
-                    )
+                    note(f"{conversation.model} has no chat template: it continues each text alone")
                 has_template = conversation.takes_messages
         except Ended:
             return
@@ -158,16 +158,18 @@ def _answer(conversation: Conversation, text: str) -> None:
             for piece in pieces:
                 wrap.write(printable(piece))
     except KeyboardInterrupt:
+        if interrupted():
+            raise
         stopped = "stopped"
     finally:
         wrap.end()
         click.echo(newline, nl=False)
     speed = str(conversation.speeds[-1]) if len(conversation.speeds) > before else ""
     if found := ", ".join(filter(None, (stopped, speed))):
-        _note(f"[{found}]")
+        note(f"[{found}]")
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
     """Print what is not the model's."""
     click.secho(printable(text), dim=True)
 

@@ -197,8 +197,8 @@ def _reset(conversation: Conversation, _: str) -> str:
 
 def _system(conversation: Conversation, text: str) -> str:
     if not text:
-        shown = conversation.system or 'none; /system TEXT sets one, /system "" none'
-        return f"system message: {shown}"
+        current = conversation.system or 'none; /system TEXT sets one, /system "" none'
+        return f"system message: {current}"
     conversation.system = "" if text in ('""', "''") else text
     if not conversation.takes_messages:
         return f"{conversation.model} has no chat template, and will not see it"

@@ -154,10 +154,10 @@ def test_commands_change_the_conversation(conversation: Conversation) -> None:
     with pytest.raises(ModelNotReadyError):
         run("/model missing")
     assert conversation.model == "other"
-    shown = run("/help")
+    text = run("/help")
     for name in ("/help", "/reset", "/system", "/save", "/model", "/stats", "/bye", "Ctrl-C"):
-        assert name in shown
-    assert max(map(len, shown.splitlines())) <= 72
+        assert name in text
+    assert max(map(len, text.splitlines())) <= 72
     with pytest.raises(Ended):
         run("/bye")
 
