@@ -130,15 +130,14 @@ def generate_batch(model: Any, prompts: Ids) -> int:
 
 def iterative(*model: str) -> Answer:
     """Answer with the engine of ``iterative``, without Triton and without its driver."""
-    from llmserve.runtime import Generation, Params
+    from llmserve.runtime import Engine, Generation, Params
     from llmserve.testing.fake import ByteTokenizer
-    from llmserve_iterative.engine.engine import Engine
+    from llmserve_iterative.runner import make_runner
 
     engine = Engine(
-        make_model(*model),
+        make_runner(make_model(*model), 256 * max(COUNTS)),
         ByteTokenizer(),
         max_sequences=max(COUNTS),
-        cache_tokens=256 * max(COUNTS),
     )
 
     def answer(prompts: Ids) -> int:

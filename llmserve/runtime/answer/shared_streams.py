@@ -144,7 +144,9 @@ class SharedStreams:
             for stream, pieces in self._formatted(waiting).items():
                 self._send(stream, pieces)
             for end in ends:
-                end()
+                # One that cannot even be told of its failure must not keep the others waiting.
+                with suppress(Exception):
+                    end()
         return bool(waiting or ends)
 
     def close(self) -> None:

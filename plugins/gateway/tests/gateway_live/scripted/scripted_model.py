@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from llmserve.plugin import Generator, Recipe, ToolParser, ToolPart, hookimpl
 from llmserve.runtime import Generation, RequestError, Tokenizer
 
 START, END = "Say this: ", "<over>"
+_STEP = 0.004
 
 
 class Scripted:
@@ -30,6 +32,8 @@ class Scripted:
             if script.startswith("refuse "):
                 raise RequestError("as scripted", code=script.split()[-1], param="top_k")
             for token in (*tokenizer.encode(script, special=False), 0):
+                # Pieces that come within a moment are sent together.
+                time.sleep(_STEP)
                 generation.push(token)
 
 
