@@ -28,6 +28,11 @@ from llmserve.runtime.drivers.continuous import ContinuousDriver as ContinuousDr
 from llmserve.runtime.drivers.job import Job as Job
 from llmserve.runtime.drivers.job import begin as begin
 from llmserve.runtime.drivers.steps import JobRunner as JobRunner
+from llmserve.runtime.engine.engine import Engine as Engine
+from llmserve.runtime.engine.runner import ArrayLogits as ArrayLogits
+from llmserve.runtime.engine.runner import Chunk as Chunk
+from llmserve.runtime.engine.runner import Logits as Logits
+from llmserve.runtime.engine.runner import Runner as Runner
 from llmserve.runtime.errors import RequestError as RequestError
 from llmserve.runtime.errors import error_of_model as error_of_model
 from llmserve.runtime.location import located as located

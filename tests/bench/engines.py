@@ -4,7 +4,8 @@
 
 The model has a known shape and random weights, and no prompt is used twice. Each round measures all
 engines with 1, 8 and 32 concurrent prompts, in a random order, so that other load on the machine
-affects all of them. An engine whose packages are not installed is skipped with a message.
+affects all of them. An engine whose packages are not installed is skipped with a message. Of
+streams there is a second table: how many tokens a chunk has, and the gap between two chunks.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -131,15 +133,14 @@ def generate_batch(model: Any, prompts: Ids) -> int:
 
 def iterative(*model: str) -> Answer:
     """Answer with the engine of ``iterative``, without Triton and without its driver."""
-    from llmserve.runtime import Generation, Params
+    from llmserve.runtime import Engine, Generation, Params
     from llmserve.testing.fake import ByteTokenizer
-    from llmserve_iterative.engine.engine import Engine
+    from llmserve_iterative.runner import make_runner
 
     engine = Engine(
-        make_model(*model),
+        make_runner(make_model(*model), 256 * max(COUNTS)),
         ByteTokenizer(),
         max_sequences=max(COUNTS),
-        cache_tokens=256 * max(COUNTS),
     )
 
     def answer(prompts: Ids) -> int:
@@ -198,64 +199,67 @@ def ctranslate2(checkpoint: Path, folder: Path) -> Answer:
     return answer
 
 
-class Smoothness:
-    """How the streams of an engine arrived, for each number of them: pieces, tokens and gaps."""
-
-    def __init__(self) -> None:
-        self.gaps: dict[int, list[float]] = {n: [] for n in COUNTS}
-        self.pieces = dict.fromkeys(COUNTS, 0)
-        self.tokens = dict.fromkeys(COUNTS, 0)
-
-    def add(self, streams: int, times: Sequence[float], tokens: int) -> None:
-        if streams in self.pieces:
-            self.gaps[streams] += [after - before for before, after in pairwise(times)]
-            self.pieces[streams] += len(times)
-            self.tokens[streams] += tokens
-
-    def cell(self, streams: int) -> str:
-        gaps, pieces = sorted(self.gaps[streams]), self.pieces[streams]
-        if not gaps:
-            return ""
-        half, most = (1e3 * gaps[int(share * len(gaps))] for share in (0.5, 0.95))
-        return f"{self.tokens[streams] / pieces:.2f}; {half:.1f} / {most:.1f}"
-
-
 async def connected(url: str) -> AsyncClient:
     return connect_async(url, timeout=600)
+
+
+@dataclass
+class Chunks:
+    """How streams arrived: how many tokens, in how many chunks, how many seconds after another."""
+
+    tokens: int = 0
+    chunks: int = 0
+    gaps: list[float] = field(default_factory=list)
+
+    def cell(self) -> str:
+        middle, late = (1e3 * float(np.quantile(self.gaps, share)) for share in (0.5, 0.95))
+        return f"{self.tokens / self.chunks:.1f}; {middle:.0f} / {late:.0f}"
+
+
+Paces = dict[int, Chunks]
+"""The chunks of an engine's streams, by the number of concurrent prompts."""
 
 
 def served(
     loop: asyncio.AbstractEventLoop,
     client: AsyncClient,
     build: Callable[[], str],
-    smoothness: Smoothness | None,
+    paces: Paces | None = None,
 ) -> Answer:
-    """Answer through Triton, with a client that is already connected."""
+    """Answer through Triton, with a client that is already connected; stream if paces are kept."""
     model = build()
     options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
 
-    async def answer(prompt: str, streams: int) -> int:
-        if smoothness is None:
-            return (await client.generate(model, prompt, **options)).output_tokens or 0
-        count, times = 0, []
+    async def whole(prompt: str) -> int:
+        return (await client.generate(model, prompt, **options)).output_tokens or 0
+
+    async def stream(prompt: str, chunks: Chunks) -> int:
+        count, last = 0, None
         async for piece in client.stream(model, prompt, **options):
             count = piece.output_tokens or count
-            times.append(time.perf_counter())
-        smoothness.add(streams, times, count)
+            now = time.perf_counter()
+            if last is not None:
+                chunks.gaps.append(now - last)
+            last = now
+            chunks.chunks += 1
+        chunks.tokens += count
         return count
 
     async def answer_all(prompts: Ids) -> int:
         texts = [Prompts.text(ids) for ids in prompts]
-        return sum(await asyncio.gather(*(answer(text, len(texts)) for text in texts)))
+        if paces is None:
+            return sum(await asyncio.gather(*map(whole, texts)))
+        chunks = paces.setdefault(len(texts), Chunks())
+        return sum(await asyncio.gather(*(stream(text, chunks) for text in texts)))
 
     return lambda prompts: loop.run_until_complete(answer_all(prompts))
 
 
 @contextmanager
 def start_engines(
-    args: argparse.Namespace, console: Console, smooth: dict[str, Smoothness]
+    args: argparse.Namespace, paces: dict[str, Paces], console: Console
 ) -> Iterator[dict[str, Rate]]:
-    """Start all engines to be measured."""
+    """Start all engines to be measured; ``paces`` gets how the streams of each arrive."""
     words = args.only.split(",") if args.only else ()
     started: dict[str, Rate] = {}
 
@@ -286,9 +290,10 @@ def start_engines(
                 if plugin != "openvino" or args.device == "cpu"
             }
             for label, build in builds.items():
-                add(f"{label}, whole", partial(served, loop, client, build, None))
-                smooth[label] = Smoothness()
-                add(f"{label}, streaming", partial(served, loop, client, build, smooth[label]))
+                add(f"{label}, whole", partial(served, loop, client, build))
+                streaming = f"{label}, streaming"
+                kept = paces.setdefault(streaming, {})
+                add(streaming, partial(served, loop, client, build, kept))
             if args.device == "cpu":
                 add(
                     "OpenVINO GenAI, in process",
@@ -346,20 +351,23 @@ def main() -> None:
     parser.add_argument("--only", help="Words that select engines by name, separated by commas.")
     args = parser.parse_args()
     console = Console(stderr=True, width=120)
-    smooth: dict[str, Smoothness] = {}
-    with start_engines(args, console, smooth) as engines:
+    paces: dict[str, Paces] = {}
+    with start_engines(args, paces, console) as engines:
         rates = measure(engines, args.rounds, console)
     title = f"tokens/s, {TOKENS} each; {args.shape}, {args.dtype}, {args.device}; medians (range)"
     table = Table("", *(f"{count} concurrent" for count in COUNTS), title=title, caption=caption())
     for name, by_count in rates.items():
         cells = (f"{median(r):.0f} ({min(r):.0f} to {max(r):.0f})" for r in by_count.values())
         table.add_row(name, *cells)
-    title = "streams: tokens per piece; gap between pieces in ms, median / 95 %"
-    pieces = Table("", *(f"{count} concurrent" for count in COUNTS), title=title)
-    for name, found in smooth.items():
-        if any(found.gaps.values()):
-            pieces.add_row(name, *(found.cell(count) for count in COUNTS))
-    Console(width=120).print(table, pieces)
+    arrivals = Table(
+        "",
+        *(f"{count} streams" for count in COUNTS),
+        title="tokens per chunk; gap between two chunks, ms: median / 95th percentile",
+    )
+    for name, pace in paces.items():
+        if rates.get(name):
+            arrivals.add_row(name, *(pace[count].cell() for count in COUNTS))
+    Console(width=120).print(table, arrivals)
 
 
 if __name__ == "__main__":

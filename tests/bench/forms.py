@@ -17,8 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from llmserve.runtime import Generation, RequestError, TextFormatter, read_params
-from llmserve_iterative.engine.engine import Engine
+from llmserve.runtime import Engine, Generation, RequestError, TextFormatter, read_params
+from llmserve_iterative.runner import make_runner
 
 SIZE, STREAMS, TOKENS = 128_000, 32, 48
 SCHEMAS = json.loads((Path(__file__).parents[1] / "unit/runtime/schemas.json").read_text("utf-8"))
@@ -73,7 +73,7 @@ def costs(tokenizer: Any) -> None:
 
 def throughput(tokenizer: Any, rounds: int) -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=SIZE)).eval()
-    engine = Engine(model, tokenizer, max_sequences=STREAMS, cache_tokens=STREAMS * 128)
+    engine = Engine(make_runner(model, STREAMS * 128), tokenizer, max_sequences=STREAMS)
     schema = {"type": "array", "items": SCHEMAS["documents"][0], "minItems": 9}
     durations = []
     for constraint in (None, schema) * (rounds + 1):

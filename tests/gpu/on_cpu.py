@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from llmserve_iterative.engine import attention, graphs
+from llmserve_iterative import attention, graphs
 
 
 def reference_kernel(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import Generation, Stepper, Tokenizer, run_batch
+from llmserve.runtime import Engine, Generation, Stepper, Tokenizer, run_batch
 from llmserve.runtime.causal import context_length, eos_ids, load, try_imports
 
 LOG = logging.getLogger(__name__)
@@ -35,16 +35,18 @@ class StepwiseGenerator:
         """Return the engine; it takes over the model, so there is only one."""
         if self._engine is None:
             # Imported here because a build only inspects the class and need not load torch.
-            from llmserve_iterative.engine.engine import Engine
+            from llmserve_iterative.runner import make_runner
 
             max_sequences = self._settings["max_sequences"]
             context = self.context_length or 2048
+            cache_tokens = self._settings["cache_tokens"]
             self._engine = Engine(
-                self._model,
+                make_runner(
+                    self._model,
+                    cache_tokens or max(4 * context, max_sequences * context // 4),
+                ),
                 tokenizer,
                 max_sequences=max_sequences,
-                cache_tokens=self._settings["cache_tokens"]
-                or max(4 * context, max_sequences * context // 4),
                 prefill_chunk=self._settings["prefill_chunk"],
             )
         return self._engine

@@ -10,17 +10,15 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import median
 from typing import Any
-from unittest import mock
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from llmserve.runtime import Generation, Params
+from llmserve.runtime import Engine, Generation, Params
 from llmserve.testing.fake import ByteTokenizer
-from llmserve_iterative.engine import runner
-from llmserve_iterative.engine.attention import FlashPlan
-from llmserve_iterative.engine.engine import Engine
-from llmserve_iterative.engine.runner import FlatRunner, Runner, make_runner
+from llmserve_iterative import runner
+from llmserve_iterative.attention import FlashPlan
+from llmserve_iterative.runner import FlatRunner, Runner, make_runner
 from tests.bench.shapes import SMALL, make_model, prompt_ids
 from tests.gpu.on_cpu import replaced
 from tests.gpu.results import PROFILE
@@ -154,13 +152,21 @@ _PLAIN: Choice = partial(FlatRunner, FlashPlan)
 
 @contextmanager
 def engine_of(
-    model: Any, most: int, *, choice: Choice = _AS_CHOSEN, **changes: int
+    model: Any,
+    most: int,
+    *,
+    choice: Choice = _AS_CHOSEN,
+    cache_tokens: int = 0,
+    prefill_chunk: int = 256,
 ) -> Iterator[Engine]:
-    options = {"cache_tokens": 512 * most, **changes}
     own_attention = model.config._attn_implementation
     try:
-        with mock.patch("llmserve_iterative.engine.engine.make_runner", choice):
-            yield Engine(model, ByteTokenizer(), max_sequences=most, **options)
+        yield Engine(
+            choice(model, cache_tokens or 512 * most),
+            ByteTokenizer(),
+            max_sequences=most,
+            prefill_chunk=prefill_chunk,
+        )
     finally:
         # The engine replaces it, and the next one compares itself with the model's own.
         model.set_attn_implementation(own_attention)

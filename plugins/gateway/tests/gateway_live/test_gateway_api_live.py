@@ -351,25 +351,3 @@ def test_a_prompt_that_cannot_fit_is_refused_before_the_model_reads_it(
         error = gateway.post(path, {"model": model, **fields}).json()["error"]
         assert error["code"] == "context_length_exceeded"
         assert error["message"].startswith("this model's maximum context length is 512 tokens")
-
-
-def test_two_gateways_share_a_triton(triton: LiveTriton, model: str, gateway: Gateway) -> None:
-    """Each has shared streams of its own, and its clients get their answers and no others'."""
-    prompts = [f"Number {number} of the list is" for number in range(12)]
-    options: dict[str, Any] = {"model": model, "max_tokens": 24}
-    expected = [
-        gateway.client().completions.create(prompt=prompt, **options).choices[0].text
-        for prompt in prompts
-    ]
-    other = Gateway(triton)
-
-    def read(number: int, front: Gateway) -> tuple[int, str]:
-        stream = front.client().completions.create(prompt=prompts[number], stream=True, **options)
-        return number, "".join(event.choices[0].text for event in stream)
-
-    try:
-        with ThreadPoolExecutor(24) as pool:
-            found = list(pool.map(read, [*range(12), *range(12)], [gateway] * 12 + [other] * 12))
-        assert [text for _, text in found] == expected + expected
-    finally:
-        assert other.stop() == 0

@@ -8,9 +8,21 @@ from typing import Any
 import torch
 import transformers
 
-from llmserve.runtime import Generation
-from llmserve_iterative.engine.engine import Engine
+from llmserve.runtime import Engine, Generation
+from llmserve.testing import ByteTokenizer
+from llmserve_iterative.runner import make_runner
 from tests.tiny_models import make_model
+
+
+def engine_of(
+    model: Any, *, max_sequences: int = 4, cache_tokens: int = 512, prefill_chunk: int = 256
+) -> Engine:
+    return Engine(
+        make_runner(model, cache_tokens),
+        ByteTokenizer(),
+        max_sequences=max_sequences,
+        prefill_chunk=prefill_chunk,
+    )
 
 
 @cache

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.runtime import Generation
-from llmserve.testing import ByteTokenizer
-from llmserve_iterative.engine.engine import Engine
+from llmserve.runtime import Engine, Generation
 from tests.support import generation
 from tests.tiny_models import VOCAB, make_model
 
-from .families import expected, finish
+from .families import engine_of, expected, finish
 
 rng = random.Random(3)
 # Only a few prompts, because the output of generate() is computed once for each; some begin
@@ -52,9 +50,8 @@ def test_any_mix(
     cache_tokens: int,
     prefill_chunk: int,
 ) -> None:
-    engine = Engine(
+    engine = engine_of(
         make_model(family),
-        ByteTokenizer(),
         max_sequences=max_sequences,
         cache_tokens=cache_tokens,
         prefill_chunk=prefill_chunk,

@@ -9,20 +9,17 @@ import pytest
 import torch
 
 from llmserve.errors import IncompatibleError
-from llmserve.runtime import Generation, RequestError
-from llmserve.testing import ByteTokenizer
-from llmserve_iterative.engine.engine import Engine
+from llmserve.runtime import Engine, Generation, RequestError
 from tests.support import generation
 from tests.tiny_models import make_model
 
-from .families import expected, finish, same_as_alone
+from .families import engine_of, expected, finish, same_as_alone
 
 PAGE = 32
 
 
 def make_engine(**settings: Any) -> Engine:
-    defaults = {"max_sequences": 4, "cache_tokens": 512}
-    return Engine(make_model("gpt2"), ByteTokenizer(), **(defaults | settings))
+    return engine_of(make_model("gpt2"), **settings)
 
 
 def test_a_request_without_free_pages_waits() -> None:
@@ -213,13 +210,11 @@ def test_a_model_without_a_cache_of_keys_and_values_is_refused() -> None:
     )
     model = transformers.MambaForCausalLM(config).eval()
     with pytest.raises(IncompatibleError, match="MambaForCausalLM cannot be decoded"):
-        Engine(model, ByteTokenizer(), max_sequences=2, cache_tokens=64)
+        engine_of(model, cache_tokens=64)
 
 
 def test_bfloat16_decodes() -> None:
-    engine = Engine(
-        make_model("llama", torch.bfloat16), ByteTokenizer(), max_sequences=4, cache_tokens=512
-    )
+    engine = engine_of(make_model("llama", torch.bfloat16))
     request = generation([5, 6, 7], 20)
     engine.admit(request)
     finish(engine)

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from llmserve.testing import ByteTokenizer
-from llmserve_iterative.engine.engine import Engine
+from llmserve.runtime import Engine
 from llmserve_iterative.generator import exact_length
+from llmserve_iterative.runner import PaddedRunner
 from tests.support import generation
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, make_model
 
-from .families import finish, same_as_alone
+from .families import engine_of, finish, same_as_alone
 
 PADDED = {"falcon", "falcon_alibi", "bloom"}
 
@@ -24,17 +24,11 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def engine(family: str) -> Engine:
-    return Engine(
-        make_model(family),
-        ByteTokenizer(),
-        max_sequences=6,
-        cache_tokens=512,
-        prefill_chunk=8,
-    )
+    return engine_of(make_model(family), max_sequences=6, prefill_chunk=8)
 
 
-def test_its_layout(engine: Engine, family: str) -> None:
-    assert engine._runner.layout == ("padded" if family in PADDED else "flat")
+def test_its_runner(engine: Engine, family: str) -> None:
+    assert isinstance(engine._runner, PaddedRunner) == (family in PADDED)
 
 
 def test_alone(engine: Engine, family: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from llmserve.runtime import Engine
 from llmserve.testing import ByteTokenizer
-from llmserve_iterative.engine import attention, runner
-from llmserve_iterative.engine.engine import Engine
+from llmserve_iterative import attention, runner
 from tests.gpu.on_cpu import replaced
 from tests.support import generation
 from tests.tiny_models import VOCAB, make_model
@@ -25,12 +25,11 @@ def recorded() -> Iterator[list[int]]:
 @pytest.mark.parametrize("family", ["gpt2", "qwen2", "mistral"])
 @pytest.mark.parametrize("with_graphs", [True, False])
 def test_it_generates_the_tokens_of_generate(
-    family: str, with_graphs: bool, recorded: list[int], monkeypatch: pytest.MonkeyPatch
+    family: str, with_graphs: bool, recorded: list[int]
 ) -> None:
     model = make_model(family)
     flat = runner.FlatRunner(attention.FlashPlan, model, 24 * 16, graphs=with_graphs)
-    monkeypatch.setattr("llmserve_iterative.engine.engine.make_runner", lambda *_: flat)
-    engine = Engine(model, ByteTokenizer(), max_sequences=11, cache_tokens=0, prefill_chunk=24)
+    engine = Engine(flat, ByteTokenizer(), max_sequences=11, prefill_chunk=24)
     requests = [generation([(7 * n + i) % VOCAB for i in range(3 * n + 1)], 24) for n in range(12)]
     for request in requests:
         engine.admit(request)

@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from llmserve_iterative.engine.attention import FlashPlan
-from llmserve_iterative.engine.scheduler import Chunk, detached_sequence
+from llmserve.runtime import Chunk
+from llmserve_iterative.attention import FlashPlan
 
 Forward = Callable[[], torch.Tensor]
 
@@ -29,7 +29,7 @@ class DecodeGraphs:
         size = next((small for small in (1, 2, 4, 8) if small >= count), -(-count // 8) * 8)
         if size not in self._passes or self._passes[size][0].table.shape[1] < width:
             pages = [self._spare_page] * (1 << (width - 1).bit_length())
-            padding = Chunk(detached_sequence([0], pages), 0, 1)
+            padding = Chunk([0], 0, pages)
             # A graph always reads the same tensors, so each pass of this size is copied there.
             inputs = FlashPlan([padding] * size, plan.table.device)
             self._passes[size] = inputs, _record(partial(self._forward, inputs))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
-from llmserve_iterative.engine.scheduler import Chunk
+from llmserve.runtime import Chunk
 
 
 class Rule(NamedTuple):
@@ -55,13 +55,19 @@ class Tokens:
         tokens = [
             (token, at, chunk.pages[at // page_size] * page_size + at % page_size)
             for chunk in chunks
-            for at, token in enumerate(chunk.sequence.tokens(chunk.start, chunk.stop), chunk.start)
+            for at, token in enumerate(chunk.ids, chunk.start)
         ]
         self.stacked = torch.tensor(list(zip(*tokens, strict=True)), device=device)
         self.ids, self.positions, self.rows = self.stacked
-        counts = torch.tensor([chunk.stop - chunk.start for chunk in chunks])
-        self.starts = functional.pad(counts.cumsum(0), (1, 0)).to(device)
+        self.starts = [0, *itertools.accumulate(len(chunk.ids) for chunk in chunks)]
         """Where each chunk begins among the tokens, and where the last one ends."""
+        needed = [
+            row
+            for chunk, stop in zip(chunks, self.starts[1:], strict=True)
+            for row in range(stop - chunk.rows, stop)
+        ]
+        # A pass of which no row is needed has one anyway: not every model computes none.
+        self.needed = torch.tensor(needed or [0], device=device)
 
 
 class FlashPlan:
@@ -72,11 +78,11 @@ class FlashPlan:
 
     def __init__(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         self.tokens = Tokens(chunks, self.page_size, device)
-        self.query_starts = self.tokens.starts.to(torch.int32)
+        self.query_starts = torch.tensor(self.tokens.starts, dtype=torch.int32, device=device)
         self.lengths = torch.tensor([c.stop for c in chunks], dtype=torch.int32, device=device)
         tables = [torch.tensor(chunk.pages, dtype=torch.int32) for chunk in chunks]
         self.table = pad_sequence(tables, batch_first=True).to(device)
-        self.max_queries = max(chunk.stop - chunk.start for chunk in chunks)
+        self.max_queries = max(len(chunk.ids) for chunk in chunks)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         """Return ``[tokens, heads, width]`` for queries ``[heads, tokens, width]``."""
@@ -118,7 +124,7 @@ class PagePlan:
             first = len(scattered) if copied else pages[0]
             self._locations.append((chunk, copied, first * self.page_size))
             scattered += pages if copied else []
-        self._counts = [chunk.stop - chunk.start for chunk in chunks]
+        self._counts = [len(chunk.ids) for chunk in chunks]
         self._scattered = torch.tensor(scattered, dtype=torch.long, device=device)
         self._masks: dict[tuple[Chunk, int | None], Tensor] = {}
 

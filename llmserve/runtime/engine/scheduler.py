@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
-from llmserve.runtime import Generation, Params, Sampler, Tokenizer
-from llmserve_iterative.engine.pages import START, PagePool
+from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.answer.sampling import Sampler
+from llmserve.runtime.engine.pages import START, PagePool
+from llmserve.runtime.engine.runner import Chunk
+from llmserve.runtime.protocols import Tokenizer
+
+# A prompt whose log-probabilities are asked for has a row of logits for each token, which can be
+# a megabyte.
+_MOST_ROWS = 64
 
 
-class Sequence:
+class ScheduledSequence:
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self.generation = generation
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
@@ -34,35 +40,6 @@ class Sequence:
         return prompt[start:stop] + answer[: max(0, stop - length)]
 
 
-def detached_sequence(ids: list[int], pages: list[int]) -> Sequence:
-    generation = Generation(ids, Params(), max_tokens=1, eos_ids=frozenset(), decode=lambda _: "")
-    sequence = Sequence(generation, None)  # type: ignore[arg-type]
-    sequence.pages = pages
-    return sequence
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens ``start`` to ``stop`` of a sequence; all tokens before them are in the cache."""
-
-    sequence: Sequence
-    start: int
-    stop: int
-
-    @property
-    def pages(self) -> list[int]:
-        return self.sequence.pages
-
-    @property
-    def single(self) -> bool:
-        return self.stop - self.start == 1
-
-    @property
-    def complete(self) -> bool:
-        """Whether the chunk ends with the newest token, so that the next one can be chosen."""
-        return self.stop == self.sequence.length
-
-
 class Scheduler:
     """Runs sequences in order of arrival, as long as there are slots and pages.
 
@@ -70,44 +47,60 @@ class Scheduler:
     the front of the queue, and its tokens are recomputed later.
     """
 
-    def __init__(self, pool: PagePool, *, max_sequences: int, prefill_chunk: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_sequences: int,
+        prefill_chunk: int,
+        share_prefixes: bool = True,
+    ) -> None:
         self.pool = pool
+        self.share_prefixes = share_prefixes
         self.max_sequences = max_sequences
         self.prefill_chunk = max(1, prefill_chunk)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[ScheduledSequence] = deque()
+        self.running: list[ScheduledSequence] = []
         """In order of arrival."""
 
-    def plan(self) -> list[Chunk]:
+    def plan(self) -> list[tuple[ScheduledSequence, Chunk]]:
         """Return the newest token of every running sequence, followed by pieces of sequences with
         several uncomputed tokens: new prompts, and runs of tokens that a constraint forced."""
         self._admit()
-        chunks = []
+        plan = []
         budget = self.prefill_chunk
         # Growing requeues only sequences at the end, which are not planned yet.
         for sequence in self.running:
-            start = sequence.computed
-            single = sequence.length - start == 1
-            if not (single or budget) or not self._grow(sequence):
-                continue
-            # A pass returns only the logits of a chunk's last token; some requests need all.
-            limit = 1 if single or sequence.generation.wants_prompt_logits else budget
-            chunks.append(Chunk(sequence, start, min(sequence.length, start + limit)))
-            if not single:
-                budget -= chunks[-1].stop - start
-        return sorted(chunks, key=lambda chunk: not chunk.single)
+            start, length = sequence.computed, sequence.length
+            if length - start == 1:
+                if self._grow(sequence):
+                    plan.append((sequence, self._chunk(sequence, length)))
+            elif budget and self._grow(sequence):
+                every_row = sequence.generation.wants_prompt_logits
+                limit = min(budget, _MOST_ROWS) if every_row else budget
+                plan.append((sequence, self._chunk(sequence, min(length, start + limit))))
+                budget -= len(plan[-1][1].ids)
+        return sorted(plan, key=lambda item: not item[1].single)
 
-    def mark_computed(self, chunk: Chunk) -> None:
-        """Record that a chunk is in the cache, and let other sequences share its full pages."""
-        sequence, size = chunk.sequence, self.pool.page_size
-        sequence.computed = chunk.stop
-        while (start := sequence.published * size) + size <= sequence.computed:
+    def _chunk(self, sequence: ScheduledSequence, stop: int) -> Chunk:
+        start = sequence.computed
+        every_row = sequence.generation.wants_prompt_logits
+        # The next token can be chosen only after the newest one.
+        rows = stop - start if every_row else int(stop == sequence.length)
+        return Chunk(sequence.tokens(start, stop), start, sequence.pages, rows)
+
+    def mark_computed(self, sequence: ScheduledSequence, stop: int) -> None:
+        """Record that the tokens before ``stop`` are in the cache, and let other sequences share
+        the pages that are full."""
+        size = self.pool.page_size
+        sequence.computed = stop
+        while (start := sequence.published * size) + size <= stop:
             ids = tuple(sequence.tokens(start, start + size))
             page = sequence.pages[sequence.published]
             sequence.last_content = self.pool.publish(page, sequence.last_content, ids)
             sequence.published += 1
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: ScheduledSequence) -> None:
         """Remove a running or waiting sequence; its pages are free at once."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -120,7 +113,7 @@ class Scheduler:
             sequence = self.waiting[0]
             # The last token is always computed: the next one is chosen from its logits.
             reusable = sequence.tokens(0, sequence.length - 1)
-            if sequence.generation.wants_prompt_logits:
+            if sequence.generation.wants_prompt_logits or not self.share_prefixes:
                 reusable = []  # The cache does not keep logits.
             pages, content = self.pool.share(reusable)
             missing = self.pool.pages_for(sequence.length) - len(pages)
@@ -137,7 +130,7 @@ class Scheduler:
                 sequence.generation.cached_tokens = sequence.computed
             self._grow(sequence)
 
-    def _grow(self, sequence: Sequence) -> bool:
+    def _grow(self, sequence: ScheduledSequence) -> bool:
         """Give a sequence pages for all its tokens, if necessary those of the newest sequences.
 
         Returns whether the sequence still runs: it may have been the newest itself.
@@ -153,6 +146,6 @@ class Scheduler:
                 return False
         return True
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: ScheduledSequence) -> None:
         self.pool.release(sequence.pages)
         sequence.reset_pages()

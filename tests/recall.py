@@ -1,0 +1,53 @@
+"""A runner without a transformer, for tests of the engine: its model's scores depend on all tokens.
+
+Its cache holds, for each token, a number made of that token and all before it. If the engine mixed
+up pages, positions or rows, the scores would be others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from llmserve.runtime import ArrayLogits, Chunk
+
+VOCABULARY = 50
+_MODULUS = 1_000_003
+
+
+class RecallRunner:
+    def __init__(self, page_count: int = 16, page_size: int = 4, *, runs: bool = True) -> None:
+        self.page_count, self.page_size, self.accepts_runs = page_count, page_size, runs
+        self._cache = np.full((page_count, page_size), -1)
+        self.passes: list[list[Chunk]] = []
+        self.fail_next = False
+
+    def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
+        assert all(chunk.ids for chunk in chunks)
+        singles = [chunk.single for chunk in chunks]
+        assert singles == sorted(singles, reverse=True)
+        self.passes.append(list(chunks))
+        rows = [row for chunk in chunks for row in self._rows(chunk)]
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("the pass failed")
+        return ArrayLogits(np.array(rows, dtype=np.float32).reshape(-1, VOCABULARY))
+
+    def _rows(self, chunk: Chunk) -> list[npt.NDArray[np.float64]]:
+        numbers = []
+        for position, token in enumerate(chunk.ids, chunk.start):
+            before = self._cache[self._place(chunk, position - 1)] if position else 1
+            assert before >= 0, "nothing was written there"
+            numbers.append((int(before) * 31 + token + 7) % _MODULUS)
+            self._cache[self._place(chunk, position)] = numbers[-1]
+        return [scores(number) for number in numbers[len(numbers) - chunk.rows :]]
+
+    def _place(self, chunk: Chunk, position: int) -> tuple[int, int]:
+        return chunk.pages[position // self.page_size], position % self.page_size
+
+
+def scores(number: int) -> npt.NDArray[np.float64]:
+    row: npt.NDArray[np.float64] = 3 * np.sin(number * np.arange(1, VOCABULARY + 1) * 0.7)
+    return row

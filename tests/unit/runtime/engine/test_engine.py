@@ -1,0 +1,165 @@
+"""The engine with a small runner: no answer depends on another; only needed rows are computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmserve.runtime import Engine, Generation
+from llmserve.testing import ByteTokenizer
+from tests.recall import VOCABULARY, RecallRunner
+from tests.support import generation
+
+Request = dict[str, Any]
+
+tokens = st.integers(0, VOCABULARY - 1)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.7, 1.5]),
+        "top_k": st.integers(1, 5),
+        "repetition_penalty": st.just(1.3),
+        "min_tokens": st.integers(1, 6),
+        "logprobs": st.integers(0, 2),
+        "prompt_logprobs": st.integers(0, 2),
+        "logit_bias": st.just({3: 5.0}),
+    },
+)
+requests = st.fixed_dictionaries(
+    {
+        "prompt": st.one_of(
+            st.lists(tokens, min_size=1, max_size=20),
+            st.integers(1, 20).map(lambda length: [(3 * i) % VOCABULARY for i in range(length)]),
+        ),
+        "length": st.integers(1, 16),
+        "params": options,
+        "seed": st.integers(0, 3),
+        "steps_before_next": st.integers(0, 5),
+        "cancelled_after": st.one_of(st.none(), st.integers(0, 12)),
+    }
+)
+
+
+def made(request: Request) -> Generation:
+    params = {"seed": request["seed"], **request["params"]}
+    return generation(request["prompt"], request["length"], **params)
+
+
+def finish(engine: Engine) -> int:
+    steps = 0
+    while engine.busy:
+        assert not engine.step().failed
+        steps += 1
+        assert steps < 3000, "the engine does not finish"
+    return steps
+
+
+def alone(request: Request) -> Generation:
+    engine = Engine(RecallRunner(), ByteTokenizer(), max_sequences=1)
+    engine.admit(answer := made(request))
+    finish(engine)
+    return answer
+
+
+def outcome(answer: Generation) -> tuple[object, ...]:
+    logprobs = [repr(logprob) for logprob in (*answer.logprobs, *answer.prompt_logprobs)]
+    return answer.token_ids, answer.finish_reason, logprobs
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrivals=st.lists(requests, min_size=1, max_size=8),
+    max_sequences=st.integers(1, 5),
+    pages=st.sampled_from([9, 12, 40]),
+    prefill_chunk=st.sampled_from([1, 3, 8, 64]),
+    share_prefixes=st.booleans(),
+    failing=st.sets(st.integers(0, 30), max_size=3),
+)
+def test_any_mix_gives_the_answers_that_each_gets_alone(
+    arrivals: list[Request],
+    max_sequences: int,
+    pages: int,
+    prefill_chunk: int,
+    share_prefixes: bool,
+    failing: set[int],
+) -> None:
+    runner = RecallRunner(pages)
+    engine = Engine(
+        runner,
+        ByteTokenizer(),
+        max_sequences=max_sequences,
+        prefill_chunk=prefill_chunk,
+        share_prefixes=share_prefixes,
+    )
+    answers: list[Generation] = []
+    cancelled: dict[Generation, int] = {}
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        runner.fail_next = steps in failing
+        steps += 1
+        try:
+            assert not engine.step().failed
+        except RuntimeError:
+            pass
+        finally:
+            runner.fail_next = False
+        for answer in list(cancelled):
+            cancelled[answer] -= 1
+            if cancelled[answer] < 0:
+                engine.drop(answer)
+                del cancelled[answer]
+
+    for request in arrivals:
+        engine.admit(answer := made(request))
+        answers.append(answer)
+        if request["cancelled_after"] is not None:
+            cancelled[answer] = request["cancelled_after"]
+        for _ in range(request["steps_before_next"]):
+            step()
+    while engine.busy:
+        step()
+        assert steps < 3000, "the engine does not finish"
+    assert (engine.live, engine.waiting, engine.cache_used) == (0, 0, 0)
+    for request, answer in zip(arrivals, answers, strict=True):
+        if answer.done:
+            assert outcome(answer) == outcome(alone(request))
+        else:
+            assert request["cancelled_after"] is not None
+    if not share_prefixes:
+        assert not any(answer.cached_tokens for answer in answers)
+
+
+def test_only_rows_that_are_needed_leave_the_runner() -> None:
+    runner = RecallRunner(64)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=2, prefill_chunk=10)
+    engine.admit(generation(list(range(35)), 3))
+    finish(engine)
+    rows = [[chunk.rows for chunk in chunks] for chunks in runner.passes]
+    assert rows == [[0], [0], [0], [1], [1], [1]]
+
+
+def test_log_probabilities_of_a_prompt_need_few_passes() -> None:
+    runner = RecallRunner(64)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=2, prefill_chunk=100)
+    engine.admit(answer := generation([(7 * i) % 50 for i in range(150)], 2, prompt_logprobs=0))
+    assert finish(engine) == 4
+    assert len(answer.prompt_logprobs) == 150
+    assert max(chunk.rows for chunks in runner.passes for chunk in chunks) == 64
+
+
+def test_a_pass_that_fails_may_be_tried_again() -> None:
+    runner = RecallRunner()
+    engine = Engine(runner, ByteTokenizer(), max_sequences=2)
+    engine.admit(answer := generation([1, 2, 3, 4, 5], 8))
+    engine.step()
+    runner.fail_next = True
+    with pytest.raises(RuntimeError, match="the pass failed"):
+        engine.step()
+    finish(engine)
+    whole = alone({"prompt": [1, 2, 3, 4, 5], "length": 8, "params": {}, "seed": 0})
+    assert answer.token_ids == whole.token_ids
