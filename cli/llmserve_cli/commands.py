@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "Serve": {
+        "run": ("run", "Build a model, serve it, and talk to it."),
         "build": ("build", "Build a model into a Triton repository."),
         "serve": ("serve", "Serve a model repository with Triton."),
+        "chat": ("chat", "Talk to a served model."),
         "query": ("query", "Query a served model and print its answer."),
         "status": ("running", "Show the state of served models."),
         "reload": ("running", "Load or reload a model in a running server."),

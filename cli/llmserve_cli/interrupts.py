@@ -45,6 +45,16 @@ def while_importing() -> Iterator[None]:
             signal.signal(signal.SIGINT, _raise)
 
 
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt in this block, where it does not end the program."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def ignore() -> None:
     """From now on, ignore Ctrl-C: the work is done, and only Python must exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -46,8 +46,8 @@ class Entry:
 def list_models(repository: Path | None, as_json: bool) -> None:
     """List the models that are built.
 
-    They are those that `llmserve serve MODEL` keeps in LLMSERVE_HOME, and those of model_repository
-    in the current folder.
+    They are those that `llmserve run` and `llmserve serve MODEL` keep in LLMSERVE_HOME, and those
+    of model_repository in the current folder.
 
     \b
     llmserve list
@@ -74,7 +74,7 @@ def list_models(repository: Path | None, as_json: bool) -> None:
             print_table([["NAME", "PLUGIN", "SIZE", "BUILT", "SERVED AT", "SOURCE"]]
                         + [entry.cells() for entry in group])  # fmt: skip
     if not entries:
-        click.echo("no model is built: llmserve serve MODEL builds one", err=True)
+        click.echo("no model is built: llmserve run MODEL builds one", err=True)
 
 
 def _entries(repository: Repository, servers: Sequence[Running]) -> Iterator[Entry]:

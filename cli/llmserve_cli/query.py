@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from llmserve.contract.options import MAX_LOGPROBS, OPTIONS
+from llmserve.contract.options import MAX_LOGPROBS
 from llmserve.errors import (
     LLMServeError,
     OptionError,
@@ -24,6 +24,7 @@ from llmserve.errors import (
 from llmserve.names import near
 from llmserve_cli.completion import built_models, request_options
 from llmserve_cli.interrupts import while_importing
+from llmserve_cli.options import request_option
 from llmserve_cli.servers import REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, print_json
 
@@ -34,15 +35,7 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 20.0
 """Interval for checking that the server still responds, while waiting for an answer."""
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "timeout"}
-
-
-def _request_option(name: str) -> Callable[[_Function], _Function]:
-    """Declare an option of the command that is one of the request."""
-    row = OPTIONS[name]
-    flag = f"--{name.replace('_', '-')}"
-    return click.option(flag, type=int if row.kind == "whole" else float, help=row.help)
 
 
 @click.command()
@@ -60,16 +53,16 @@ def _request_option(name: str) -> Callable[[_Function], _Function]:
     help="Query a server with OpenAI's API, as in http://127.0.0.1:8080/v1, with the key in "
     "OPENAI_API_KEY.",
 )
-@_request_option("max_tokens")
+@request_option("max_tokens")
 @click.option(
     "--stream/--no-stream",
     default=None,
     help="Print the answer as it is generated, or when it is complete.",
 )
-@_request_option("temperature")
-@_request_option("top_k")
-@_request_option("top_p")
-@_request_option("seed")
+@request_option("temperature")
+@request_option("top_k")
+@request_option("top_p")
+@request_option("seed")
 @click.option("--stop", multiple=True, help="Text that ends the answer (repeatable).")
 @click.option(
     "--logprobs",

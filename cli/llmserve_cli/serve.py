@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from llmserve_cli.frontends import RequestedFrontends
 
 
+RUNTIME = click.option(
+    "--runtime",
+    type=click.Choice(["auto", "embedded", "binary", "docker"]),
+    default="auto",
+    show_default=True,
+    help="Triton to run: embedded (from PyPI), binary (on PATH), or docker (NVIDIA's container).",
+)
+
+
 @click.command()
 @click.argument(
     "served",
@@ -36,13 +45,7 @@ if TYPE_CHECKING:
 @PLUGIN
 @NAME
 @SET
-@click.option(
-    "--runtime",
-    type=click.Choice(["auto", "embedded", "binary", "docker"]),
-    default="auto",
-    show_default=True,
-    help="Triton to run: embedded (from PyPI), binary (on PATH), or docker (NVIDIA's container).",
-)
+@RUNTIME
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--http-port", type=int, default=8000, show_default=True, help="0 for any free port.")
 @click.option("--grpc-port", type=int, default=8001, show_default=True, help="0 for any free port.")

@@ -4,7 +4,8 @@
 
 The model has a known shape and random weights, and no prompt is used twice. Each round measures all
 engines with 1, 8 and 32 concurrent prompts, in a random order, so that other load on the machine
-affects all of them. An engine whose packages are not installed is skipped with a message.
+affects all of them. An engine whose packages are not installed is skipped with a message. Of
+streams there is a second table: how many tokens a chunk has, and the gap between two chunks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
@@ -27,6 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -200,30 +203,63 @@ async def connected(url: str) -> AsyncClient:
     return connect_async(url, timeout=600)
 
 
+@dataclass
+class Chunks:
+    """How streams arrived: how many tokens, in how many chunks, how many seconds after another."""
+
+    tokens: int = 0
+    chunks: int = 0
+    gaps: list[float] = field(default_factory=list)
+
+    def cell(self) -> str:
+        middle, late = (1e3 * float(np.quantile(self.gaps, share)) for share in (0.5, 0.95))
+        return f"{self.tokens / self.chunks:.1f}; {middle:.0f} / {late:.0f}"
+
+
+Paces = dict[int, Chunks]
+"""The chunks of an engine's streams, by the number of concurrent prompts."""
+
+
 def served(
-    loop: asyncio.AbstractEventLoop, client: AsyncClient, build: Callable[[], str], *, stream: bool
+    loop: asyncio.AbstractEventLoop,
+    client: AsyncClient,
+    build: Callable[[], str],
+    paces: Paces | None = None,
 ) -> Answer:
-    """Answer through Triton, with a client that is already connected."""
+    """Answer through Triton, with a client that is already connected; stream if paces are kept."""
     model = build()
     options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
 
-    async def answer(prompt: str) -> int:
-        if not stream:
-            return (await client.generate(model, prompt, **options)).output_tokens or 0
-        count = 0
+    async def whole(prompt: str) -> int:
+        return (await client.generate(model, prompt, **options)).output_tokens or 0
+
+    async def stream(prompt: str, chunks: Chunks) -> int:
+        count, last = 0, None
         async for piece in client.stream(model, prompt, **options):
             count = piece.output_tokens or count
+            now = time.perf_counter()
+            if last is not None:
+                chunks.gaps.append(now - last)
+            last = now
+            chunks.chunks += 1
+        chunks.tokens += count
         return count
 
     async def answer_all(prompts: Ids) -> int:
-        return sum(await asyncio.gather(*(answer(Prompts.text(ids)) for ids in prompts)))
+        texts = [Prompts.text(ids) for ids in prompts]
+        if paces is None:
+            return sum(await asyncio.gather(*map(whole, texts)))
+        chunks = paces.setdefault(len(texts), Chunks())
+        return sum(await asyncio.gather(*(stream(text, chunks) for text in texts)))
 
     return lambda prompts: loop.run_until_complete(answer_all(prompts))
 
 
 @contextmanager
-def start_engines(args: argparse.Namespace, console: Console) -> Iterator[dict[str, Rate]]:
-    """Start all engines to be measured."""
+def start_engines(
+    args: argparse.Namespace, paces: dict[str, Paces], console: Console
+) -> Iterator[dict[str, Rate]]:
+    """Start all engines to be measured; ``paces`` gets how the streams of each arrive."""
     words = args.only.split(",") if args.only else ()
     started: dict[str, Rate] = {}
 
@@ -254,9 +290,10 @@ def start_engines(args: argparse.Namespace, console: Console) -> Iterator[dict[s
                 if plugin != "openvino" or args.device == "cpu"
             }
             for label, build in builds.items():
-                for stream in (False, True):
-                    name = f"{label}, {'streaming' if stream else 'whole'}"
-                    add(name, partial(served, loop, client, build, stream=stream))
+                add(f"{label}, whole", partial(served, loop, client, build))
+                streaming = f"{label}, streaming"
+                kept = paces.setdefault(streaming, {})
+                add(streaming, partial(served, loop, client, build, kept))
             if args.device == "cpu":
                 add(
                     "OpenVINO GenAI, in process",
@@ -314,14 +351,23 @@ def main() -> None:
     parser.add_argument("--only", help="Words that select engines by name, separated by commas.")
     args = parser.parse_args()
     console = Console(stderr=True, width=120)
-    with start_engines(args, console) as engines:
+    paces: dict[str, Paces] = {}
+    with start_engines(args, paces, console) as engines:
         rates = measure(engines, args.rounds, console)
     title = f"tokens/s, {TOKENS} each; {args.shape}, {args.dtype}, {args.device}; medians (range)"
     table = Table("", *(f"{count} concurrent" for count in COUNTS), title=title, caption=caption())
     for name, by_count in rates.items():
         cells = (f"{median(r):.0f} ({min(r):.0f} to {max(r):.0f})" for r in by_count.values())
         table.add_row(name, *cells)
-    Console(width=120).print(table)
+    arrivals = Table(
+        "",
+        *(f"{count} streams" for count in COUNTS),
+        title="tokens per chunk; gap between two chunks, ms: median / 95th percentile",
+    )
+    for name, pace in paces.items():
+        if rates.get(name):
+            arrivals.add_row(name, *(pace[count].cell() for count in COUNTS))
+    Console(width=120).print(table, arrivals)
 
 
 if __name__ == "__main__":

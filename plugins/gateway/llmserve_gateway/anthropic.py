@@ -18,14 +18,17 @@ from llmserve_gateway.fields import (
     read_text,
     without_none,
 )
-from llmserve_gateway.openai_answers import dump
+from llmserve_gateway.openai_answers import dump, dump_text
 from llmserve_gateway.usage import Usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "max_tokens",
             "tool_calls": "tool_use"}  # fmt: skip
 _TOOL_CHOICES = {None: None, "auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
-_TEXT_EVENT = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+_TEXT_EVENT = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
+    b'"delta":{"type":"text_delta","text":'
+)
 
 
 def read_messages_request(content: Mapping[str, Any], *, count_only: bool = False) -> ParsedRequest:
@@ -158,8 +161,7 @@ class MessagesWriter:
         self.usage.update(0, piece.input_tokens, piece.output_tokens)
         text = self._text(piece)
         if not self._tools:
-            content = {"type": "text_delta", "text": text}
-            return _TEXT_EVENT + dump(content) + b"}\n\n" if text else b""
+            return b"%b%b}}\n\n" % (_TEXT_EVENT, dump_text(text)) if text else b""
         events = []
         if text:
             if self._block_type != "text":

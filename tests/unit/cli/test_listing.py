@@ -34,7 +34,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_the_list_is_empty_and_says_what_fills_it(store: Store) -> None:
     result = invoke("list")
     assert (result.stdout, result.exception) == ("", None)
-    assert result.stderr == "no model is built: llmserve serve MODEL builds one\n"
+    assert result.stderr == "no model is built: llmserve run MODEL builds one\n"
     assert json.loads(invoke("list", "--json").stdout) == []
     assert not store.folder.exists(), "looking creates nothing"
 

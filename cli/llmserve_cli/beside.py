@@ -1,0 +1,121 @@
+"""A ``serve`` that runs beside a command, and ends with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+
+from llmserve.errors import ServerError
+from llmserve_cli.servers import Running, find_servers
+from llmserve_cli.status import Status
+
+_GRACE = 5
+"""Seconds that requests of others have at the end."""
+_POLL = 0.1
+_PREFIX = "llmserve: "
+_NOTE = f"{_PREFIX}note: "
+
+
+@dataclass
+class Beside:
+    """The process of a ``serve``, and the last lines that it has printed."""
+
+    process: subprocess.Popen[str]
+    status: Status
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    is_starting: bool = True
+
+    def server(self) -> Running | None:
+        """Return it as other commands find it, once its frontends run too."""
+        servers = (s for s in find_servers() if s.status.get("pid") == self.process.pid)
+        # It has an address from then on: its port is any free one.
+        return next((server for server in servers if server.url), None)
+
+    def check(self) -> None:
+        """Raise if it has ended, with its own words."""
+        code = self.process.poll()
+        if code is None:
+            return
+        self._reader.join(1.0)
+        said = [line.removeprefix(_PREFIX) for line in self.lines if line.startswith(_PREFIX)]
+        error = ServerError(said[-1] if said else f"the server has ended with the code {code}")
+        error.exit_code = code if code > 0 else ServerError.exit_code
+        raise error
+
+    def follow(self) -> None:
+        """Read what it prints, and show it while it starts."""
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def stop(self) -> None:
+        """Stop it in order; a second Ctrl-C meanwhile ends it at once."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(_GRACE + 25)
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            # A second signal makes it end without waiting for anything.
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        finally:
+            self.process.kill()
+
+    def _read(self) -> None:
+        for line in map(str.rstrip, self.process.stderr or ()):
+            self.lines.append(line)
+            if self.is_starting and line.startswith(_NOTE):
+                self.status.note(line)
+            elif self.is_starting and line.startswith(_PREFIX):
+                self.status.update(line.removeprefix(_PREFIX))
+
+
+@contextmanager
+def serving(repository: Path, words: Sequence[str]) -> Iterator[tuple[Running, Beside]]:
+    """Serve a repository in a process of its own while the block runs."""
+    command = [sys.executable, "-m", "llmserve_cli", "serve", str(repository)]
+    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+    with Status("starting Triton") as status:
+        beside = Beside(_start([*command, *ports, "--grace", str(_GRACE), *words]), status)
+        beside.follow()
+        try:
+            while (server := beside.server()) is None:
+                beside.check()
+                time.sleep(_POLL)
+        except BaseException:
+            beside.stop()
+            raise
+        beside.is_starting = False
+    try:
+        yield server, beside
+    finally:
+        with Status("stopping the server"):
+            beside.stop()
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    parent, libc = os.getpid(), ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        from llmserve.server.run.guard import PR_SET_PDEATHSIG
+
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        # In a session of its own: Ctrl-C in the terminal is for the conversation.
+        encoding="utf-8", errors="replace", start_new_session=True, preexec_fn=end_with_parent,
+    )  # fmt: skip

@@ -1,0 +1,272 @@
+"""A conversation with a model: its turns, how fast they came, and what `/…` does to it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmserve.contract.options import FILL_CONTEXT
+from llmserve.contract.tensors import MESSAGES
+from llmserve.errors import ClientError, LLMServeError, UsageError
+from llmserve.names import near
+
+if TYPE_CHECKING:
+    from llmserve.client import ModelInfo
+
+NO_TEMPLATE = "no_chat_template"
+
+
+class Answers(Protocol):
+    """What a conversation needs of a client."""
+
+    def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Any]: ...
+
+
+@dataclass
+class Speed:
+    """How an answer came: when its first token and its last one, and how many they were."""
+
+    clock: Callable[[], float] = time.monotonic
+    first: float | None = None
+    last: float = 0.0
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self._start = self.clock()
+
+    def follow(self, piece: Any) -> None:
+        if piece.text:
+            self.last = self.clock() - self._start
+            self.first = self.last if self.first is None else self.first
+        self.reason = piece.finish_reason or self.reason
+        if piece.output_tokens is not None:
+            self.tokens = piece.output_tokens
+        if piece.input_tokens is not None:
+            self.prompt_tokens = piece.input_tokens
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second after the first one; None if there is nothing to measure."""
+        if self.first is None or not self.tokens or self.tokens < 2 or self.last <= self.first:
+            return None
+        return (self.tokens - 1) / (self.last - self.first)
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return "no text"
+        count = "" if self.tokens is None else f"{self.tokens} token{'s' * (self.tokens != 1)}"
+        rate = f"{self.rate:.1f} tokens/s" if self.rate else ""
+        cut = "cut off at the limit" if self.reason == "length" else ""
+        first = f"first after {self.first:.2f} s"
+        return ", ".join(filter(None, (count, rate, first, cut)))
+
+
+@dataclass
+class Conversation:
+    """What was said so far, and to whom the next message goes."""
+
+    client: Answers
+    model: str
+    system: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    turns: list[tuple[str, str]] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.change_model(self.model)
+
+    def change_model(self, name: str) -> None:
+        """Go on with another model; raise if the server does not have it."""
+        # A server with OpenAI's API does not describe its models.
+        describe = getattr(self.client, "model", None)
+        self.info: ModelInfo | None = describe(name, refresh=True) if describe else None
+        self.model = name
+        # Whether it may have a chat template. One without continues each text on its own.
+        self.takes_messages = self.info is None or MESSAGES.name in self.info.inputs
+
+    def messages(self, *more: str) -> list[dict[str, str]]:
+        """Return all messages, with one of the user's that has no answer yet."""
+        said = [{"role": "system", "content": self.system}] if self.system else []
+        for question, answer in self.turns:
+            said.append({"role": "user", "content": question})
+            said.append({"role": "assistant", "content": answer})
+        return said + [{"role": "user", "content": text} for text in more]
+
+    def ask(self, text: str) -> Generator[str, None, None]:
+        """Yield the answer as it arrives; the speed of it is then the last of ``speeds``.
+
+        What has arrived of an answer that is stopped stays in the conversation. A message that
+        fails does not, so that it can be sent again.
+        """
+        speed = Speed(self.clock)
+        pieces: list[str] = []
+        try:
+            with closing(self._pieces(text)) as arriving:
+                for piece in arriving:
+                    speed.follow(piece)
+                    if piece.text:
+                        pieces.append(piece.text)
+                        yield piece.text
+        except LLMServeError:
+            pieces.clear()
+            raise
+        finally:
+            if pieces:
+                self.turns.append((text, "".join(pieces)))
+                self.speeds.append(speed)
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options; without a length, an answer may fill what is left of the context."""
+        is_ours = self.info is not None and self.info.made_by_llmserve
+        fill = {FILL_CONTEXT: True} if is_ours and "max_tokens" not in self.options else {}
+        return {**self.options, **fill}
+
+    def _pieces(self, text: str) -> Generator[Any, None, None]:
+        options = self._options()
+        if self.takes_messages:
+            messages = self.messages(text)
+            try:
+                yield from self.client.stream(self.model, messages=messages, **options)
+            except ClientError as error:
+                if error.code != NO_TEMPLATE or self.turns:
+                    raise
+                self.takes_messages = False
+        if not self.takes_messages:
+            yield from self.client.stream(self.model, text, **options)
+
+    def reset(self) -> None:
+        self.turns.clear()
+
+
+# What can be typed instead of a message
+
+
+@dataclass(frozen=True)
+class Command:
+    """A word that begins with a slash: what may follow it, what it does, and how."""
+
+    argument: str
+    help: str
+    run: Callable[[Conversation, str], str]
+
+
+def help_text() -> str:
+    """Return what can be typed."""
+    rows = [(f"{name} {command.argument}".strip(), command.help) for name, command in KNOWN.items()]
+    rows += [
+        ("Alt-Enter, Ctrl-J", "begins a new line"),
+        ("Ctrl-C", "stops an answer"),
+        ("Ctrl-D", "ends the conversation, as /bye does"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+class Ended(Exception):
+    """The user has ended the conversation."""
+
+
+def run_command(conversation: Conversation, line: str) -> str:
+    """Run a line that begins with a slash, and return what to show."""
+    name, _, argument = line.strip().partition(" ")
+    if name not in KNOWN:
+        hint = "/help shows them, and a space before it makes it a message"
+        close = near(name, KNOWN)
+        raise UsageError(
+            f"{name} is no command", hint=f"{close} {hint}" if close.startswith("did") else hint
+        )
+    command = KNOWN[name]
+    if argument and not command.argument:
+        raise UsageError(f"{name} takes nothing after it")
+    return command.run(conversation, argument.strip())
+
+
+def _reset(conversation: Conversation, _: str) -> str:
+    conversation.reset()
+    return "a new conversation" + (", with the same system message" if conversation.system else "")
+
+
+def _system(conversation: Conversation, text: str) -> str:
+    if not text:
+        current = conversation.system or 'none; /system TEXT sets one, /system "" none'
+        return f"system message: {current}"
+    conversation.system = "" if text in ('""', "''") else text
+    if not conversation.takes_messages:
+        return f"{conversation.model} has no chat template, and will not see it"
+    return "set, from the next message on" if conversation.system else "there is none now"
+
+
+def _model(conversation: Conversation, name: str) -> str:
+    if not name:
+        return f"model: {conversation.model}; /model NAME goes on with another of this server"
+    conversation.change_model(name)
+    return f"{name} answers from now on; it sees what was said so far, /reset begins anew"
+
+
+def _save(conversation: Conversation, argument: str) -> str:
+    try:
+        (name,) = shlex.split(argument)
+    except ValueError:
+        raise UsageError("/save takes a file", hint="as in /save talk.md, or talk.json") from None
+    path = Path(name).expanduser()
+    messages = conversation.messages()
+    if path.suffix == ".json":
+        text = json.dumps(messages, indent=2, ensure_ascii=False)
+    else:
+        text = "\n\n".join(f"**{entry['role']}**\n\n{entry['content']}" for entry in messages)
+    try:
+        # Not over a file: a conversation is not worth one that was there before.
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="give another name"
+        ) from None
+    return f"saved to {path}"
+
+
+def _stats(conversation: Conversation, _: str) -> str:
+    speeds = conversation.speeds
+    if not speeds:
+        return "no answer yet"
+    lines = [f"{len(speeds)} answer{'s' * (len(speeds) != 1)}"]
+    if counted := [speed.tokens for speed in speeds if speed.tokens is not None]:
+        lines[0] += f", {sum(counted)} tokens"
+    if rates := [speed.rate for speed in speeds if speed.rate]:
+        lines.append(f"tokens/s       {_range(rates, '.1f')}")
+    lines.append(f"first after    {_range([s.first for s in speeds if s.first], '.2f')} s")
+    if (context := speeds[-1].prompt_tokens) is not None:
+        lines.append(f"last prompt    {context} tokens")
+    return "\n".join(lines)
+
+
+def _range(numbers: list[float], form: str) -> str:
+    ordered = sorted(numbers)
+    middle = ordered[len(ordered) // 2]
+    if len(ordered) == 1:
+        return f"{middle:{form}}"
+    return f"{middle:{form}} (from {ordered[0]:{form}} to {ordered[-1]:{form}})"
+
+
+def _bye(*_: object) -> str:
+    raise Ended
+
+
+KNOWN = {
+    "/help": Command("", "shows this", lambda *_: help_text()),
+    "/reset": Command("", "forgets what was said", _reset),
+    "/system": Command("[TEXT]", "shows or sets the system message", _system),
+    "/save": Command("FILE", "writes all of it to a file, Markdown or JSON", _save),
+    "/model": Command("[NAME]", "shows the model, or goes on with another one", _model),
+    "/stats": Command("", "shows how fast the answers came", _stats),
+    "/bye": Command("", "ends the conversation", _bye),
+}

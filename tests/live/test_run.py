@@ -1,0 +1,91 @@
+"""`llmserve run`: built once, served while one talks to it, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmserve.builder.store import Store
+from llmserve_cli.servers import find_servers
+from tests.live.servers import eventually
+from tests.support import LLMSERVE, run
+from tests.terminal import CTRL_C, Terminal
+
+JAPAN = "What is the capital of Japan?"
+TOKYO = "The capital of Japan is Tokyo.\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The store of these tests; other tests' servers are none of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def serving(home: Path) -> list[int]:
+    """Return the processes of the servers that serve a model of this store."""
+    return [
+        int(server.status["pid"])
+        for server in find_servers()
+        if server.repository.is_relative_to(home.resolve())
+    ]
+
+
+def is_gone(process: int) -> Callable[[], bool]:
+    return lambda: not Path(f"/proc/{process}").exists()
+
+
+def test_a_conversation_and_others_that_ask_meanwhile(home: Path) -> None:
+    with Terminal("run", "demo", "--plugin", "hf", "--set", "decoupled=true") as terminal:
+        terminal.wait_for("llmserve: demo is built")
+        terminal.wait_for(r"openai http://127\.0\.0\.1:\d+/v1, grpc 127\.0\.0\.1:\d+\n", 240)
+        terminal.say(JAPAN)
+        terminal.wait_for(r"is Tokyo\.\n\[\d+ tokens, \S+ tokens/s, first after \S+ s\]")
+        (process,) = serving(home)
+        # It is neither built nor served again.
+        words = ("run", "demo", "--plugin", "hf", "--set", "decoupled=true")
+        again = run(*words, JAPAN)
+        assert (again.stdout, again.stderr, again.returncode) == (TOKYO, "", 0)
+        assert run(*words, stdin=f"{JAPAN}\n").stdout == TOKYO
+        assert run(*words, JAPAN, "--max-tokens", "2").stdout == "The capital\n"
+        # Another option builds it again, and the server takes that up.
+        changed = run(*words, "--set", "max_tokens=3", JAPAN)
+        assert (changed.stdout, changed.stderr) == ("The capital of\n", "llmserve: demo is built\n")
+        assert serving(home) == [process]
+        assert run("list").stdout.split()[-1] == "demo"
+        # Ctrl-C is for the answer: the server goes on.
+        terminal.say("Tell me a story")
+        terminal.wait_for("Once upon")
+        terminal.type(CTRL_C)
+        terminal.wait_for(r"\d+ tokens")
+        terminal.process.kill()
+        eventually(is_gone(process))
+
+
+def test_a_model_that_cannot_be_served_ends_it_with_the_reason(home: Path) -> None:
+    failed = run("run", "demo", "Hi", "--plugin", "hf", "--device", "cuda:7")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("llmserve: model 'demo' failed to load: "), failed.stderr
+    assert serving(home) == []
+
+
+def test_an_interrupted_build_leaves_nothing(home: Path) -> None:
+    process = subprocess.Popen(
+        [*LLMSERVE, "run", "demo", "--plugin", "hf", "Hi"], stderr=subprocess.PIPE, text=True
+    )
+    eventually(lambda: home.is_dir() or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stderr is not None
+    assert process.stderr.read().endswith("llmserve: interrupted\n")
+    assert serving(home) == []
+    left = [path.name for path in (home / "models").glob("*")]
+    # Either not begun, or done: nothing between.
+    assert left in ([], ["demo"])
+    assert len(Store().models()) == len(left)

@@ -1,0 +1,309 @@
+"""`llmserve chat`: what is sent, what can be typed, and how it behaves in a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llmserve.client import ModelInfo, Piece
+from llmserve.errors import (
+    InvalidRequestError,
+    LLMServeError,
+    ModelNotReadyError,
+    UnreachableError,
+    UsageError,
+)
+from llmserve.testing import ScriptedTriton
+from llmserve_cli.chat import converse
+from llmserve_cli.conversation import Conversation, Ended, Speed, run_command
+from llmserve_cli.group import cli
+from tests.terminal import CTRL_C, CTRL_D, CTRL_J, Terminal, pasted
+
+
+class FakeClient:
+    """Answers with the number of the request, or raises what a test wants."""
+
+    def __init__(self, *inputs: str, error: LLMServeError | None = None) -> None:
+        self.inputs, self.error = inputs, error
+        self.sent: list[dict[str, Any]] = []
+
+    def model(self, name: str, *, refresh: bool) -> ModelInfo:
+        assert refresh
+        if name == "missing":
+            raise ModelNotReadyError("no model 'missing'")
+        return ModelInfo(name, "stream", True, 1, dict.fromkeys(self.inputs, None), {}, "1")  # type: ignore[arg-type]
+
+    def stream(self, model: str, prompt: str = "", **options: Any) -> Iterator[Piece]:
+        self.sent.append({"model": model, **({"prompt": prompt} if prompt else {}), **options})
+        if self.error:
+            raise self.error
+        yield Piece("answer ")
+        yield Piece(str(len(self.sent)), finish_reason="stop", input_tokens=7, output_tokens=2)
+
+
+def test_each_message_is_sent_with_those_before_it() -> None:
+    client = FakeClient("messages")
+    conversation = Conversation(client, "m", "Be brief.", {"seed": 1})
+    assert "".join(conversation.ask("one")) == "answer 1"
+    assert "".join(conversation.ask("two")) == "answer 2"
+    assert client.sent[1] == {
+        "model": "m", "seed": 1, "fill_context": True,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "answer 1"},
+            {"role": "user", "content": "two"},
+        ],
+    }  # fmt: skip
+    conversation.reset()
+    assert [sent["content"] for sent in conversation.messages("x")] == ["Be brief.", "x"]
+
+
+def test_a_length_that_was_given_holds() -> None:
+    client = FakeClient("messages")
+    list(Conversation(client, "m", options={"max_tokens": 5}).ask("x"))
+    assert "fill_context" not in client.sent[0]
+
+
+def test_an_answer_that_is_stopped_stays_and_one_that_fails_does_not() -> None:
+    client = FakeClient("messages")
+    conversation = Conversation(client, "m")
+    pieces = conversation.ask("one")
+    next(pieces)
+    pieces.close()
+    assert conversation.turns == [("one", "answer ")]
+    client.error = UnreachableError("gone")
+    with pytest.raises(UnreachableError):
+        list(conversation.ask("two"))
+    assert conversation.turns == [("one", "answer ")]
+    assert len(conversation.speeds) == 1
+
+
+@pytest.mark.parametrize("inputs", [[], ["messages"]])
+def test_a_model_without_a_template_continues_each_text(inputs: list[str]) -> None:
+    client = FakeClient(*inputs)
+    conversation = Conversation(client, "m")
+    if inputs:
+        client.error = InvalidRequestError("it has none", code="no_chat_template")
+        with pytest.raises(InvalidRequestError):
+            list(conversation.ask("one"))
+        assert not conversation.takes_messages
+        client.error = None
+    list(conversation.ask("two"))
+    assert client.sent[-1] == {"model": "m", "prompt": "two", "fill_context": True}
+
+
+def test_a_server_of_another_kind_is_only_asked_for_answers() -> None:
+    class OnlyStream:
+        stream = FakeClient.stream
+        sent: list[dict[str, Any]] = []
+        error = None
+
+    conversation = Conversation(OnlyStream(), "m")
+    list(conversation.ask("one"))
+    assert OnlyStream.sent == [{"model": "m", "messages": [{"role": "user", "content": "one"}]}]
+
+
+@pytest.fixture
+def conversation() -> Conversation:
+    return Conversation(FakeClient("messages"), "m", clock=iter(range(100)).__next__)
+
+
+def test_the_speed_is_of_the_tokens_after_the_first(conversation: Conversation) -> None:
+    assert run_command(conversation, "/stats") == "no answer yet"
+    list(conversation.ask("one"))
+    assert str(conversation.speeds[0]) == "2 tokens, 1.0 tokens/s, first after 1.00 s"
+    assert run_command(conversation, "/stats").splitlines() == [
+        "1 answer, 2 tokens",
+        "tokens/s       1.0",
+        "first after    1.00 s",
+        "last prompt    7 tokens",
+    ]
+    list(conversation.ask("two"))
+    assert "2 answers, 4 tokens" in run_command(conversation, "/stats")
+    assert "(from 1.00 to 1.00) s" in run_command(conversation, "/stats")
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    speed = Speed(clock=iter([0, 1]).__next__)
+    speed.follow(Piece("x", finish_reason="length", output_tokens=1))
+    assert str(speed) == "1 token, first after 1.00 s, cut off at the limit"
+    assert str(Speed()) == "no text"
+
+
+def test_commands_change_the_conversation(conversation: Conversation) -> None:
+    def run(line: str) -> str:
+        return run_command(conversation, line)
+
+    assert run("/system").startswith("system message: none")
+    assert run("/system  Be brief. ") == "set, from the next message on"
+    assert conversation.system == "Be brief."
+    assert run("/system") == "system message: Be brief."
+    list(conversation.ask("one"))
+    assert run("/reset") == "a new conversation, with the same system message"
+    assert run('/system ""') == "there is none now"
+    assert run("/model").startswith("model: m; ")
+    assert run("/model other").startswith("other answers from now on")
+    assert conversation.model == "other"
+    with pytest.raises(ModelNotReadyError):
+        run("/model missing")
+    assert conversation.model == "other"
+    text = run("/help")
+    for name in ("/help", "/reset", "/system", "/save", "/model", "/stats", "/bye", "Ctrl-C"):
+        assert name in text
+    assert max(map(len, text.splitlines())) <= 72
+    with pytest.raises(Ended):
+        run("/bye")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/sytem x", "/sytem is no command: did you mean '/system'"),
+        ("/etc/passwd is a file", "/etc/passwd is no command: /help shows them"),
+        ("/reset all", "/reset takes nothing after it"),
+        ("/save", "/save takes a file: as in /save talk.md"),
+        ("/save a b", "/save takes a file"),
+        ("/save 'a", "/save takes a file"),
+        ("/save /no/such/folder/x", "cannot be written: No such file or directory: give another"),
+    ],
+)
+def test_a_mistake_is_one_line(conversation: Conversation, line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        run_command(conversation, line)
+
+
+def test_a_conversation_is_saved_and_replaces_no_file(
+    conversation: Conversation, tmp_path: Path
+) -> None:
+    conversation.system = "Be brief."
+    list(conversation.ask("ünö"))
+    path = tmp_path / "two words.json"
+    assert run_command(conversation, f"/save '{path}'") == f"saved to {path}"
+    assert json.loads(path.read_text(encoding="utf-8")) == conversation.messages()
+    with pytest.raises(UsageError, match="File exists: give another name"):
+        run_command(conversation, f"/save '{path}'")
+    run_command(conversation, f"/save {tmp_path}/talk.md")
+    text = (tmp_path / "talk.md").read_text(encoding="utf-8")
+    assert text.startswith("**system**\n\nBe brief.\n\n**user**\n\nünö\n\n**assistant**\n\nanswer")
+
+
+# In a terminal, and without one
+
+
+@pytest.fixture
+def scripted() -> ScriptedTriton:
+    models = {"m": "stream", "other": "unary"}
+    return ScriptedTriton(models=models, inputs=["messages"], pieces=["red \x1b[31m", "end"])
+
+
+def chat(*words: str, stdin: str) -> Result:
+    return CliRunner().invoke(cli, ["chat", "m", *words], input=stdin, standalone_mode=False)
+
+
+def test_without_a_terminal_all_of_the_input_is_one_message(
+    scripted: ScriptedTriton, url: str
+) -> None:
+    result = chat("--url", url, "--system", "Be brief.", stdin="one\ntwo\n")
+    assert (result.stdout, result.stderr) == ("red \x1b[31mend\n", "")
+    assert json.loads(scripted.messages[0]) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one\ntwo"},
+    ]
+    assert "standard input is empty" in str(chat("--url", url, stdin="").exception)
+
+
+def test_a_conversation_in_a_terminal(scripted: ScriptedTriton, url: str) -> None:
+    with Terminal("chat", "m", "--url", url) as terminal:
+        terminal.wait_for("m: /help shows what can be typed, Ctrl-D ends the conversation")
+        terminal.say("one", CTRL_J, "two", "\r")
+        terminal.wait_for(r"red \\x1b\[31mend\n\[2 tokens, .*first after \d\.\d\d s\]")
+        terminal.say(pasted("a page\nof text"))
+        terminal.wait_for("2 tokens")
+        # What was typed is discarded, and the program goes on.
+        terminal.say("nothing", CTRL_C)
+        terminal.say("/nope")
+        terminal.wait_for("llmserve: /nope is no command")
+        scripted.pieces, scripted.gap = ["slow "] * 100, 0.05
+        terminal.say("three")
+        terminal.wait_for("slow slow")
+        terminal.type(CTRL_C)
+        terminal.wait_for(r"\[stopped, \d+ tokens")
+        scripted.pieces = ["fast"]
+        terminal.say("four")
+        terminal.wait_for("fast")
+        terminal.say("", CTRL_D)
+        terminal.ends(0)
+    asked = [json.loads(sent) for sent in scripted.messages]
+    assert [sent[-1]["content"] for sent in asked] == [
+        "one\ntwo",
+        "a page\nof text",
+        "three",
+        "four",
+    ]
+    assert asked[-1][-2]["content"].startswith("slow slow")
+    assert len(asked[-1][-2]["content"]) < 200
+
+
+def test_an_answer_is_stopped_before_its_first_word(scripted: ScriptedTriton, url: str) -> None:
+    scripted.first = 30.0
+    with Terminal("chat", "m", "--url", url) as terminal:
+        terminal.say("one")
+        terminal.wait_for("one\n")
+        while not scripted.requests:
+            pass
+        terminal.type(CTRL_C)
+        terminal.wait_for(r"\[stopped\]")
+        terminal.say("/bye")
+        terminal.ends(0)
+
+
+def test_a_conversation_survives_its_server(scripted: ScriptedTriton) -> None:
+    scripted.gap, scripted.pieces = 0.05, ["x "] * 200
+    with scripted.in_a_process() as (url, process), Terminal("chat", "m", "--url", url) as terminal:
+        terminal.say("one")
+        terminal.wait_for("x x")
+        process.kill()
+        terminal.wait_for("llmserve: the connection to .* broke")
+        terminal.say("two")
+        terminal.wait_for("llmserve: no Triton answers at")
+        terminal.say("", CTRL_D)
+        terminal.ends(0)
+
+
+def test_a_server_with_openais_api_can_be_talked_to(tmp_path: Path) -> None:
+    from tests.support import http_server, reply
+
+    bodies: list[Any] = []
+    events = [
+        {"choices": [{"index": 0, "delta": {"content": "Tokyo"}}]},
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}},
+    ]
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+    def answer(request: Any) -> None:
+        bodies.append(json.loads(request.rfile.read(int(request.headers["content-length"]))))
+        reply(request, stream.encode())
+
+    with http_server(answer) as url:
+        result = chat("--openai", f"{url}/v1", "--max-tokens", "9", stdin="Where?")
+    assert result.stdout == "Tokyo\n"
+    assert bodies[0]["messages"] == [{"role": "user", "content": "Where?"}]
+    assert bodies[0]["max_tokens"] == 9
+
+
+def test_what_ended_is_noticed_before_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["one"])
+    monkeypatch.setattr("llmserve_cli.chat._reader", lambda: lines.__next__)
+
+    def check() -> None:
+        raise UnreachableError("the server has ended")
+
+    with pytest.raises(UnreachableError, match="has ended"):
+        converse(Conversation(FakeClient("messages"), "m"), check)

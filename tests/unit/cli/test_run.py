@@ -1,0 +1,103 @@
+"""`llmserve run` without a Triton: what it refuses, and the process of its server."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llmserve.errors import LLMServeError, OptionError, ServerError, UsageError
+from llmserve_cli import run as run_module
+from llmserve_cli.beside import Beside, serving
+from llmserve_cli.group import cli
+from llmserve_cli.status import Status
+
+
+def invoke(*words: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, ["run", *words], input=stdin, standalone_mode=False)
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "message"),
+    [
+        (["demo", "Hi", "--serve-only"], UsageError, "--serve-only takes no prompt: leave one of"),
+        (
+            ["demo", "--plugin", "hf", "--dtype", "a", "--set", "dtype=b"],
+            OptionError,
+            "given twice",
+        ),
+        (["demo", "--name", ""], UsageError, "--name is empty"),
+        (["demo", "--plugin", "hf", "--set", "decopled=true"], OptionError, "mean 'decoupled'"),
+        (["dmeo", "--plugin", "hf"], LLMServeError, "did you mean 'demo'?"),
+        (["./none", "--plugin", "hf"], LLMServeError, "no folder at ./none"),
+    ],
+)
+def test_a_mistake_is_reported_before_anything_is_built(
+    words: list[str], kind: type[LLMServeError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    error = invoke(*words).exception
+    assert isinstance(error, kind)
+    assert message in str(error)
+
+
+def test_a_terminal_without_a_place_for_the_answers_is_refused() -> None:
+    command = "import sys; sys.stdin.isatty = lambda: True; from llmserve_cli.main import main; "
+    command += "main(['run', 'demo'])"
+    result = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False
+    )
+    assert result.stderr == (
+        "llmserve: standard output is no terminal to have a conversation in: give a prompt, or "
+        "--serve-only\n"
+    )
+
+
+def test_serve_only_is_serve(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        error = invoke("demo", "--plugin", "hf", "--serve-only", "--port", port).exception
+    assert (
+        str(error) == f"port {port} for frontend is in use on 127.0.0.1: --port 0 picks a free one"
+    )
+    assert (tmp_path / "home" / "models" / "demo" / "demo" / "config.pbtxt").is_file()
+
+
+def test_the_api_gets_another_port_if_its_own_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_module._frontend_words(9000) == ["--port", "9000"]
+
+    def taken(*_: object) -> int:
+        raise ServerError("in use")
+
+    monkeypatch.setattr("llmserve.server.free_port", taken)
+    assert run_module._frontend_words(None) == ["--port", "0"]
+
+
+def test_what_a_server_says_when_it_cannot_start_is_the_error(tmp_path: Path) -> None:
+    words = pytest.raises(ServerError, match=r"no repository at .*none")
+    with words as raised, serving(tmp_path / "none", []):
+        raise AssertionError
+    assert raised.value.exit_code == 3
+
+
+def test_a_server_that_was_killed_is_noticed() -> None:
+    process = subprocess.Popen(["sleep", "60"], stderr=subprocess.PIPE, text=True)
+    beside = Beside(process, Status("starting"))
+    beside.follow()
+    beside.check()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with pytest.raises(ServerError, match="the server has ended with the code -9"):
+        beside.check()
+    beside.stop()
