@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmserve.plugin import BuildContext, Generator, Option, Recipe, contract, hookimpl
+from llmserve.plugin import BuildContext, Generator, Recipe, contract, hookimpl
 
 
 @hookimpl
@@ -32,10 +32,6 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 contract.PROMPT_LOGPROBS_OUTPUT,
             ),
             constrains=True,
-            options=(
-                Option("cache_tokens", 8192, "Size of the cache in tokens.", minimum=64),
-                Option("max_sequences", 32, "Most sequences in flight at once.", minimum=1),
-            ),
             requires=("numpy",),
         )
     ]
@@ -60,6 +56,4 @@ def _prepare(context: BuildContext) -> Mapping[str, Any]:
         "vocab_size": config["vocab_size"],
         "eos_ids": [config["eos_token_id"]],
         "context_length": 512,
-        "cache_tokens": context.options["cache_tokens"],
-        "max_sequences": context.options["max_sequences"],
     }

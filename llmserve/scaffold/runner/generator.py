@@ -22,14 +22,13 @@ class ScaffoldGenerator:
         del folder  # A real one has its weights there.
         self.context_length: int | None = settings["context_length"]
         self.eos_ids = frozenset(settings["eos_ids"])
-        self._runner = ScaffoldRunner(settings["vocab_size"], settings["cache_tokens"])
-        self._max_sequences: int = settings["max_sequences"]
+        self._runner = RecurrentRunner(settings["vocab_size"])
         self._engine: Engine | None = None
 
     def stepper(self, tokenizer: Tokenizer) -> Engine:
         """Return the engine: it schedules, shares pages, and chooses tokens."""
         if self._engine is None:
-            self._engine = Engine(self._runner, tokenizer, max_sequences=self._max_sequences)
+            self._engine = Engine(self._runner, tokenizer, max_sequences=32)
         return self._engine
 
     def generate(self, generations: Sequence[Generation], tokenizer: Tokenizer) -> None:
@@ -37,18 +36,17 @@ class ScaffoldGenerator:
         run_batch(self.stepper(tokenizer), generations)
 
 
-class ScaffoldRunner:
+class RecurrentRunner:
     """A recurrent model with random weights; a :class:`llmserve.runtime.Runner`.
 
     Its cache has a row for each token: the state after that token. A transformer would keep keys
     and values there. Replace it with what computes your model.
     """
 
-    page_size = 16
+    page_count, page_size = 512, 16
     accepts_runs = True
 
-    def __init__(self, vocab_size: int, cache_tokens: int) -> None:
-        self.page_count = cache_tokens // self.page_size
+    def __init__(self, vocab_size: int) -> None:
         random = np.random.default_rng(0)
         self._embeddings = random.normal(size=(vocab_size, WIDTH)).astype(np.float32)
         self._weights = (random.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)

@@ -10,13 +10,10 @@ import pytest
 
 from llmserve.runtime import Chunk, Generation, Params, TransformersTokenizer
 from llmserve.testing import demo_model_path
-from llmserve.scaffold.runner.generator import ScaffoldGenerator, ScaffoldRunner
+from llmserve.scaffold.runner import generator
 
 TOKENIZER = TransformersTokenizer({"path": "."}, demo_model_path())
-SETTINGS: dict[str, Any] = {
-    "vocab_size": 1024, "eos_ids": [0], "context_length": 512, "cache_tokens": 512,
-    "max_sequences": 4,
-}  # fmt: skip
+SETTINGS = {"vocab_size": 1024, "eos_ids": [0], "context_length": 512}
 PROMPTS = ("Once upon a time", "Once upon a time there was", "The capital of France is", "Hello")
 
 
@@ -31,7 +28,7 @@ def generation(prompt: str, max_tokens: int = 12, **params: Any) -> Generation:
 
 
 def answers(*requests: Generation, steps_between: int = 0) -> list[list[int]]:
-    engine = ScaffoldGenerator(SETTINGS, Path()).stepper(TOKENIZER)
+    engine = generator.ScaffoldGenerator(SETTINGS, Path()).stepper(TOKENIZER)
     for request in requests:
         engine.admit(request)
         for _ in range(steps_between):
@@ -43,8 +40,8 @@ def answers(*requests: Generation, steps_between: int = 0) -> list[list[int]]:
 
 def test_a_pass_in_pieces_has_the_scores_of_a_whole_one() -> None:
     ids, pages = list(range(1, 41)), [3, 0, 2]
-    whole = ScaffoldRunner(1024, 64).run([Chunk(ids, 0, pages, len(ids))])
-    runner = ScaffoldRunner(1024, 64)
+    whole = generator.RecurrentRunner(1024).run([Chunk(ids, 0, pages, len(ids))])
+    runner = generator.RecurrentRunner(1024)
     runner.run([Chunk(ids[:17], 0, pages, 0)])
     last = runner.run([Chunk(ids[17:], 17, pages)])
     np.testing.assert_allclose(last.row(0), whole.row(39), rtol=1e-4, atol=1e-4)
