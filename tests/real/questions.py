@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from llmserve.client import Client
@@ -28,3 +29,27 @@ class Questions:
         )
         self.tokens = answer.input_tokens or 0
         return answer.text, time.monotonic() - began
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "population": {"type": "integer", "minimum": 0, "maximum": 99_999_999},
+        "continent": {"enum": ["Africa", "America", "Asia", "Australia", "Europe"]},
+    },
+    "required": ["city", "population", "continent"],
+    "additionalProperties": False,
+}
+
+
+def check_city(client: Client, model: str) -> None:
+    """Ask for JSON of a schema, and check that it is that and makes sense."""
+    question = "Describe Tokyo as JSON, with city, population and continent."
+    answer = client.generate(
+        model, messages=message(question), json_schema=json.dumps(SCHEMA), max_tokens=80
+    )
+    city = json.loads(answer.text)
+    assert answer.finish_reason == "stop"
+    assert (city["city"], city["continent"]) == ("Tokyo", "Asia")
+    assert isinstance(city["population"], int)

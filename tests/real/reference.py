@@ -54,11 +54,17 @@ class Reference:
         assert len(ids) == tokens
         return str(self.tokenizer.decode(ids))
 
+    def chunks(self, count: int) -> list[str]:
+        """Return parts of that text, of some 250 tokens each."""
+        text, size = self.text(260 * count), 1000
+        return [text[start : start + size] for start in range(0, count * size, size)]
+
     def perplexity(self, chunks: Sequence[Sequence[int]]) -> float:
         """Return how much each token of the chunks surprises the model, on average."""
         losses = []
         for chunk in chunks:
             ids = torch.tensor([chunk])
             with torch.inference_mode():
-                losses.append(float(self._model(input_ids=ids, labels=ids).loss))
-        return float(torch.tensor(losses).mean().exp())
+                loss = self._model(input_ids=ids, labels=ids).loss
+            losses.append(loss.expand(len(chunk) - 1))
+        return float(torch.cat(losses).mean().exp())

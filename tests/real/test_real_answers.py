@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.testing import LiveTriton
-from tests.real.questions import Questions, message
+from tests.real.questions import Questions, check_city, message
 from tests.real.reference import CHATS, TOKENS, Reference
 
 pytestmark = pytest.mark.real
@@ -44,27 +43,7 @@ def test_it_knows_what_such_a_model_knows(reference: Reference) -> None:
 
 
 def test_an_answer_keeps_to_a_json_schema(triton: LiveTriton, served: Served) -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "maxLength": 20},
-            "population": {"type": "integer", "minimum": 0, "maximum": 99_999_999},
-            "continent": {"enum": ["Africa", "America", "Asia", "Australia", "Europe"]},
-        },
-        "required": ["city", "population", "continent"],
-        "additionalProperties": False,
-    }
-    answer = triton.client.generate(
-        served("iterative"),
-        messages=message("Describe Tokyo as JSON, with city, population and continent."),
-        json_schema=json.dumps(schema),
-        max_tokens=80,
-    )
-    city = json.loads(answer.text)
-    assert answer.finish_reason == "stop"
-    assert city["city"] == "Tokyo"
-    assert city["continent"] == "Asia"
-    assert isinstance(city["population"], int)
+    check_city(triton.client, served("iterative"))
 
 
 def test_an_answer_ends_before_a_stop_word(
