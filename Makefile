@@ -50,6 +50,7 @@ bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
 	@$(BIN)/python -m tests.bench.engines
 	@$(BIN)/python -m tests.bench.gateway
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.streams
 	@$(BIN)/python plugins/gpt2/bench/table.py
 	@$(BIN)/python plugins/openvino/bench/guessing.py
 
@@ -59,11 +60,13 @@ bench-engines: .venv/.ready
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
 
 # For each engine an hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure,
-# no leftovers, and constant memory; SOAK=600 for ten minutes. Then servers whose processes are killed.
+# no leftovers, and constant memory; SOAK=600 for ten minutes. Then streams through the gateway, of which
+# one model is killed and another loaded again, and servers whose processes are killed.
 SOAK ?= 3600
 soak: .venv/.ready
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin iterative
 	@$(BIN)/python plugins/iterative/bench/soak.py --seconds $(SOAK) --plugin openvino
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.streams --seconds $(SOAK)
 	@$(BIN)/pytest -m soak -s
 
 # For a machine behind a firewall that has Python, PyTorch and transformers: all the rest, in a folder.

@@ -314,33 +314,39 @@ class Gateway:
     async def _stream(self, exchange: _Exchange) -> None:
         reply, writer, record = exchange.reply, exchange.writer, exchange.reply.record
         model = self.catalog.health(record.model)
-        async with aclosing(self._pieces(exchange)) as pieces:
-            async for piece in pieces:
-                model.answers += 1
-                if record.first_output is None:
-                    # Not earlier: until the model generates something, an error can set the status.
-                    record.first_output = time.perf_counter()
-                    await reply.start_stream(writer.opening(piece))
-                if piece.finish_reason:
-                    record.outcome = record.finish_reasons[piece.index] = piece.finish_reason
-                # Text that may become a call is held back; such a piece is not sent.
-                if (chunk := writer.chunk(piece)) and piece.is_news:
-                    await reply.send_events(chunk)
+        async with aclosing(self._pieces(exchange)) as batches:
+            async for pieces in batches:
+                events = []
+                for piece in pieces:
+                    model.answers += 1
+                    if record.first_output is None:
+                        # Not earlier: until the model generates, an error can set the status.
+                        record.first_output = time.perf_counter()
+                        await reply.start_stream(writer.opening(piece))
+                    if piece.finish_reason:
+                        record.outcome = record.finish_reasons[piece.index] = piece.finish_reason
+                    # Text that may become a call is held back; such a piece is not sent.
+                    if (chunk := writer.chunk(piece)) and piece.is_news:
+                        events.append(chunk)
+                if events:
+                    await reply.send_events(b"".join(events))
         if record.first_output is None:
             await reply.start_stream(writer.opening(Piece("")))
         await reply.end_stream(writer.closing())
 
-    def _pieces(self, exchange: _Exchange) -> AsyncGenerator[Piece, None]:
+    def _pieces(self, exchange: _Exchange) -> AsyncGenerator[Sequence[Piece], None]:
+        """Yield the pieces that have arrived by the same time, to be sent in one write."""
         request, stream = exchange.request, self.client.stream
         answers = [
             stream(request.model, prompt, timeout=exchange.timeout, **options)
             for prompt, options in request.model_calls()
         ]
-        pieces = answers[0] if len(answers) == 1 else _merged(answers)
+        batches = _merged(answers)
         if new_reader := exchange.new_reader:
             count, parallel = request.answer_count, request.parallel_calls
-            return stream_calls(pieces, new_reader, count, parallel=parallel)
-        return pieces
+            calls = stream_calls(_flattened(batches), new_reader, count, parallel=parallel)
+            return _each(calls)
+        return batches
 
     def timeout(self, headers: Mapping[str, str]) -> float | None:
         header = headers.get("x-request-timeout")
@@ -353,10 +359,31 @@ class Gateway:
         raise ApiError(400, "x-request-timeout must be above 0 seconds", param="x-request-timeout")
 
 
-async def _merged(
-    answers: Sequence[AsyncGenerator[Piece, None]],
+async def _each(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Sequence[Piece], None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield (piece,)
+
+
+async def _flattened(
+    batches: AsyncGenerator[Sequence[Piece], None],
 ) -> AsyncGenerator[Piece, None]:
+    async with aclosing(batches):
+        async for pieces in batches:
+            for piece in pieces:
+                yield piece
+
+
+def _merged(
+    answers: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[Sequence[Piece], None]:
     """Yield the pieces of several answers in the order of their arrival."""
+    return _each(answers[0]) if len(answers) == 1 else _joined(answers)
+
+
+async def _joined(
+    answers: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[Sequence[Piece], None]:
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
 
     async def forward(index: int, answer: AsyncGenerator[Piece, None]) -> None:
@@ -372,13 +399,15 @@ async def _merged(
     try:
         remaining = len(tasks)
         while remaining:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                remaining -= 1
-            else:
-                yield item
+            items = [await queue.get()]
+            while not queue.empty():
+                items.append(queue.get_nowait())
+            if pieces := [item for item in items if isinstance(item, Piece)]:
+                yield pieces
+            for item in items:
+                if isinstance(item, Exception):
+                    raise item
+            remaining -= items.count(None)
     finally:
         for task in tasks:
             task.cancel()

@@ -30,7 +30,7 @@ def begin(prompts: Sequence[str] = ("a",), **options: Any) -> tuple[AtOnce, list
     return exchange, requests
 
 
-def shown(request: str, text: str, reason: str = "", row: int = 0) -> SharedPiece:
+def early_piece(request: str, text: str, reason: str = "", row: int = 0) -> SharedPiece:
     return SharedPiece(request, row, text, reason, 1, 1)
 
 
@@ -51,7 +51,9 @@ def test_an_answer_is_whole_in_any_order_of_arrival(
     exchange, (request,) = begin()
     previews = cut(text, early)
     last = len(previews) - 1
-    queue = [shown(request.id, p, "stop" if n == last else "") for n, p in enumerate(previews)]
+    queue = [
+        early_piece(request.id, p, "stop" if n == last else "") for n, p in enumerate(previews)
+    ]
     queue = queue[: len(queue) - lost] if lost else queue
     parts = cut(text, own)
     responses = [
@@ -73,8 +75,8 @@ def test_an_answer_is_whole_in_any_order_of_arrival(
 
 def test_each_prompt_of_a_request_is_counted_by_itself() -> None:
     exchange, (request,) = begin(["a", "b"])
-    pieces = exchange.preview(shown(request.id, "ab", "stop", row=0))
-    pieces += exchange.preview(shown(request.id, "x", row=1))
+    pieces = exchange.preview(early_piece(request.id, "ab", "stop", row=0))
+    pieces += exchange.preview(early_piece(request.id, "x", row=1))
     pieces += exchange.take(answer(request.id, ("ab", "stop"), ("xyz", "length")))
     assert [(p.index, p.text, p.finish_reason) for p in pieces] == [
         (0, "ab", "stop"), (1, "x", None), (1, "yz", "length")
@@ -86,14 +88,14 @@ def test_the_pieces_of_several_requests_are_of_their_prompts() -> None:
     assert isinstance(exchange, AtOnce)
     first, second = exchange.next_round()
     exchange.share([first, second], NAME)
-    assert exchange.preview(shown(second.id, "y"))[0].index == 1
-    assert exchange.preview(shown(first.id, "x"))[0].index == 0
+    assert exchange.preview(early_piece(second.id, "y"))[0].index == 1
+    assert exchange.preview(early_piece(first.id, "x"))[0].index == 0
 
 
 @pytest.mark.parametrize("row", [-1, 1])
 def test_a_piece_of_a_prompt_that_was_not_sent_is_dropped(row: int) -> None:
     exchange, (request,) = begin()
-    assert exchange.preview(shown(request.id, "x", row=row)) == []
+    assert exchange.preview(early_piece(request.id, "x", row=row)) == []
 
 
 def test_only_streamed_text_of_a_model_that_declares_it_can_share() -> None:
@@ -114,14 +116,14 @@ def test_pieces_that_nobody_has_read_join() -> None:
     async def read() -> list[Any]:
         inbox = Inbox()
         for text in "abc":
-            inbox.put(shown("1", text))
-        inbox.put(shown("2", "x"))
-        inbox.put(shown("1", "d", "stop"))
+            inbox.put(early_piece("1", text))
+        inbox.put(early_piece("2", "x"))
+        inbox.put(early_piece("1", "d", "stop"))
         inbox.put(None)
         return await inbox.take(None)
 
     assert asyncio.run(read()) == [
-        shown("1", "abc"), shown("2", "x"), shown("1", "d", "stop"), None
+        early_piece("1", "abc"), early_piece("2", "x"), early_piece("1", "d", "stop"), None
     ]  # fmt: skip
 
 

@@ -92,10 +92,10 @@ def test_a_stream_carries_the_pieces_and_the_request_itself_gets_the_whole_answe
 ) -> None:
     stream, request = model.open(), model.send("ab", max_tokens=5)
     wait_for(lambda: request.closed)
-    shown = pieces(stream)
-    assert "".join(piece.text for piece in shown) == "ababa"
-    assert [piece.finish_reason for piece in shown] == [""] * (len(shown) - 1) + ["length"]
-    assert shown[-1] == ("1", 0, shown[-1].text, "length", 2, 5, None)
+    early = pieces(stream)
+    assert "".join(piece.text for piece in early) == "ababa"
+    assert [piece.finish_reason for piece in early] == [""] * (len(early) - 1) + ["length"]
+    assert early[-1] == ("1", 0, early[-1].text, "length", 2, 5, None)
     assert [response.texts for response in request.responses] == [["ababa"]]
     assert not stream.closed
 
@@ -158,9 +158,9 @@ def test_the_rows_of_a_request_are_shown_each_to_its_end(model: Model) -> None:
     model.driver.execute([request])
     wait_for(lambda: request.closed)
     for row, text in enumerate(("abab", "cccc")):
-        shown = [piece for piece in pieces(stream) if piece.row == row]
-        assert "".join(piece.text for piece in shown) == text
-        assert [piece.finish_reason for piece in shown if piece.finish_reason] == ["length"]
+        early = [piece for piece in pieces(stream) if piece.row == row]
+        assert "".join(piece.text for piece in early) == text
+        assert [piece.finish_reason for piece in early if piece.finish_reason] == ["length"]
     assert [response.texts for response in request.responses] == [["abab", "cccc"]]
 
 
@@ -173,8 +173,8 @@ def test_if_the_stream_breaks_the_request_begins_again_itself(model: Model) -> N
     wait_for(lambda: len(request.responses) > 1)
     assert stream.closed
     assert request.text.startswith("abab")
-    shown = "".join(piece.text for piece in pieces(stream))
-    assert request.text.startswith(shown) or shown.startswith(request.text)
+    early = "".join(piece.text for piece in pieces(stream))
+    assert request.text.startswith(early) or early.startswith(request.text)
     request.cancelled = True
     wait_for(lambda: request.closed)
     again = model.open()
