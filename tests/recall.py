@@ -18,8 +18,9 @@ _MODULUS = 1_000_003
 
 
 class RecallRunner:
-    def __init__(self, page_count: int = 16, page_size: int = 4, *, runs: bool = True) -> None:
-        self.page_count, self.page_size, self.accepts_runs = page_count, page_size, runs
+    def __init__(self, page_count: int = 16, page_size: int = 4, *, noise: float = 0.0) -> None:
+        self.page_count, self.page_size, self.accepts_runs = page_count, page_size, True
+        self._noise = noise
         self._cache = np.full((page_count, page_size), -1)
         self.passes: list[list[Chunk]] = []
         self.fail_next = False
@@ -42,7 +43,10 @@ class RecallRunner:
             assert before >= 0, "nothing was written there"
             numbers.append((int(before) * 31 + token + 7) % _MODULUS)
             self._cache[self._place(chunk, position)] = numbers[-1]
-        return [scores(number) for number in numbers[len(numbers) - chunk.rows :]]
+        return [
+            scores(number) + self._noise * scores(number + 1)
+            for number in numbers[len(numbers) - chunk.rows :]
+        ]
 
     def _place(self, chunk: Chunk, position: int) -> tuple[int, int]:
         return chunk.pages[position // self.page_size], position % self.page_size

@@ -36,7 +36,8 @@ def plugin() -> None:
     default=MODES[0],
     show_default=True,
     type=click.Choice(MODES),
-    help="How a generator is driven: by whole batches, or step by step, so that requests can join.",
+    help="How a generator is driven: by whole batches, step by step, so that requests can join, or "
+    "as a runner under llmserve's engine, which only computes passes.",
 )
 @click.option(
     "--output",
@@ -52,6 +53,7 @@ def new(name: str, role: str, mode: str, output: Path) -> None:
     \b
     llmserve plugin new acme-words --role tokenizer
     llmserve plugin new acme-engine --role generator --mode step
+    llmserve plugin new acme-model --role generator --mode runner
     llmserve plugin new acme-queue --role batching --output ~/src
     """
     folder = new_package(name, role, output, mode=mode)

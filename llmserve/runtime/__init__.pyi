@@ -29,6 +29,9 @@ from llmserve.runtime.drivers.job import Job as Job
 from llmserve.runtime.drivers.job import begin as begin
 from llmserve.runtime.drivers.steps import JobRunner as JobRunner
 from llmserve.runtime.engine.engine import Engine as Engine
+from llmserve.runtime.engine.guessing import DraftModel as DraftModel
+from llmserve.runtime.engine.guessing import Guesser as Guesser
+from llmserve.runtime.engine.guessing import PromptLookup as PromptLookup
 from llmserve.runtime.engine.runner import ArrayLogits as ArrayLogits
 from llmserve.runtime.engine.runner import Chunk as Chunk
 from llmserve.runtime.engine.runner import Logits as Logits

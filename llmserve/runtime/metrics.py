@@ -33,6 +33,11 @@ _COUNTERS = {
     _LATER: "Time between tokens after the first",
     _LATER_COUNT: "Tokens after the first",
 }
+# What an engine counts itself, if it has these attributes.
+_OF_ENGINE = {
+    "llmserve_guessed_tokens_total": ("guessed_tokens", "Guesses of tokens that were checked"),
+    "llmserve_accepted_tokens_total": ("accepted_tokens", "Guesses of tokens that were right"),
+}
 _INTERVAL = 0.25
 
 
@@ -57,7 +62,8 @@ class Metrics:
         family = parts.pb_utils.MetricFamily
         # A family must stay referenced as long as its metrics are used.
         gauges = {name: (text, family.GAUGE) for name, (_, text) in _GAUGES.items()}
-        counters = {name: (text, family.COUNTER) for name, text in _COUNTERS.items()}
+        counted = _COUNTERS | {name: text for name, (_, text) in _OF_ENGINE.items()}
+        counters = {name: (text, family.COUNTER) for name, text in counted.items()}
         self.families = {name: family(name, *args) for name, args in (gauges | counters).items()}
         # When a model is reloaded, its old process ends after the new one has started. Triton then
         # drops metrics with the same labels for both, though the new one still writes to them.
@@ -97,7 +103,11 @@ class Metrics:
             return
         self._published_at = now
         gauges = {name: float(read(self._engine)) for name, (read, _) in _GAUGES.items()}
-        for name, value in (gauges | self._totals).items():
+        counted = {
+            name: float(getattr(self._engine, attribute, 0))
+            for name, (attribute, _) in _OF_ENGINE.items()
+        }
+        for name, value in (gauges | self._totals | counted).items():
             previous = self._published_values.get(name, 0.0)
             if value == previous:
                 continue

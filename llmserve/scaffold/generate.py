@@ -29,8 +29,11 @@ KINDS = tuple(REQUIRES)
 ROLES = tuple(kind for kind in KINDS if kind not in ("command", "frontend"))
 """The kinds that include a recipe, which can be built and served."""
 STEP = "step"
-MODES = ("batch", STEP)
+RUNNER = "runner"
+MODES = ("batch", STEP, RUNNER)
 """How the generator of a new package can be driven."""
+TEMPLATES = {STEP: "stepper", RUNNER: "runner"}
+"""The templates of generators that are not driven by batches."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_LENGTH = 32
 
@@ -62,7 +65,7 @@ class Names:
         prefix = camel_case.removesuffix(role.capitalize()) or camel_case
         for old, new in (
             (f"llmserve.scaffold.{role}", self.package),
-            ("llmserve.scaffold.stepper", self.package),
+            *((f"llmserve.scaffold.{name}", self.package) for name in TEMPLATES.values()),
             ("llmserve_scaffold", self.package),
             ("Scaffold", prefix),
             ("scaffold", self.name),
@@ -117,9 +120,9 @@ def _taken(names: Names, reason: str) -> UsageError:
 
 def _files(names: Names, role: str, mode: str) -> Iterator[tuple[str, str]]:
     """Yield the path and text of every file of a new package."""
-    template, common = SOURCES / (role if mode == "batch" else "stepper"), SOURCES / "package"
+    template, common = SOURCES / TEMPLATES.get(mode, role), SOURCES / "package"
     yield "README.md", names.replaced(_read(template / "README.md") + _develop(role), role)
-    yield "pyproject.toml", _project(names, role)
+    yield "pyproject.toml", _project(names, role, mode)
     yield ".gitignore", _read(common / "gitignore")
     yield f"{names.package}/py.typed", ""
     for path in sorted(template.glob("*.py")):
@@ -140,11 +143,17 @@ def _develop(role: str) -> str:
     return re.sub(r"(?m) +#? *$", "", text)
 
 
-def _project(names: Names, role: str) -> str:
+def _requires(role: str, mode: str) -> tuple[str, ...]:
+    return ("numpy>=1.24", "transformers>=4.56") if mode == RUNNER else REQUIRES[role]
+
+
+def _project(names: Names, role: str, mode: str) -> str:
     text = names.replaced(_read(SOURCES / "package" / "pyproject.toml"), role)
     versions = _range(__version__)
     required = [f"llmserve{versions}"]
-    required += [f"{name}{versions}" if name == "llmserve-hf" else name for name in REQUIRES[role]]
+    required += [
+        f"{name}{versions}" if name == "llmserve-hf" else name for name in _requires(role, mode)
+    ]
     lines = "".join(f'    "{requirement}",\n' for requirement in required)
     text = re.sub(r"(?m)^(dependencies = \[\n)(?: .*\n)*", lambda match: match[1] + lines, text)
     text = text.replace("llmserve.api3", f"llmserve.api{API}")

@@ -147,7 +147,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (site / "llmserve_broken.py").write_text(BROKEN)
     (folder / "test_broken.py").write_text(BROKEN_TESTS)
     packages = {role: new_package(f"new-{role}", role, folder) for role in ROLES}
-    packages["steps"] = new_package("new-steps", "generator", folder, mode="step")
+    for mode in ("step", "runner"):
+        packages[f"{mode}s"] = new_package(f"new-{mode}s", "generator", folder, mode=mode)
     with next(packages["batching"].glob("tests/*_conformance.py")).open("a") as suite:
         suite.write(TOGETHER)
     path = [site, install_examples(folder / "documented"), *packages.values()]
@@ -170,8 +171,9 @@ def results(installed: Installed) -> Mapping[str, str]:
     """
     batch_test = "test_answers_in_a_batch_equal_answers_alone"
     tests = []
-    steps = "llmserve-new-steps/tests/test_new_steps"
-    tests += [f"{steps}.py", f"{steps}_conformance.py::TestNewSteps::{batch_test}"]
+    for kind in ("Steps", "Runners"):
+        own = f"llmserve-new-{kind.lower()}/tests/test_new_{kind.lower()}"
+        tests += [f"{own}.py", f"{own}_conformance.py::TestNew{kind}::{batch_test}"]
     for role in ROLES:
         path = f"llmserve-new-{role}/tests/test_new_{role}"
         tests += [f"{path}.py", *([f"{path}_conformance.py"] if role in FULL_SUITE else [])]
@@ -202,9 +204,10 @@ def test_its_tests_pass_with_a_real_triton(results: Mapping[str, str], role: str
     assert len(passed(results, f"test_new_{role}.")) > 1
 
 
-def test_a_stepping_generator_serves(results: Mapping[str, str]) -> None:
-    assert len(passed(results, "test_new_steps_conformance.")) == 1
-    assert len(passed(results, "test_new_steps.")) == 3
+@pytest.mark.parametrize(("kind", "tests"), [("steps", 3), ("runners", 5)])
+def test_a_stepping_generator_serves(results: Mapping[str, str], kind: str, tests: int) -> None:
+    assert len(passed(results, f"test_new_{kind}_conformance.")) == 1
+    assert len(passed(results, f"test_new_{kind}.")) == tests
 
 
 @pytest.mark.parametrize("hook", HOOKS)

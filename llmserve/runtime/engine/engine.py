@@ -6,9 +6,11 @@ of the pages of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from llmserve.runtime.answer.generation import Generation
+from llmserve.runtime.engine.guessing import Guesser, Price
 from llmserve.runtime.engine.pages import PagePool
 from llmserve.runtime.engine.runner import Chunk, Logits, Runner
 from llmserve.runtime.engine.scheduler import ScheduledSequence, Scheduler
@@ -31,8 +33,11 @@ class Engine:
         max_sequences: int,
         prefill_chunk: int = 256,
         share_prefixes: bool = True,
+        guesser: Guesser | None = None,
     ) -> None:
-        self.tokens_computed = 0
+        self.tokens_computed = self.guessed_tokens = self.accepted_tokens = 0
+        self._guesser = guesser
+        self._price = Price()
         self._tokenizer = tokenizer
         self._runner = runner
         self._pool = PagePool(runner.page_count, runner.page_size)
@@ -84,7 +89,7 @@ class Engine:
         """Remove a generation, running or waiting; its pages are free at once."""
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
             if sequence.generation is generation:
-                self._scheduler.remove(sequence)
+                self._remove(sequence)
                 return
 
     def step(self) -> Progress:
@@ -94,45 +99,104 @@ class Engine:
         failed; no generation got a token, and the step may be tried again.
         """
         progress = Progress()
-        plan = self._scheduler.plan()
+        began = time.perf_counter()
+        guesses = self._guess() if self._guesser else {}
+        guessed = time.perf_counter()
+        plan = self._scheduler.plan(guesses)
         if not plan:
             return progress
         logits = self._runner.run([chunk for _, chunk in plan])
-        for sequence, chunk in plan:
-            self.tokens_computed += len(chunk.ids)
-            self._scheduler.mark_computed(sequence, chunk.stop)
         # All sequences that need only the likeliest token share one wait for the device.
         plain = any(chunk.rows and sequence.sampler is None for sequence, chunk in plan)
         likeliest = logits.likeliest() if plain else ()
+        if self._guesser and all(chunk.rows for _, chunk in plan):
+            self._price.measured(
+                sum(len(chunk.ids) for _, chunk in plan),
+                time.perf_counter() - guessed,
+                guessing=guessed - began,
+                depth=max(map(len, guesses.values()), default=0),
+            )
         row = 0
         for sequence, chunk in plan:
+            self.tokens_computed += len(chunk.ids)
+            known = min(chunk.stop, sequence.length)
+            self._scheduler.mark_computed(sequence, known)
             row += chunk.rows
             if sequence.generation.wants_prompt_logits:
                 _push_prompt(sequence, chunk, logits, row - chunk.rows)
-            if chunk.stop == sequence.length:
+            if known == sequence.length:
                 try:
-                    self._push(sequence, logits, row - 1, likeliest)
+                    self._extend(sequence, chunk, logits, likeliest, row)
                 except Exception as error:
                     progress.failed.append((sequence.generation, error))
-                    self._scheduler.remove(sequence)
+                    self._remove(sequence)
         return progress
+
+    def _guess(self) -> Mapping[ScheduledSequence, list[int]]:
+        """Guess what comes next in those sequences where that pays."""
+        singles = self._scheduler.next_singles()
+        if self._guesser is None or not (singles and self._runner.accepts_runs):
+            return {}
+        price = self._price.of_guess(len(singles))
+        wanted = {}
+        for sequence in singles:
+            generation = sequence.generation
+            depth = sequence.chance.depth(price, self._guesser.most) or int(self._price.is_trial)
+            # The last token is returned and never computed.
+            left = generation.max_tokens - len(generation.token_ids) - 1
+            if count := min(depth, left):
+                wanted[generation] = count
+        found = self._guesser.guess(wanted) if wanted else {}
+        return {s: ids for s in singles if (ids := found.get(s.generation))}
+
+    def _extend(
+        self,
+        sequence: ScheduledSequence,
+        chunk: Chunk,
+        logits: Logits,
+        likeliest: Sequence[int],
+        stop: int,
+    ) -> None:
+        """Choose a sequence's next token, and those after it as long as guesses are right.
+
+        ``stop`` is the row after the chunk's last one. A sequence that is done is removed.
+        """
+        generation = sequence.generation
+        guesses = chunk.ids[sequence.length - chunk.start :]
+        right = 0
+        for row, guess in enumerate([*guesses, None], stop - 1 - len(guesses)):
+            token = self._push(sequence, logits, row, likeliest)
+            if token != guess or generation.done:
+                break
+            right += 1
+        if guesses:
+            sequence.chance.checked(len(guesses), right)
+            self.guessed_tokens += len(guesses)
+            self.accepted_tokens += right
+            self._scheduler.mark_computed(sequence, sequence.computed + right)
+        if generation.done:
+            self._remove(sequence)
+        elif sequence.sampler and self._runner.accepts_runs and not generation.wants_logits:
+            # Tokens that a constraint forces are computed together in the next pass.
+            for forced in sequence.sampler.forced():
+                generation.push(forced)
+            if generation.done:
+                self._remove(sequence)
 
     def _push(
         self, sequence: ScheduledSequence, logits: Logits, index: int, likeliest: Sequence[int]
-    ) -> None:
-        """Choose a sequence's next token; remove the sequence if it is done."""
+    ) -> int:
+        """Choose a sequence's next token and return it."""
         generation, sampler = sequence.generation, sequence.sampler
         row = logits.row(index) if sampler or generation.wants_logits else None
-        if sampler is None or row is None:
-            generation.push(likeliest[index], row)
-        else:
-            generation.push(sampler.choose(row), row)
-            if self._runner.accepts_runs and not generation.wants_logits:
-                # Tokens that a constraint forces are computed together in the next pass.
-                for forced in sampler.forced():
-                    generation.push(forced)
-        if generation.done:
-            self._scheduler.remove(sequence)
+        token = likeliest[index] if sampler is None or row is None else sampler.choose(row)
+        generation.push(token, row)
+        return token
+
+    def _remove(self, sequence: ScheduledSequence) -> None:
+        self._scheduler.remove(sequence)
+        if self._guesser:
+            self._guesser.drop(sequence.generation)
 
 
 def _push_prompt(sequence: ScheduledSequence, chunk: Chunk, logits: Logits, row: int) -> None:

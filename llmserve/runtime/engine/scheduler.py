@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.sampling import Sampler
+from llmserve.runtime.engine.guessing import Chance
 from llmserve.runtime.engine.pages import START, PagePool
 from llmserve.runtime.engine.runner import Chunk
 from llmserve.runtime.protocols import Tokenizer
@@ -19,6 +23,7 @@ class ScheduledSequence:
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self.generation = generation
         self.sampler = None if generation.plain else Sampler(generation, tokenizer)
+        self.chance = Chance()
         self.reset_pages()
 
     def reset_pages(self) -> None:
@@ -63,9 +68,18 @@ class Scheduler:
         self.running: list[ScheduledSequence] = []
         """In order of arrival."""
 
-    def plan(self) -> list[tuple[ScheduledSequence, Chunk]]:
-        """Return the newest token of every running sequence, followed by pieces of sequences with
-        several uncomputed tokens: new prompts, and runs of tokens that a constraint forced."""
+    def next_singles(self) -> list[ScheduledSequence]:
+        """Admit what has space, and return the sequences of which only the newest token is not
+        computed yet."""
+        self._admit()
+        return [sequence for sequence in self.running if sequence.length - sequence.computed == 1]
+
+    def plan(
+        self, guesses: Mapping[ScheduledSequence, list[int]] = MappingProxyType({})
+    ) -> list[tuple[ScheduledSequence, Chunk]]:
+        """Return the newest token of every running sequence and guesses of what follows it, and
+        pieces of sequences with several uncomputed tokens: new prompts, and runs of tokens that a
+        constraint forced."""
         self._admit()
         plan = []
         budget = self.prefill_chunk
@@ -74,13 +88,26 @@ class Scheduler:
             start, length = sequence.computed, sequence.length
             if length - start == 1:
                 if self._grow(sequence):
-                    plan.append((sequence, self._chunk(sequence, length)))
+                    chunk = self._chunk(sequence, length)
+                    if guessed := self._with_space(sequence, guesses.get(sequence, [])):
+                        ids, rows = chunk.ids + guessed, 1 + len(guessed)
+                        chunk = replace(chunk, ids=ids, rows=rows)
+                    plan.append((sequence, chunk))
             elif budget and self._grow(sequence):
                 every_row = sequence.generation.wants_prompt_logits
                 limit = min(budget, _MOST_ROWS) if every_row else budget
                 plan.append((sequence, self._chunk(sequence, min(length, start + limit))))
                 budget -= len(plan[-1][1].ids)
         return sorted(plan, key=lambda item: not item[1].single)
+
+    def _with_space(self, sequence: ScheduledSequence, guesses: list[int]) -> list[int]:
+        """Return the guesses that there is space for without taking any from others."""
+        wanted = self.pool.pages_for(sequence.length + len(guesses))
+        while len(sequence.pages) < wanted and self.pool.available > len(self.running):
+            if (page := self.pool.take(*sequence.pages[-1:])) is None:
+                break
+            sequence.pages.append(page)
+        return guesses[: len(sequence.pages) * self.pool.page_size - sequence.length]
 
     def _chunk(self, sequence: ScheduledSequence, stop: int) -> Chunk:
         start = sequence.computed

@@ -28,6 +28,14 @@ def llmserve_register_generators() -> Sequence[Generator]:
         "cache_tokens", 0, "Size of the cache in tokens; 0 means four contexts, or more.", minimum=0
     )
     prefill_chunk = Option("prefill_chunk", 256, "Most prompt tokens per step, in all.", minimum=1)
+    prompt_lookup = Option(
+        "prompt_lookup",
+        0,
+        "Most tokens that a step guesses from the text so far and checks, for answers that repeat "
+        "parts of it; 0 disables this.",
+        minimum=0,
+        maximum=64,
+    )
     return [
         Generator(
             name="stepwise",
@@ -47,7 +55,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 contract.PROMPT_LOGPROBS_OUTPUT,
             ),
             constrains=True,
-            options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk),
+            options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk, prompt_lookup),
         )
     ]
 
@@ -111,6 +119,7 @@ def _prepare_generator(context: BuildContext) -> Mapping[str, Any]:
         "max_sequences": options.get("max_batch_size") or 32,
         "cache_tokens": options["cache_tokens"],
         "prefill_chunk": options["prefill_chunk"],
+        "prompt_lookup": options["prompt_lookup"],
     }
 
 

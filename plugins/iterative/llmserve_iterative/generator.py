@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.runtime import Engine, Generation, Stepper, Tokenizer, run_batch
+from llmserve.runtime import Engine, Generation, PromptLookup, Stepper, Tokenizer, run_batch
 from llmserve.runtime.causal import context_length, eos_ids, load, try_imports
 
 LOG = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ class StepwiseGenerator:
             max_sequences = self._settings["max_sequences"]
             context = self.context_length or 2048
             cache_tokens = self._settings["cache_tokens"]
+            # Models that were built before there were guesses have none.
+            lookup = self._settings.get("prompt_lookup", 0)
             self._engine = Engine(
                 make_runner(
                     self._model,
@@ -48,6 +50,7 @@ class StepwiseGenerator:
                 tokenizer,
                 max_sequences=max_sequences,
                 prefill_chunk=self._settings["prefill_chunk"],
+                guesser=PromptLookup(lookup) if lookup else None,
             )
         return self._engine
 

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 import llmserve
 from llmserve.plugin import demo_model_path
 from llmserve.runtime import Generation, Params
+from llmserve.testing import ByteTokenizer
 from llmserve_openvino.engine import OpenVinoGenerator
 
 TOKENS = 96
@@ -142,7 +143,9 @@ def main() -> None:
                 "openvino", model, output=folder / str(number), dtype="float32", **options
             )
             settings = built.manifest.components["generator"]["settings"]
-            engines[variant] = OpenVinoGenerator(settings, built.folder / "1").engine
+            engines[variant] = OpenVinoGenerator(settings, built.folder / "1").stepper(
+                ByteTokenizer()
+            )
         new = [tokenizer.encode(text) for text in SUBJECTS]
         answers = answer(engines["no guessing"], new, Result())
         # The prompt contains what its answer repeats: a prompt, its answer, and the prompt again.

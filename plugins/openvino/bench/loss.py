@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 import openvino
-import openvino_genai
 from transformers import AutoTokenizer
 
 import llmserve
+from llmserve.runtime import Engine, Generation, Params, run_batch
+from llmserve.testing import ByteTokenizer
+from llmserve_openvino.runner import OpenVinoRunner
 
 _CHUNK, _CHUNKS, _TOKENS = 256, 12, 32
 _TOPICS = ("assignment", "booleans", "class", "exceptions", "execmodel", "import", "with")
@@ -74,23 +76,16 @@ def answers(
     folder: Path, properties: dict[str, Any], prompts: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], float]:
     """Return greedy answers, one prompt at a time, and tokens per second."""
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size = 1
-    pipeline = openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
-    config = openvino_genai.GenerationConfig()
-    config.max_new_tokens, config.ignore_eos = _TOKENS, True
-    config.set_eos_token_id(0)
+    runner = OpenVinoRunner(folder / "openvino_model.xml", properties, cache_tokens=4096)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=1)
     texts: list[list[int]] = []
     began = time.perf_counter()
-    for number, ids in enumerate(prompts):
-        handle = pipeline.add_request(number, openvino.Tensor(np.array([ids])), config)
-        tokens: list[int] = []
-        while pipeline.has_non_finished_requests():
-            pipeline.step()
-            while handle.can_read():
-                for output in handle.read().values():
-                    tokens += output.generated_ids
-        texts.append(tokens)
+    for ids in prompts:
+        answer = Generation(
+            ids, Params(), max_tokens=_TOKENS, eos_ids=frozenset(), decode=lambda _: ""
+        )
+        run_batch(engine, [answer])
+        texts.append(answer.token_ids)
     return texts, sum(map(len, texts)) / (time.perf_counter() - began)
 
 

@@ -1,4 +1,4 @@
-"""The plugin ``openvino``: language models on OpenVINO GenAI, for machines without a GPU."""
+"""The plugin ``openvino``: language models on OpenVINO, for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ from llmserve.plugin import (
     hookimpl,
 )
 
-# OpenVINO chooses the tokens itself. Requests with any other option, as bad_words, are refused.
-_HONOURED = {
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "random_seed", "min_tokens", "ignore_eos", "end_id",
-}  # fmt: skip
-_SAMPLING = tuple(tensor for tensor in contract.SAMPLING if tensor.name in _HONOURED)
-
 
 @hookimpl
 def llmserve_register_generators() -> Sequence[Generator]:
     return [
         Generator(
             name="openvino",
-            summary="OpenVINO GenAI with its paged cache, for CPUs",
+            summary="OpenVINO with paged attention, for CPUs",
             runtime="llmserve_openvino.engine:OpenVinoGenerator",
             modes=frozenset({"step", "batch"}),
             weights=("*.safetensors", "openvino_model.xml", "openvino_model.bin"),
             prepare=_prepare_generator,
-            inputs=_SAMPLING,
+            inputs=(
+                *contract.SAMPLING,
+                contract.LOGIT_BIAS,
+                *contract.LOGPROBS,
+                contract.PROMPT_LOGPROBS,
+            ),
+            outputs=(
+                contract.CACHED_TOKENS,
+                *contract.LOGPROBS_OUTPUTS,
+                contract.PROMPT_LOGPROBS_OUTPUT,
+            ),
+            constrains=True,
             options=(
                 DTYPE_OPTION,
                 Option("device", "auto", "Where the model runs: the CPU.", choices=("auto", "cpu")),
@@ -83,8 +87,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 Option(
                     "prompt_lookup",
                     0,
-                    "Most tokens that a step guesses from the prompt and checks, for answers that "
-                    "repeat parts of it; 0 disables this.",
+                    "Most tokens that a step guesses from the text so far and checks, for answers "
+                    "that repeat parts of it; 0 disables this.",
                     minimum=0,
                     maximum=64,
                 ),
@@ -92,7 +96,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                     "draft_model",
                     "",
                     "A smaller model with the same tokens, in a folder or on the hub: it guesses, "
-                    "and the model checks several guesses in a step. Answers are greedy then.",
+                    "and the model checks several guesses in a step, where that is faster.",
                 ),
                 Option(
                     "draft_tokens",
@@ -103,7 +107,7 @@ def llmserve_register_generators() -> Sequence[Generator]:
                 ),
                 Option("threads", 0, "Threads for computation; 0 means one per core.", minimum=0),
             ),
-            requires=("openvino-genai",),
+            requires=("openvino",),
         )
     ]
 
@@ -113,7 +117,7 @@ def llmserve_register_recipes() -> Sequence[Recipe]:
     return [
         Recipe(
             name="openvino",
-            summary="Models on a CPU, with OpenVINO GenAI",
+            summary="Models on a CPU, with OpenVINO",
             tokenizer="transformers",
             generator="openvino",
             batching="continuous",

@@ -9,6 +9,5 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino  # noqa: E402
 import openvino.passes as _  # noqa: E402, F401
-import openvino_genai  # noqa: E402
 
-__all__ = ["openvino", "openvino_genai"]
+__all__ = ["openvino"]

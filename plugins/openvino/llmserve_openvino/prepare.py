@@ -58,14 +58,12 @@ def prepare(context: BuildContext) -> Mapping[str, Any]:
         context.report(f"its context is limited to its sliding window of {window} tokens")
         length = window
     dtype = text_config.get("dtype") or text_config.get("torch_dtype")
-    vocab_size = text_config.get("vocab_size")
     return {
         **placement,
         **{name: options[name] for name in _LOAD_OPTIONS},
-        "draft": _place_draft(context, draft) if draft else None,
+        "draft": _place_or_convert(draft, _DRAFT)[0]["path"] if draft else None,
         "context_length": length,
         "eos_ids": _eos_ids(source.path, config),
-        "vocab_size": vocab_size if isinstance(vocab_size, int) else 0,
         "precision": _PRECISIONS[str(options["dtype"])],
         "half_weights": dtype in ("bfloat16", "float16") or options["weight_format"] in _ROUNDED,
     }
@@ -82,15 +80,6 @@ def _draft_context(context: BuildContext) -> BuildContext:
             hint="name a draft model with the same tokenizer",
         )
     return draft
-
-
-def _place_draft(context: BuildContext, draft: BuildContext) -> str:
-    """Place the draft model next to the model, and return its path."""
-    placement, _ = _place_or_convert(draft, _DRAFT)
-    # OpenVINO needs its own form of both tokenizers, to check that they are the same.
-    for model_context, folder in ((context, _FOLDER), (draft, _DRAFT)):
-        _run(model_context, model_context.folder / folder, {"tokenizer_only": True})
-    return str(placement["path"])
 
 
 def _vocabulary(context: BuildContext) -> object:
@@ -114,9 +103,8 @@ def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
             f"{source.asked} is already converted, and its weights stay as they are",
             hint="leave out weight_format, or name the model that it was converted from",
         )
-    # The engine opens files, so a model in the hub's cache or one that gets a tokenizer is copied.
-    copied = source.repo_id or context.options["draft_model"]
-    return context.place(files, folder, copy=True if copied else None)
+    # The engine opens files, so a model in the hub's cache is copied.
+    return context.place(files, folder, copy=True if source.repo_id else None)
 
 
 def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:

@@ -82,7 +82,7 @@ def test_a_new_row_is_everywhere(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == {
         # Those that sample with ours; an engine with a sampler of its own says what that can do.
-        "generators": ["graph-onnx", "graph-torchscript", "stepwise", "transformers"],
+        "generators": ["graph-onnx", "graph-torchscript", "openvino", "stepwise", "transformers"],
         "config": 1,
         "reader": [0.5, ["invalid_value", "sparkle"]],
         "client": ["text_input", "glitter"],

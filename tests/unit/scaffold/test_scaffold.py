@@ -25,7 +25,11 @@ from tests.support import files_of, install, with_path
 def test_packages_are_complete_and_pass_their_own_linters(tmp_path: Path, name: str) -> None:
     slug = name.replace("-", "_")
     package = f"llmserve_{slug}"
-    for role, mode in (*((kind, "batch") for kind in KINDS), ("generator", "step")):
+    for role, mode in (
+        *((kind, "batch") for kind in KINDS),
+        ("generator", "step"),
+        ("generator", "runner"),
+    ):
         output = tmp_path / f"{role}-{mode}"
         folder = new_package(name, role, output, mode=mode)
         files = files_of(folder)

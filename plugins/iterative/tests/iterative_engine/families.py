@@ -8,20 +8,26 @@ from typing import Any
 import torch
 import transformers
 
-from llmserve.runtime import Engine, Generation
+from llmserve.runtime import Engine, Generation, Guesser
 from llmserve.testing import ByteTokenizer
 from llmserve_iterative.runner import make_runner
 from tests.tiny_models import make_model
 
 
 def engine_of(
-    model: Any, *, max_sequences: int = 4, cache_tokens: int = 512, prefill_chunk: int = 256
+    model: Any,
+    *,
+    max_sequences: int = 4,
+    cache_tokens: int = 512,
+    prefill_chunk: int = 256,
+    guesser: Guesser | None = None,
 ) -> Engine:
     return Engine(
         make_runner(model, cache_tokens),
         ByteTokenizer(),
         max_sequences=max_sequences,
         prefill_chunk=prefill_chunk,
+        guesser=guesser,
     )
 
 

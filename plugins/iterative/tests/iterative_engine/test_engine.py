@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llmserve.errors import IncompatibleError
-from llmserve.runtime import Engine, Generation, RequestError
+from llmserve.runtime import Engine, Generation, PromptLookup, RequestError
 from tests.support import generation
 from tests.tiny_models import make_model
 
@@ -179,6 +179,24 @@ def test_a_run_of_forced_tokens_takes_one_pass() -> None:
         tokens, steps = sample(runs=True, cache_tokens=cache_tokens)
         assert tokens == expected_tokens
         assert steps < single_steps / 2 or cache_tokens == 96
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon"])
+def test_guesses_do_not_change_the_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a guess costs is measured, and depends on what else the machine does.
+    monkeypatch.setattr("llmserve.runtime.engine.guessing.Price.of_guess", lambda *_: 0.2)
+    engine = engine_of(make_model(family), guesser=PromptLookup(4))
+    requests = []
+    for start in ((5, 6, 7), (8, 9, 10)):
+        answer = expected(family, start, 20)
+        requests.append(generation([*start, *answer, *start], 20))
+    for request in requests:
+        engine.admit(request)
+        engine.step()
+    finish(engine)
+    assert all(same_as_alone(family, request) for request in requests)
+    # A padded runner computes several tokens of a sequence alone.
+    assert (engine.guessed_tokens > 0) == (family != "falcon")
 
 
 def test_a_request_that_fails_does_so_alone() -> None:

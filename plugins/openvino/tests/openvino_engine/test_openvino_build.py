@@ -29,7 +29,7 @@ def test_a_converted_model_is_copied_unchanged(converted: Path, tmp_path: Path) 
     settings = built.manifest.components["generator"]["settings"]
     assert (settings["context_length"], settings["eos_ids"]) == (512, [0])
     assert settings["precision"] == settings["kv_cache"] == "auto"
-    assert "openvino-genai" in built.manifest.packages
+    assert "openvino" in built.manifest.packages
     assert "nncf" not in built.manifest.packages
 
 

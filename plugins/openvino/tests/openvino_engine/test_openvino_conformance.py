@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +14,7 @@ class TestOpenVino(RecipeConformance):
     """The suite with a model that is already converted, which saves a conversion per build."""
 
     recipe = "openvino"
+    constrained: ClassVar[dict[str, Any]] = {"choice": ["red", "green (light)"]}
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod

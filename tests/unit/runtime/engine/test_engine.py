@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmserve.runtime import Engine, Generation
+from llmserve.runtime import DraftModel, Engine, Generation, Guesser, PromptLookup
+from llmserve.runtime.engine.guessing import Price
 from llmserve.testing import ByteTokenizer
 from tests.recall import VOCABULARY, RecallRunner
 from tests.support import generation
@@ -43,9 +46,24 @@ requests = st.fixed_dictionaries(
 )
 
 
+GUESSERS: dict[str, Callable[[], Guesser | None]] = {
+    "none": lambda: None,
+    "lookup": lambda: PromptLookup(3),
+    "draft": lambda: DraftModel(RecallRunner(noise=0.4), 3),
+    "itself": lambda: DraftModel(RecallRunner(40), 5),
+}
+
+
 def made(request: Request) -> Generation:
     params = {"seed": request["seed"], **request["params"]}
     return generation(request["prompt"], request["length"], **params)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _guesses_pay() -> Iterator[None]:
+    """With so small a model a row costs nearly as much as a pass, and no guess would be made."""
+    with mock.patch.object(Price, "of_guess", return_value=0.2):
+        yield
 
 
 def finish(engine: Engine) -> int:
@@ -76,6 +94,7 @@ def outcome(answer: Generation) -> tuple[object, ...]:
     pages=st.sampled_from([9, 12, 40]),
     prefill_chunk=st.sampled_from([1, 3, 8, 64]),
     share_prefixes=st.booleans(),
+    guesser=st.sampled_from(sorted(GUESSERS)),
     failing=st.sets(st.integers(0, 30), max_size=3),
 )
 def test_any_mix_gives_the_answers_that_each_gets_alone(
@@ -84,6 +103,7 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
     pages: int,
     prefill_chunk: int,
     share_prefixes: bool,
+    guesser: str,
     failing: set[int],
 ) -> None:
     runner = RecallRunner(pages)
@@ -93,6 +113,7 @@ def test_any_mix_gives_the_answers_that_each_gets_alone(
         max_sequences=max_sequences,
         prefill_chunk=prefill_chunk,
         share_prefixes=share_prefixes,
+        guesser=GUESSERS[guesser](),
     )
     answers: list[Generation] = []
     cancelled: dict[Generation, int] = {}

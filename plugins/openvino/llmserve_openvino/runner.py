@@ -1,0 +1,158 @@
+"""A converted model with paged attention: the runner of the plugin."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmserve.plugin import IncompatibleError
+from llmserve.runtime import ArrayLogits, Chunk
+from llmserve_openvino.library import openvino as ov
+from llmserve_openvino.workarounds import use_paged_attention
+
+PAGE_SIZE = 32
+"""The only size of a page that OpenVINO has on a CPU."""
+_NEEDED = "llmserve_needed_rows"
+# What may follow the product that gives the scores, and leaves each row to itself.
+_BY_ROW = {"Add", "Convert", "Divide", "Multiply", "Tanh"}
+
+
+class OpenVinoRunner:
+    """Implements :class:`llmserve.runtime.Runner`.
+
+    ``cache_bytes`` is what the cache may take in all, 0 for as much as ``cache_tokens`` need: the
+    operating system gives memory to a page when it is first written.
+    """
+
+    page_size = PAGE_SIZE
+    accepts_runs = True
+
+    def __init__(
+        self,
+        model: Path | Any,
+        properties: Mapping[str, Any],
+        *,
+        cache_tokens: int,
+        cache_bytes: int = 0,
+    ) -> None:
+        core = ov.Core()
+        model = core.read_model(str(model)) if isinstance(model, Path) else model
+        use_paged_attention(model)
+        self._layers = sum(port.any_name.startswith("key_cache.") for port in model.inputs)
+        if not self._layers:
+            raise IncompatibleError(
+                "OpenVINO finds no attention in this model that could read pages",
+                hint="serve it with the plugin hf",
+            )
+        _keep_needed_rows(model)
+        options = {"PERFORMANCE_HINT": "LATENCY", **properties}
+        self._model = core.compile_model(model, "CPU", options)
+        self._inputs = {port.any_name for port in self._model.inputs}
+        ports = [
+            self._model.input(f"{kind}_cache.{layer}")
+            for layer in range(self._layers)
+            for kind in ("key", "value")
+        ]
+        shapes = [[axis.get_length() for axis in port.partial_shape[1:]] for port in ports]
+        page_bytes = sum(
+            int(np.prod(shape)) * port.element_type.size
+            for shape, port in zip(shapes, ports, strict=True)
+        )
+        limit = cache_bytes or _available_memory() // 2
+        pages = min(-(-cache_tokens // PAGE_SIZE), limit // page_bytes)
+        if cache_bytes:
+            pages = cache_bytes // page_bytes
+        # An answer needs two pages, however small the cache.
+        self.page_count = max(2, pages)
+        self._cache = {
+            port.any_name: ov.Tensor(port.element_type, ov.Shape([self.page_count, *shape]))
+            for shape, port in zip(shapes, ports, strict=True)
+        }
+        self._request = self._new_request()
+
+    def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
+        inputs = _inputs(chunks)
+        for name in inputs.keys() & self._inputs:
+            self._request.set_tensor(name, ov.Tensor(inputs[name]))
+        try:
+            # Other Python threads can run meanwhile.
+            self._request.infer()
+        except Exception:
+            # A request that failed may be left in any state; the pages are not part of it.
+            self._request = self._new_request()
+            raise
+        logits = self._request.get_tensor("logits").data
+        needed = sum(chunk.rows for chunk in chunks)
+        return ArrayLogits(logits.reshape(-1, logits.shape[-1])[:needed])
+
+    def _new_request(self) -> Any:
+        request = self._model.create_infer_request()
+        for name, tensor in self._cache.items():
+            request.set_tensor(name, tensor)
+        return request
+
+
+def _inputs(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    begins = [0, *accumulate(len(chunk.ids) for chunk in chunks)]
+    pages = [chunk.pages[: -(-chunk.stop // PAGE_SIZE)] for chunk in chunks]
+    needed = [
+        row
+        for chunk, stop in zip(chunks, begins[1:], strict=True)
+        for row in range(stop - chunk.rows, stop)
+    ]
+    return {
+        "input_ids": np.array([token for chunk in chunks for token in chunk.ids], np.int64),
+        "position_ids": np.concatenate(
+            [np.arange(chunk.start, chunk.stop, dtype=np.int64) for chunk in chunks]
+        ),
+        "past_lens": np.array([chunk.start for chunk in chunks], np.int32),
+        "subsequence_begins": np.array(begins, np.int32),
+        "block_indices": np.array([page for own in pages for page in own], np.int32),
+        "block_indices_begins": np.array([0, *accumulate(map(len, pages))], np.int32),
+        "max_context_len": np.array(max(chunk.stop for chunk in chunks), np.int32),
+        # A pass of which no row is needed computes one.
+        _NEEDED: np.array(needed or [0], np.int64),
+    }
+
+
+def _keep_needed_rows(model: Any) -> None:
+    """Compute scores only of the rows that an additional input names.
+
+    They are selected before the last product, which is a large part of a pass with a prompt.
+    """
+    ops = ov.opset13
+    rows = ops.parameter([-1], ov.Type.i64, name=_NEEDED)
+    rows.output(0).get_tensor().set_names({_NEEDED})
+    consumer = model.output("logits").get_node().input(0)
+    node = consumer.get_source_output().get_node()
+    while node.get_type_name() in _BY_ROW:
+        varying = [port for port in node.inputs() if port.get_partial_shape().is_dynamic]
+        if len(varying) != 1:
+            break
+        consumer, node = varying[0], varying[0].get_source_output().get_node()
+    if node.get_type_name() == "MatMul":
+        consumer = node.input(0)
+    source = consumer.get_source_output()
+    selected = ops.gather(source, rows, ops.constant(np.int64(0)))
+    consumer.replace_source_output(selected.output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+
+
+def _available_memory() -> int:
+    """Return the bytes of memory that this process may still take."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    facts = Path("/proc/meminfo").read_text(encoding="ascii")
+    if found := re.search(r"MemAvailable:\s*(\d+) kB", facts):
+        limits.append(int(found[1]) * 1024)
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        path = Path("/sys/fs/cgroup") / name
+        if path.is_file() and (text := path.read_text(encoding="ascii").strip()).isdigit():
+            limits.append(int(text))
+    return min(limits)
