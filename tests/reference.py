@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from itertools import starmap
 from pathlib import Path
 
+from llmserve.builder.server_file import GATEWAY, MODEL, SERVE, TOP, Key, schema, value_words
 from llmserve.client.failures import type_of
 from llmserve.contract.failures import FAILURES, Row
 from llmserve.contract.options import BIASES, INT32, OPTIONS, RequestOption
@@ -106,7 +110,61 @@ def _status(row: Row) -> str:
     return f"{row.status}, again after {row.retry_after} s" if row.retry_after else f"{row.status}"
 
 
-PAGES = {"options.md": options_page, "failures.md": failures_page}
+_FILE = """\
+# llmserve.toml
+
+This page is made from the rows of `llmserve/builder/server_file.py` by `python -m tests.reference`,
+and so is [its JSON schema](llmserve.schema.json) for editors.
+
+One file says which models a repository has, what they are built from, and how they are served:
+
+```toml
+[models.small]
+source = "demo"
+plugin = "iterative"
+options = { max_tokens = 64 }
+
+[models.large]
+source = "./my-model"
+
+[serve]
+replicas = 2
+
+[gateway]
+port = 9000
+```
+
+`llmserve serve --config FILE` builds what is missing or not from the same any more, and serves it;
+without `--config`, `serve` reads `llmserve.toml` in the current folder, unless it is given what to
+serve. `llmserve build --config FILE` only builds. Options of the command line come first. Paths are
+from the folder of the file. A key that means nothing is refused.
+"""
+
+
+def file_page() -> str:
+    tables = {"": TOP, "[models.NAME]": MODEL, "[serve]": SERVE, "[gateway]": GATEWAY}
+    return _FILE + "".join(starmap(_file_table, tables.items()))
+
+
+def _file_table(name: str, keys: Mapping[str, Key]) -> str:
+    heading = f"\n## `{name}`\n" if name else ""
+    lines = [
+        f"| `{key}`{', needed' if row.needed else ''} | {value_words(row)} | {row.help} |\n"
+        for key, row in keys.items()
+    ]
+    return f"{heading}\n| key | value | use |\n|---|---|---|\n" + "".join(lines)
+
+
+def schema_page() -> str:
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+PAGES = {
+    "options.md": options_page,
+    "failures.md": failures_page,
+    "llmserve.toml.md": file_page,
+    "llmserve.schema.json": schema_page,
+}
 
 
 if __name__ == "__main__":

@@ -10,9 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from llmserve.errors import ModelSourceError, OptionError, UsageError
-from llmserve_cli.building import NAME, PLUGIN, SET, build_flags, build_options, with_suggestion
+from llmserve_cli.building import (
+    CONFIG,
+    NAME,
+    PLUGIN,
+    SET,
+    build_file,
+    build_flags,
+    build_options,
+    with_suggestion,
+)
 from llmserve_cli.completion import model_sources
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
@@ -27,6 +37,9 @@ class Build(click.Command):
         """Parse the arguments; a flag similar to a missing one is reported as a typo."""
         # The parser empties its list.
         words = list(args)
+        if any(word.partition("=")[0] == "--config" for word in words):
+            # The file names the models.
+            args = [*args, "--model", ""]
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         try:
             return super().parse_args(ctx, args)
@@ -64,6 +77,7 @@ class Build(click.Command):
     help="Local folder or GGUF file, model id on the Hugging Face hub (ID:FILE.gguf for one of its "
     "GGUF files), or 'demo'.",
 )
+@CONFIG
 @NAME
 @click.option(
     "--output",
@@ -98,6 +112,7 @@ def build(
     chat: bool,
     as_json: bool,
     verbose: bool,
+    config: Path | None,
     **spec_fields: Any,
 ) -> None:
     """Build a model into a Triton repository.
@@ -111,6 +126,9 @@ def build(
     llmserve build --plugin hf --model gpt2 --max-batch-size 16 --dtype bfloat16
     llmserve build --plugin hf --model ./my-model --name mine --output models
     """
+    if config is not None:
+        _build_config(ctx, config, force=spec_fields["force"])
+        return
     with while_importing():
         from llmserve.builder.build import BuildSpec, build_spec
         from llmserve.builder.plan import suited_recipe
@@ -138,6 +156,28 @@ def build(
     else:
         click.echo(result.folder)
         _print_next(result, verbose)
+
+
+def _build_config(ctx: click.Context, path: Path, *, force: bool) -> None:
+    """Build the models of a file; what they are built from stands only there."""
+    from llmserve.builder.server_file import ServerFile
+
+    flags = {param.name: max(param.opts, key=len) for param in ctx.command.params}
+    others = [flags[name] for name in ctx.params if name in flags and _is_given(ctx, name)]
+    others = [flag for flag in others if flag not in ("--config", "--model", "--force")]
+    if others := [*others, *ctx.args]:
+        raise UsageError(
+            f"--config says what to build, and {', '.join(others)} is given too",
+            hint=f"write it into {path}",
+        )
+    file = ServerFile.read(path)
+    for stored in build_file(file, force=force):
+        click.echo(stored.model.folder)
+    click.echo(f"next: llmserve serve --config {shlex.quote(str(path))}", err=True)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def read_flags(words: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,7 +16,10 @@ from llmserve_cli.completion import component_names, local_sources, option_keys
 from llmserve_cli.interrupts import raise_on_interrupt, while_importing
 
 if TYPE_CHECKING:
-    from llmserve.builder.store import StoredModel
+    from llmserve.builder.plan import BuildSpec
+    from llmserve.builder.server_file import ServerFile
+    from llmserve.builder.store import Store, StoredModel
+    from llmserve.plugins.registry import Registry
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -31,6 +36,12 @@ SET = click.option(
     metavar="KEY=VALUE",
     shell_complete=option_keys,
     help="Set an option of the plugin, as --key VALUE does; see `llmserve plugins NAME`.",
+)
+CONFIG = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Read models and options from this file; see docs/reference/llmserve.toml.md.",
 )
 _FLAGS = (
     click.option("--tokenizer", shell_complete=component_names, help="Use this tokenizer."),
@@ -84,19 +95,33 @@ def build_stored(
         from llmserve.builder.plan import BuildSpec
         from llmserve.builder.store import Store
         from llmserve.plugins.registry import Registry
-        from llmserve_cli.status import Status
 
     if name == "":
         raise UsageError("--name is empty", hint="give a name, or leave it out")
     options = build_options(assignments, flags)
     spec = BuildSpec(plugin or "", model, name, **(components or {}), options=options, force=force)
-    registry = Registry.load()
+    return _build(spec, Store(), Registry.load())
+
+
+def build_file(file: ServerFile, *, force: bool = False) -> list[StoredModel]:
+    """Return the models of a file; those are built that are not there, or not from the same."""
+    with while_importing():
+        from llmserve.builder.store import Store
+        from llmserve.plugins.registry import Registry
+
+    store, registry = Store(repository=file.repository), Registry.load()
+    return [_build(replace(spec, force=force), store, registry) for spec in file.models.values()]
+
+
+def _build(spec: BuildSpec, store: Store, registry: Registry) -> StoredModel:
+    from llmserve_cli.status import Status
+
     raise_on_interrupt(signal.SIGTERM)
-    with Status(f"preparing {model}") as status:
+    with Status(f"preparing {spec.name or spec.model}") as status:
         try:
-            stored = Store().build(spec, registry, report=status.update)
+            stored = store.build(spec, registry, report=status.update)
         except ModelSourceError as error:
-            raise with_suggestion(error, model) from None
+            raise with_suggestion(error, spec.model) from None
     if stored.is_new:
         click.echo(f"llmserve: {stored.name} is built", err=True)
     return stored

@@ -41,6 +41,7 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
     \b
     llmserve remove demo
     """
+    from llmserve.builder.store import Store
     from llmserve.repository import publish
 
     store, repository = _place_of(model, repository)
@@ -59,6 +60,7 @@ def remove(model: str, repository: Path | None, yes: bool, force: bool) -> int:
         store.remove(model, force=force)
     else:
         publish.remove(repository, model, force=force)
+        Store(repository=repository).forget(model)
     click.echo(f"llmserve: {repository / model} is deleted", err=True)
     return 0
 

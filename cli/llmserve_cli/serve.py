@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,13 @@ import click
 
 from llmserve.errors import ConfigError, LLMServeError, ModelSourceError, ServerError, UsageError
 from llmserve.problems import Problem
-from llmserve_cli.building import NAME, PLUGIN, SET, build_stored
+from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET, build_file, build_stored
 from llmserve_cli.completion import built_models, what_to_serve
 from llmserve_cli.servers import REPOSITORY_FOLDER
 from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
+    from llmserve.builder.server_file import ServerFile
     from llmserve.repository.repository import Repository
     from llmserve.server import LoadProgress, Server, ServerSettings
     from llmserve.server.run.frontend import RunningFrontend
@@ -35,13 +36,57 @@ RUNTIME = click.option(
 )
 
 
-@click.command()
+class Serve(click.Command):
+    """The command, whose options a file may set; those of the command line come first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            # The parser empties its list.
+            given = self.make_parser(ctx).parse_args(list(args))[0]
+            self._read_file(ctx, given)
+        return super().parse_args(ctx, args)
+
+    def _read_file(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
+        from llmserve.builder.server_file import NAME as FILE
+        from llmserve.builder.server_file import ServerFile
+
+        # What is not given is None, or a mark of newer versions of click.
+        texts = {name: value for name, value in given.items() if isinstance(value, str)}
+        named, served = texts.get("config"), texts.get("served")
+        if named is None and (served is not None or not Path(FILE).is_file()):
+            return
+        if served is not None:
+            raise UsageError(
+                f"--config {named} says what to serve", hint=f"leave out {served}, or --config"
+            )
+        path = Path(named or FILE)
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}", hint="name another with --config")
+        if named is None:
+            click.echo(f"llmserve: reading {path}", err=True)
+        file = ServerFile.read(path)
+        renamed = {GATEWAY_OPTIONS.get(name, name): value for name, value in file.gateway.items()}
+        ctx.default_map = {**(ctx.default_map or {}), **file.serve, **renamed}
+        ctx.meta[FILE_KEY] = file
+
+
+GATEWAY_OPTIONS = {
+    "frontends": "frontend_names",
+    "host": "frontend_host",
+    "port": "frontend_port",
+}
+"""The options of the command that have another name in the gateway's part of a file."""
+FILE_KEY = "llmserve.file"
+
+
+@click.command(cls=Serve)
 @click.argument(
     "served",
     metavar="[REPOSITORY | MODEL]",
     default=str(REPOSITORY_FOLDER),
     shell_complete=what_to_serve,
 )
+@CONFIG
 @PLUGIN
 @NAME
 @SET
@@ -100,8 +145,12 @@ RUNTIME = click.option(
 )
 @click.option("--no-auth", is_flag=True, help="Run the frontend without keys, on any address.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send traces to this URL (OTLP over HTTP).")
+@click.pass_context
 def serve(
+    ctx: click.Context,
+    /,
     served: str,
+    config: Path | None,
     plugin: str | None,
     name: str | None,
     assignments: tuple[str, ...],
@@ -119,6 +168,9 @@ def serve(
     A model that is given instead is built first, unless it was before: a folder, an id on the
     Hugging Face hub, or a name that `llmserve list` shows. --plugin, --name and --set are for that.
 
+    llmserve.toml in the current folder, or --config, may say all of it: models, which are built if
+    needed, and options.
+
     It also starts the OpenAI API, if that is installed, and the frontends that --frontend names.
 
     Models that die are reloaded; `llmserve status` shows the state of all. Ctrl-C stops the server
@@ -128,6 +180,7 @@ def serve(
     llmserve serve
     llmserve serve model_repository --model demo --port 9000
     llmserve serve gpt2 --plugin hf
+    llmserve serve --config llmserve.toml --replicas 2
     """
     from llmserve.contract.address import Address
     from llmserve.plugins.roles import Place
@@ -139,7 +192,11 @@ def serve(
     from llmserve_cli.interrupts import raise_on_interrupt
     from llmserve_cli.status import Status
 
-    repository = _repository(served, plugin, name, assignments)
+    del config
+    if (file := ctx.meta.get(FILE_KEY)) is not None:
+        repository, models = _repository_of(file, models, plugin or name or assignments)
+    else:
+        repository = _repository(served, plugin, name, assignments)
     recover(repository)
     found = Repository.open(repository)
     settings = ServerSettings(
@@ -220,6 +277,19 @@ def serve(
         if went_wrong():
             logs = ", ".join(str(replica.log_file) for replica in replicas)
             _notify(f"not everything went well: the log is in {logs}")
+
+
+def _repository_of(
+    file: ServerFile, models: tuple[str, ...], has_options: object
+) -> tuple[Path, tuple[str, ...]]:
+    """Return the repository of a file, whose models are built if needed, and which to load."""
+    if has_options:
+        raise UsageError(
+            "--plugin, --name and --set are for a model that is built",
+            hint=f"write them into {file.path}",
+        )
+    build_file(file)
+    return file.repository, models or tuple(file.models)
 
 
 def _repository(

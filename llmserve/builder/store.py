@@ -35,7 +35,6 @@ from llmserve.repository.repository import Model, Repository
 
 HOME = "LLMSERVE_HOME"
 """The environment variable that names the folder of the store."""
-_RECORD = ".llmserve-built.json"
 _OTHERS_MAY_WRITE = 0o022
 
 Stamps = Mapping[str, Mapping[str, Any]]
@@ -112,11 +111,19 @@ class StoredModel:
 
 
 class Store:
-    """The kept models of this user, in a folder that nobody else may write to."""
+    """The kept models of this user, in a folder that nobody else may write to.
 
-    def __init__(self, folder: Path | None = None) -> None:
+    With a ``repository``, the models are all in that one, and only their records are here.
+    """
+
+    def __init__(self, folder: Path | None = None, *, repository: Path | None = None) -> None:
         self.folder = folder or home()
         self.models_folder = self.folder / "models"
+        self._repository = repository
+
+    def place(self, name: str) -> Path:
+        """Return the repository of a model."""
+        return self._repository or self.models_folder / name
 
     def models(self) -> list[StoredModel]:
         """List the models by name."""
@@ -126,9 +133,11 @@ class Store:
         return [kept for name in names if (kept := self.find(name))]
 
     def find(self, name: str) -> StoredModel | None:
-        repository = self.models_folder / name
+        repository = self.place(name)
         model = Repository.open(repository).models.get(name) if is_model_name(name) else None
-        return None if model is None else StoredModel(model, _read_record(repository, model))
+        return (
+            None if model is None else StoredModel(model, _read_record(self._record(name), model))
+        )
 
     def build(
         self,
@@ -152,34 +161,56 @@ class Store:
         with self._locked(name, report):
             kept = self.find(name)
             if kept and not spec.force:
-                _refuse_other(kept, record)
+                if self._repository is None:
+                    _refuse_other(kept, record)
                 if kept.fits(record, plan):
                     return kept
             if why:
                 report(f"plugin: {spec.plugin}, {why}")
             built = build_spec(spec, registry=registry, report=report)
-            _write_record(built.repository, built.folder, record)
+            _write_record(self._record(name), built.folder, record)
             model = Repository.open(built.repository).model(name)
-            return StoredModel(model, _read_record(built.repository, model), is_new=True)
+            return StoredModel(model, _read_record(self._record(name), model), is_new=True)
 
     def remove(self, name: str, *, force: bool) -> None:
         """Delete a model, completely or not at all."""
         if self.find(name) is None:
             names = [kept.name for kept in self.models()]
             raise ConfigError(f"no model {name!r} in {self.models_folder}", hint=near(name, names))
-        repository = self.models_folder / name
+        repository = self.place(name)
         with self._locked(name):
             remove(repository, name, force=force)
+            self.forget(name)
             with suppress(OSError):
-                (repository / _RECORD).unlink(missing_ok=True)
                 repository.rmdir()
+
+    def forget(self, name: str) -> None:
+        """Delete the record of a model that is gone."""
+        with suppress(OSError):
+            self._record(name).unlink(missing_ok=True)
+
+    @property
+    def _records(self) -> Path:
+        # Not in a repository, which may be copied to where no path of this machine has to be known.
+        return self.folder / "records"
+
+    def _record(self, name: str) -> Path:
+        return self._records / f"{self._key(name)}.json"
+
+    def _key(self, name: str) -> str:
+        """Return what tells a model from those of the same name in other repositories."""
+        if self._repository is None:
+            return name
+        place = hashlib.sha256(os.fsencode(self._repository.resolve())).hexdigest()
+        return f"{name}-{place[:16]}"
 
     def _recalled(self, spec: BuildSpec) -> BuildSpec:
         """Complete the spec of a model that is meant by its name in the store.
 
         A path, the demo, and the id of a model that was built from the hub mean themselves.
         """
-        kept = None if spec.model == DEMO else self.find(spec.model)
+        is_itself = spec.model == DEMO or self._repository is not None
+        kept = None if is_itself else self.find(spec.model)
         record = kept and kept.record
         if not record or record.model == spec.model or Path(spec.model).exists():
             return spec
@@ -202,13 +233,13 @@ class Store:
         is_path = spec.model != DEMO and path.exists()
         model = os.path.normpath(path.absolute()) if is_path else spec.model
         name = check_model_name(spec.name or model_name_from(model))
-        return replace(spec, model=model, name=name, output=self.models_folder / name)
+        return replace(spec, model=model, name=name, output=self.place(name))
 
     @contextmanager
     def _locked(self, name: str, report: Callable[[str], None] = lambda _: None) -> Iterator[None]:
         """Let one process at a time build or delete a model of this name."""
         self._make_private()
-        lock = self.folder / "locks" / name
+        lock = self.folder / "locks" / self._key(name)
         try:
             handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
@@ -219,7 +250,7 @@ class Store:
             except BlockingIOError:
                 report(f"waiting for another process that builds {name}")
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            recover(self.models_folder / name)
+            recover(self.place(name))
             yield
         finally:
             os.close(handle)
@@ -229,7 +260,7 @@ class Store:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.folder.stat()
-            for folder in (self.models_folder, self.folder / "locks"):
+            for folder in (self.models_folder, self.folder / "locks", self._records):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise OutputError(
@@ -267,8 +298,7 @@ def _digest(folder: Path) -> str:
     return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 
-def _write_record(repository: Path, folder: Path, record: Record) -> None:
-    path = repository / _RECORD
+def _write_record(path: Path, folder: Path, record: Record) -> None:
     draft = path.with_suffix(".new")
     complete = replace(record, manifest=_digest(folder), built=time.time())
     try:
@@ -279,10 +309,10 @@ def _write_record(repository: Path, folder: Path, record: Record) -> None:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _read_record(repository: Path, model: Model) -> Record | None:
+def _read_record(path: Path, model: Model) -> Record | None:
     """Read the record of a model; one that cannot be read, or is of another build, is none."""
     try:
-        content = json.loads((repository / _RECORD).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
         record = Record(**content)
         is_of_this = record.manifest == _digest(model.folder)
         valid = isinstance(record.model, str) and isinstance(record.built, float)

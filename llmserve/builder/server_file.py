@@ -1,0 +1,196 @@
+"""``llmserve.toml``: the models of a repository, their sources, and how they are served."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from llmserve.builder.plan import DEFAULT_OUTPUT, PARTS, BuildSpec
+from llmserve.builder.source import DEMO
+from llmserve.errors import ConfigError
+from llmserve.names import is_model_name, near
+
+NAME = "llmserve.toml"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the file: what its value is, and what it is for."""
+
+    kind: str
+    help: str
+    needed: bool = False
+
+
+MODEL = {
+    "source": Key("source", "A folder or a GGUF file, an id on the hub, or demo.", needed=True),
+    "plugin": Key("text", "The plugin to build with; by default the best one for the device."),
+    **{role: Key("text", f"A {role} instead of the plugin's.") for role in PARTS},
+    "options": Key("options", "The options of the build, as llmserve plugins NAME lists them."),
+}
+SERVE = {
+    "runtime": Key("text", "auto, embedded, binary or docker."),
+    "host": Key("text", "The address to listen on."),
+    "http_port": Key("whole", "Triton's HTTP port; 0 for any free one."),
+    "grpc_port": Key("whole", "Triton's gRPC port; 0 for any free one."),
+    "metrics_port": Key("whole", "The port of Triton's metrics; 0 for any free one."),
+    "replicas": Key("whole", "The number of Tritons behind one frontend."),
+    "grace": Key("number", "Seconds that requests in flight have at the end."),
+    "log_file": Key("path", "The log file of Triton."),
+    "otlp_endpoint": Key("text", "Where to send traces (OTLP over HTTP)."),
+}
+GATEWAY = {
+    "frontends": Key("texts", "The frontends to start, or none; by default the OpenAI API."),
+    "host": Key("text", "The address to listen on; by default that of serve."),
+    "port": Key("whole", "The port; by default 8080, 0 for any free one."),
+    "keys": Key("path", "The file with the API keys that are accepted."),
+    "no_auth": Key("flag", "Whether to accept requests without a key on any address."),
+}
+TOP = {
+    "repository": Key("path", "The folder of the built models; by default model_repository."),
+    "models": Key("options", "The models by name."),
+    "serve": Key("options", "How Triton is run."),
+    "gateway": Key("options", "How the OpenAI API is run."),
+}
+
+_TYPES: Mapping[str, tuple[tuple[type, ...], str, Mapping[str, Any]]] = {
+    "text": ((str,), "a text", {"type": "string"}),
+    "source": ((str,), "a text", {"type": "string"}),
+    "path": ((str,), "a path", {"type": "string"}),
+    "whole": ((int,), "a whole number", {"type": "integer", "minimum": 0}),
+    "number": ((int, float), "a number", {"type": "number", "minimum": 0}),
+    "flag": ((bool,), "true or false", {"type": "boolean"}),
+    "texts": ((list,), "a list of texts", {"type": "array", "items": {"type": "string"}}),
+    "options": ((dict,), "a table", {"type": "object"}),
+}
+
+
+@dataclass(frozen=True)
+class ServerFile:
+    """What a file says; its paths are from where it lies."""
+
+    path: Path
+    repository: Path
+    models: Mapping[str, BuildSpec] = field(default_factory=dict)
+    serve: Mapping[str, Any] = field(default_factory=dict)
+    gateway: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> ServerFile:
+        """Read a file; raise if it has a key that means nothing, or a value of the wrong kind."""
+        try:
+            content = parse_toml(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"{path} is not TOML: {error}", hint="see toml.io") from None
+        top = _checked(path, "", content, TOP)
+        folder = path.absolute().parent
+        repository = folder / top.get("repository", DEFAULT_OUTPUT)
+        return cls(
+            path,
+            _from_here(repository),
+            {
+                name: _spec(path, name, entry, repository)
+                for name, entry in top.get("models", {}).items()
+            },
+            _checked(path, "serve", top.get("serve", {}), SERVE),
+            _checked(path, "gateway", top.get("gateway", {}), GATEWAY),
+        )
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    # Python has a parser since 3.11.
+    parser = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    content: dict[str, Any] = parser.loads(text)
+    return content
+
+
+def _spec(path: Path, name: str, entry: Any, repository: Path) -> BuildSpec:
+    where = f"models.{name}"
+    if not is_model_name(name):
+        raise ConfigError(
+            f"{path}: {name!r} cannot be a model's name",
+            hint="use letters, digits, '.', '_' and '-'",
+        )
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{path}: {where} is not a table", hint=f"begin it with [{where}]")
+    model = _checked(path, where, entry, MODEL)
+    for key, row in MODEL.items():
+        if row.needed and key not in model:
+            raise ConfigError(f"{path}: {where} has no {key}", hint=f'add {key} = "…"')
+    parts: Any = {role: model.get(role) for role in PARTS}
+    return BuildSpec(
+        model.get("plugin", ""), model["source"], name, _from_here(repository), **parts,
+        options=model.get("options", {}),
+    )  # fmt: skip
+
+
+def _checked(path: Path, where: str, content: Any, keys: Mapping[str, Key]) -> dict[str, Any]:
+    """Return a table whose keys and values mean something; paths are made absolute."""
+    values = {}
+    for name, value in content.items():
+        full = f"{where}.{name}" if where else name
+        if name not in keys:
+            raise ConfigError(f"{path}: no key is called {full}", hint=near(name, keys))
+        kind = keys[name].kind
+        types, words, _ = _TYPES[kind]
+        # In Python, True is a whole number.
+        is_flag = isinstance(value, bool)
+        fits = isinstance(value, types) and is_flag == (kind == "flag")
+        if not fits or (kind == "texts" and not all(isinstance(text, str) for text in value)):
+            raise ConfigError(f"{path}: {full} takes {words}, not {value!r}")
+        values[name] = _located(path, value, kind)
+    return values
+
+
+def _located(path: Path, value: Any, kind: str) -> Any:
+    """Return a path from the file's folder; a source that is none, such as an id, stays."""
+    if kind not in ("path", "source"):
+        return value
+    found = path.absolute().parent / Path(value).expanduser()
+    is_path = kind == "path" or value.startswith((".", "/", "~"))
+    return str(found) if is_path or (value != DEMO and found.exists()) else value
+
+
+def _from_here(path: Path) -> Path:
+    """Return a path as short as in the commands that people type."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) and path != here else path
+
+
+def value_words(key: Key) -> str:
+    """Return what the value of a key is, in words."""
+    return _TYPES[key.kind][1]
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of the file, for editors."""
+    model = _table(MODEL)
+    properties = _table(TOP)["properties"]
+    properties["models"] |= {"additionalProperties": model}
+    properties["serve"] |= _table(SERVE)
+    properties["gateway"] |= _table(GATEWAY)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": NAME,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _table(keys: Mapping[str, Key]) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            name: {**_TYPES[key.kind][2], "description": key.help} for name, key in keys.items()
+        },
+        "additionalProperties": False,
+    }
+    needed = [name for name, key in keys.items() if key.needed]
+    return {**table, "required": needed} if needed else table

@@ -1,0 +1,186 @@
+"""`llmserve.toml`: what it may say, and what it means for `build` and `serve`."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from jsonschema import Draft7Validator
+
+from llmserve.builder.server_file import GATEWAY, SERVE, ServerFile, parse_toml, schema
+from llmserve.errors import ConfigError, UsageError
+from llmserve_cli.group import cli
+from llmserve_cli.serve import GATEWAY_OPTIONS, serve
+
+FILE = """
+[models.small]
+source = "demo"
+plugin = "hf"
+options = { max_tokens = 8, decoupled = true }
+
+[models.other]
+source = "./folder"
+batching = "static"
+
+[serve]
+http_port = 9
+grace = 2.5
+
+[gateway]
+host = "0.0.0.0"
+keys = "keys.txt"
+frontends = ["openai"]
+no_auth = false
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
+
+
+def written(text: str, path: str = "llmserve.toml") -> Path:
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, standalone_mode=False)
+
+
+def test_a_file_says_what_to_build_and_how_to_serve_it(tmp_path: Path) -> None:
+    file = ServerFile.read(written(FILE, "sub/llmserve.toml"))
+    folder = tmp_path / "work" / "sub"
+    assert file.repository == Path("sub/model_repository")
+    small, other = file.models.values()
+    assert (small.name, small.model, small.plugin) == ("small", "demo", "hf")
+    assert small.options == {"max_tokens": 8, "decoupled": True}
+    assert (other.model, other.plugin, other.batching) == (str(folder / "folder"), "", "static")
+    assert file.serve == {"http_port": 9, "grace": 2.5}
+    assert file.gateway["keys"] == str(folder / "keys.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[serv]", "no key is called serv: did you mean 'serve'?"),
+        ("[serve]\nhttp-port = 1", "no key is called serve.http-port: did you mean 'http_port'"),
+        ("[models.m]\nsorce = 'x'", "no key is called models.m.sorce: did you mean 'source'?"),
+        ("[models.m]\nplugin = 'x'", 'models.m has no source: add source = "…"'),
+        ("[models]\nm = 1", "models.m is not a table: begin it with [models.m]"),
+        ("[models.'a b']\nsource = 'x'", "'a b' cannot be a model's name"),
+        ("models = 1", "models takes a table, not 1"),
+        ("[serve]\nhttp_port = '1'", "serve.http_port takes a whole number, not '1'"),
+        ("[serve]\nhttp_port = true", "serve.http_port takes a whole number, not True"),
+        ("[serve]\ngrace = 'x'", "serve.grace takes a number, not 'x'"),
+        ("[gateway]\nno_auth = 1", "gateway.no_auth takes true or false, not 1"),
+        ("[gateway]\nfrontends = [1]", "gateway.frontends takes a list of texts, not [1]"),
+        ("x = ", "llmserve.toml is not TOML: "),
+    ],
+)
+def test_a_mistake_names_the_key_and_the_fix(text: str, message: str) -> None:
+    path = written(text)
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        ServerFile.read(path)
+    assert "\n" not in str(raised.value)
+    if "not TOML" not in message and "a b" not in text:
+        assert not Draft7Validator(schema()).is_valid(parse_toml(text))
+
+
+def test_a_file_that_is_not_there_is_reported() -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+        ServerFile.read(Path("none.toml"))
+
+
+def test_the_schema_accepts_what_is_accepted() -> None:
+    content: dict[str, Any] = {
+        "repository": "r",
+        "models": {"m": {"source": "demo", "options": {"dtype": "float32"}}},
+        "serve": {"replicas": 2},
+        "gateway": {"frontends": ["none"]},
+    }
+    Draft7Validator.check_schema(schema())
+    Draft7Validator(schema()).validate(content)
+    assert json.loads(json.dumps(schema())) == schema()
+
+
+def test_each_key_is_an_option_of_serve() -> None:
+    names = {param.name for param in serve.params}
+    assert names >= {*SERVE}
+    assert names >= {GATEWAY_OPTIONS.get(name, name) for name in GATEWAY}
+
+
+def test_build_builds_what_is_missing_or_changed(tmp_path: Path) -> None:
+    two = '[models.a]\nsource = "demo"\nplugin = "hf"\n\n[models.b]\nsource = "demo"\n'
+    path = written(f'{two}plugin = "hf"\n')
+    first = invoke("build", "--config", str(path))
+    assert first.stdout.split() == ["model_repository/a", "model_repository/b"]
+    assert first.stderr == (
+        "llmserve: a is built\nllmserve: b is built\nnext: llmserve serve --config llmserve.toml\n"
+    )
+    assert "is built" not in invoke("build", "--config", str(path)).stderr
+    written(f'{two}plugin = "hf"\noptions = {{ max_tokens = 7 }}\n')
+    changed = invoke("build", "--config", str(path)).stderr
+    assert changed.startswith("llmserve: b is built\nnext:")
+    assert "a is built" in invoke("build", "--config", str(path), "--force").stderr
+    assert invoke("remove", "a", "--yes").exception is None
+    names = [path.name for path in Path("model_repository").iterdir()]
+    assert sorted(names) == ["Dockerfile", "b"], "nothing of this machine is in there"
+    assert len([*(tmp_path / "home" / "records").iterdir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (["--name", "x"], "--name"),
+        (["--plugin", "hf", "--json"], "--plugin, --json"),
+        (["--decoupled", "true"], "--decoupled, true"),
+    ],
+)
+def test_a_build_of_a_file_takes_nothing_else(words: list[str], others: str) -> None:
+    error = invoke("build", "--config", str(written(FILE)), *words).exception
+    assert isinstance(error, UsageError)
+    assert f"--config says what to build, and {others} is given too" in str(error)
+
+
+ONE = '[models.a]\nsource = "demo"\nplugin = "hf"\n\n[serve]\nhttp_port = 9\n'
+
+
+def test_serve_reads_the_file_and_options_of_the_command_line_come_first() -> None:
+    same = "two of the ports are the same"
+    path = written(f"{ONE}grpc_port = 9\n", "sub/my.toml")
+    first = invoke("serve", "--config", str(path))
+    assert str(first.exception).startswith(same)
+    assert first.stderr == "llmserve: a is built\n"
+    assert Path("sub/model_repository/a/config.pbtxt").is_file()
+    written(ONE, "sub/my.toml")
+    assert str(invoke("serve", "--config", str(path), "--grpc-port", "9").exception).startswith(
+        same
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        written(f"{ONE}\n[gateway]\nport = {port}\n", "sub/my.toml")
+        free = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+        error = invoke("serve", "--config", str(path), *free).exception
+    assert str(error).startswith(f"port {port} for frontend is in use")
+
+
+def test_serve_reads_the_file_of_the_folder_unless_told_what_to_serve() -> None:
+    written(f"{ONE}grpc_port = 9\n")
+    found = invoke("serve")
+    assert str(found.exception).startswith("two of the ports are the same")
+    assert found.stderr.startswith("llmserve: reading llmserve.toml\n")
+    assert "no repository at" in str(invoke("serve", "./none").exception)
+    error = invoke("serve", "demo", "--config", "llmserve.toml").exception
+    assert str(error) == "--config llmserve.toml says what to serve: leave out demo, or --config"
+    assert "there is no file x.toml" in str(invoke("serve", "--config", "x.toml").exception)
+    error = invoke("serve", "--plugin", "hf").exception
+    assert str(error).endswith("for a model that is built: write them into llmserve.toml")
