@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test test-ray lint format bench bench-engines kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo test real-model test-ray lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -25,6 +25,11 @@ test: lint
 		|| { [ $$? = 1 ] && echo "Failed tests are run once more, on their own:" \
 		&& $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not alone"; }
 	@$(BIN)/pytest -m alone tests/live
+
+# A real chat model of 135 M parameters, fetched once into this user's cache; LLMSERVE_REAL_MODEL
+# names another GGUF file of it. `make test` tests with it where it can be had.
+real-model: .venv/.ready
+	@$(BIN)/python -m tests.real.model
 
 lint: .venv/.ready
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "make format fixes this"; exit 1; }
@@ -58,6 +63,11 @@ bench: .venv/.ready
 bench-engines: .venv/.ready
 	@$(BIN)/python -m tests.bench.engines
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
+
+# A real chat model by ours, vLLM on the CPU and llama.cpp, as OpenAI endpoints, in turns. Makes the
+# environments of the others in build/peers (2 GB); says of one that cannot be had why.
+bench-peers: .venv/.ready
+	@$(BIN)/python -m tests.bench.peers
 
 # For each engine an hour of 24 clients, 40 in 100 of which disconnect, at 80 % of the peak: no failure,
 # no leftovers, and constant memory; SOAK=600 for ten minutes. Then streams through the gateway, of which

@@ -52,7 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: _rank(_group(item.nodeid)))
 
 
-_LONG = ("live/test_scaffold.py", "live/test_readme.py", "reliability/test_serve.py")
+_LONG = (
+    "real/test_real_openvino.py",
+    "real/test_real_answers.py",
+    "live/test_scaffold.py",
+    "live/test_readme.py",
+    "reliability/test_serve.py",
+)
 
 
 def _rank(group: str) -> int:

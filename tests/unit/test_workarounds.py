@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from llmserve import client, server
+from llmserve.builder import gguf
 from llmserve.contract.workaround import Workaround
 
 ROWS = {
     (package, name): row
-    for package in (client.__name__, server.__name__)
+    for package in (client.__name__, server.__name__, gguf.__name__)
     for name, row in vars(import_module(f"{package}.workarounds")).items()
     if isinstance(row, Workaround)
 }

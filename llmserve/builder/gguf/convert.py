@@ -14,6 +14,7 @@ from typing import Any
 
 from llmserve.builder.gguf.header import GgufHeader, read_header
 from llmserve.builder.gguf.rope import rope_parameters
+from llmserve.builder.gguf.workarounds import remembered
 
 RESULT = "conversion.json"
 """What the build needs to know; beside the model, in the same folder."""
@@ -109,7 +110,7 @@ def read_config(header: GgufHeader) -> Any:
 
 
 def complete_config(config: Any, header: GgufHeader) -> None:
-    """Set what transformers leaves at the defaults of a class, which are some other model's."""
+    """Set what transformers leaves at the defaults of a class: ``OTHER_DEFAULTS``."""
     length = header.own("context_length")
     if isinstance(length, int) and hasattr(config, "n_positions"):
         # It is read as n_ctx, which nothing uses.
@@ -135,7 +136,7 @@ def read_tokenizer(header: GgufHeader) -> Any:
 
 
 def apply_rope(config: Any, header: GgufHeader) -> list[str]:
-    """Give the configuration what stretches the context, which transformers leaves in the file."""
+    """Give the configuration what stretches the context: ``STRETCH_LEFT_OUT``."""
     present = getattr(config, "rope_parameters", None)
     if present is None or present.get("rope_type", "default") != "default":
         return []
@@ -167,11 +168,7 @@ def unused_weights(header: GgufHeader, model: Any) -> list[str]:
 
 
 def without_quantizer(model: Any, config: Any) -> Any:
-    """Return the same weights as a model that can be saved.
-
-    ``save_pretrained`` refuses one that was read from GGUF, even though nothing in it is quantized
-    any more.
-    """
+    """Return the same weights as a model that can be saved: ``NOT_SAVED``."""
     import torch
 
     with torch.device("meta"):
@@ -206,7 +203,8 @@ def first_line(error: BaseException) -> str:
 def main(path: Path, target: Path, dtype: str) -> None:
     target.mkdir(parents=True, exist_ok=True)
     try:
-        result = convert(path, target, dtype)
+        with remembered():
+            result = convert(path, target, dtype)
     except Refused as error:
         result = {"refused": str(error)}
     except Exception as error:

@@ -1,0 +1,30 @@
+"""Fixtures: the real model as a folder, and what it answers by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.model import NotHad, converted_model, real_model
+from tests.real.reference import Reference
+
+
+@pytest.fixture(scope="session")
+def real_file() -> Path:
+    """The GGUF file. Without it, CI fails before it runs any test; elsewhere these are skipped."""
+    try:
+        return real_model()
+    except NotHad as error:
+        pytest.skip(f"the real model cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def real_folder(real_file: Path) -> Path:
+    del real_file
+    return converted_model()
+
+
+@pytest.fixture(scope="session")
+def reference(real_folder: Path) -> Reference:
+    return Reference(real_folder)
