@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import httpx2 as httpx
-import pytest
 
 from llmserve.testing import LiveTriton
 
@@ -16,11 +15,6 @@ from .process import Gateway
 COUNT = 16
 OPTIONS: dict[str, Any] = {"max_tokens": 32, "ignore_eos": True, "temperature": 1.5}
 """And a seed, so that all answers differ."""
-
-
-@pytest.fixture(scope="module")
-def streaming(triton: LiveTriton) -> str:
-    return triton.build("iterative", batching="continuous")
 
 
 async def streamed(
@@ -59,22 +53,21 @@ def stream_all(gateways: list[Gateway], model: str, killed: Gateway | None = Non
 
 
 def test_each_stream_of_two_gateways_has_its_own_whole_answer(
-    triton: LiveTriton, gateway: Gateway, streaming: str
+    triton: LiveTriton, gateway: Gateway, model: str
 ) -> None:
     expected = [
-        triton.client.generate(streaming, "Once", seed=seed, **OPTIONS).text
-        for seed in range(COUNT)
+        triton.client.generate(model, "Once", seed=seed, **OPTIONS).text for seed in range(COUNT)
     ]
     assert len(set(expected)) == COUNT
     second = Gateway(triton)
     try:
         for _ in range(2):
-            assert stream_all([gateway, second], streaming) == expected
-        found = stream_all([gateway, second], streaming, killed=second)
+            assert stream_all([gateway, second], model) == expected
+        found = stream_all([gateway, second], model, killed=second)
         assert found[::2] == expected[::2]
         assert all(map(str.startswith, expected[1::2], found[1::2]))
         # What the killed one left behind keeps nobody from an answer.
-        assert stream_all([gateway], streaming) == expected
+        assert stream_all([gateway], model) == expected
     finally:
         second.process.kill()
         second.process.wait()
