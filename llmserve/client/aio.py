@@ -158,8 +158,8 @@ class AsyncClient:
         for exchange in list(self._active):
             await self._finish(exchange)
         self._closed = True
-        for stream in self._streams.values():
-            stream.close()
+        if calls := [call for stream in self._streams.values() for call in stream.close()]:
+            await asyncio.wait(calls)
         await self._channel.settle(self._ends, CLOSE_SECONDS)
         await self._channel.close()
 
@@ -331,6 +331,8 @@ class AsyncClient:
         if info.name not in self._streams:
             self._streams[info.name] = SharedStream(self._open_channel(), info)
         stream = self._streams[info.name]
+        # The model may have been built again.
+        stream.info = info
         return stream if await stream.ready() else None
 
     async def _previewed(
@@ -347,7 +349,7 @@ class AsyncClient:
                             pieces = exchange.preview(item)
                         elif item is None:
                             return
-                        elif isinstance(item, Exception):
+                        elif isinstance(item, BaseException):
                             raise item
                         else:
                             pieces = exchange.take(item)
@@ -365,7 +367,8 @@ class AsyncClient:
                 async for response in responses:
                     inbox.put(response)
             inbox.put(None)
-        except Exception as error:
+        # That the client was closed is a cancellation of the call.
+        except (Exception, asyncio.CancelledError) as error:
             inbox.put(error)
 
     async def _unary(self, requests: list[Any], deadline: Deadline) -> AsyncGenerator[Any, None]:

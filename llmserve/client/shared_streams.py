@@ -68,8 +68,9 @@ class Inbox:
             self._reader = asyncio.get_running_loop().create_future()
             if seconds is None:
                 await self._reader
-            else:
-                await asyncio.wait_for(self._reader, seconds)
+            elif not (await asyncio.wait([self._reader], timeout=seconds))[0]:
+                # Not wait_for: before Python 3.12, it may lose a cancellation.
+                raise asyncio.TimeoutError
         items, self._items = self._items, []
         return items
 
@@ -80,7 +81,7 @@ class SharedStream:
     def __init__(self, channel: Channel, info: ModelInfo) -> None:
         self.name = secrets.token_hex(16)
         self._channel = channel
-        self._info = info
+        self.info = info
         self._inboxes: dict[str, Inbox] = {}
         self._calls: set[asyncio.Future[None]] = set()
         self._open: set[asyncio.Future[None]] = set()
@@ -89,9 +90,12 @@ class SharedStream:
         self._tried_at = self._retry_at = 0.0
         self._pause = _PAUSE
 
-    def close(self) -> None:
-        for call in self._calls:
+    def close(self) -> list[asyncio.Future[None]]:
+        """End the calls, and return what to wait for if the event loop is to end."""
+        calls = list(self._calls)
+        for call in calls:
             call.cancel()
+        return calls
 
     async def ready(self) -> bool:
         """Return whether the stream is open, having waited a moment for it to open."""
@@ -127,15 +131,18 @@ class SharedStream:
                 del self._inboxes[request]
 
     async def _run(self) -> None:
-        request = build_request(
-            self._info, [""], {OPEN_SHARED_STREAM: self.name}, request_id=self.name
-        )
+        # Triton's log and traces have the ids of requests, and must not have the name.
+        number = str(secrets.randbits(63) or 1)
+        options = {OPEN_SHARED_STREAM: self.name}
+        request = build_request(self.info, [""], options, request_id=number)
         request.parameters[FINAL_RESPONSE].bool_param = True
         call = self._channel.stream([request], None)
         try:
-            while (message := await self._channel.read(call)) and not is_last(message):
+            while message := await self._channel.read(call):
                 if message.error_message:
                     self._refused(read(message.error_message).code)
+                    return
+                if is_last(message):
                     return
                 for piece in _pieces(message.infer_response):
                     # Of other requests than ours we read nothing.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,31 @@ def test_a_model_is_loaded_again_and_unloaded_while_a_stream_is_open(triton: Liv
 
     run(test())
     triton.server.load(model)
+
+
+def test_a_client_that_is_closed_ends_its_streams_and_leaves_no_task(
+    triton: LiveTriton, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = triton.build("iterative", batching="continuous")
+
+    async def test() -> None:
+        client = connect_async(triton.server.grpc_url, timeout=SECONDS)
+        assert await streamed(client, model, prompts(1)[0])
+        reading = asyncio.ensure_future(read(client))
+        await asyncio.sleep(0.1)
+        await client.close()
+        await asyncio.wait_for(reading, 10)
+
+    async def read(client: AsyncClient) -> None:
+        with suppress(asyncio.CancelledError):
+            async for _ in client.stream(model, "x", max_tokens=400, ignore_eos=True):
+                pass
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(asyncio.wait_for(test(), SECONDS))
+    loop.close()
+    gc.collect()
+    assert "Task was destroyed" not in caplog.text
 
 
 def test_two_processes_of_a_model_each_get_a_stream(

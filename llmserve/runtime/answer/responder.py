@@ -156,7 +156,8 @@ class Responder:
 
         def close() -> None:
             try:
-                response = _response(self._tensors(generations, False), self._parts)
+                with panics_as_errors():
+                    response = _response(self._tensors(generations, False), self._parts)
             except Exception as error:
                 response = _refusal(failure(error, self._parts), self._parts)
             self._deliver(response, True, sender)

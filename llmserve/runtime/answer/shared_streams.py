@@ -18,7 +18,7 @@ from llmserve.contract.tensors import CACHED_TOKENS, TEXT_FORMAT_OUTPUTS, TEXT_O
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.outputs import format_answers
 from llmserve.runtime.answer.responder import Responder
-from llmserve.runtime.errors import RequestError, invalid_value
+from llmserve.runtime.errors import RequestError, invalid_value, panics_as_errors
 from llmserve.runtime.protocols import Answer, Parts
 
 _MAX_STREAMS = 256
@@ -44,12 +44,24 @@ class OpenStream:
 
     def __init__(self, responder: Responder) -> None:
         self.responder = responder
-        self.users: WeakSet[Responder] = WeakSet()
         self.needed_at = time.monotonic()
+        # Requests join in one thread, and another asks whether they wait.
+        self._users: WeakSet[Responder] = WeakSet()
+        self._lock = Lock()
 
     @property
     def is_open(self) -> bool:
         return self.responder.waits
+
+    @property
+    def is_needed(self) -> bool:
+        with self._lock:
+            users = list(self._users)
+        return any(user.waits for user in users)
+
+    def join(self, user: Responder) -> None:
+        with self._lock:
+            self._users.add(user)
 
 
 class Preview:
@@ -61,7 +73,7 @@ class Preview:
         self._streams, self._stream = streams, stream
         self._responder, self._request = responder, request
         self._ended: set[int] = set()
-        stream.users.add(responder)
+        stream.join(responder)
 
     @property
     def is_open(self) -> bool:
@@ -128,15 +140,19 @@ class SharedStreams:
 
     def then(self, end: Callable[[], None]) -> None:
         """Call ``end`` once the pieces so far have been sent."""
+        # Nobody may wait for ever for the end of an answer, whatever the driver does, and even if
+        # the last stream has just ended.
         with self._lock:
             self._ends.append(end)
-        # Nobody may wait for ever for the end of an answer, whatever the driver does.
+            self._start_thread()
         self._wake.set()
 
     def flush(self) -> bool:
-        """Send what waits, one response per stream; return whether there was anything."""
-        if not (self._waiting or self._ends):
-            return False
+        """Send what waits, one response per stream; return whether there was anything.
+
+        What another thread is sending has been sent, too, when this returns: a driver may then
+        return the requests to Triton.
+        """
         with self._sending:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -174,9 +190,13 @@ class SharedStreams:
             stream = OpenStream(responder)
             self._send(stream, GREETING)
             self._streams[name] = stream
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="llmserve streams", daemon=True)
-                self._thread.start()
+            with self._lock:
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="llmserve streams", daemon=True)
+            self._thread.start()
 
     def _send(self, stream: OpenStream, content: Iterable[SharedPiece] | dict[str, int]) -> None:
         values = np.array([pack(content)], dtype=np.object_)
@@ -189,7 +209,8 @@ class SharedStreams:
         pieces: dict[OpenStream, list[SharedPiece]] = {}
         waiting = [item for item in waiting if item.stream.is_open]
         try:
-            rows = self._format(waiting)
+            with panics_as_errors():
+                rows = self._format(waiting)
         except Exception:
             # The formatter cannot format one of them. The others must not fail with it.
             rows = [row for item in waiting for row in self._format_alone(item)]
@@ -199,9 +220,11 @@ class SharedStreams:
 
     def _format_alone(self, item: _Waiting) -> list[tuple[OpenStream, SharedPiece]]:
         try:
-            return self._format([item])
+            with panics_as_errors():
+                return self._format([item])
         except Exception as error:
-            item.responder.fail(error)
+            with suppress(Exception):
+                item.responder.fail(error)
             return []
 
     def _format(self, waiting: Sequence[_Waiting]) -> list[tuple[OpenStream, SharedPiece]]:
@@ -232,32 +255,37 @@ class SharedStreams:
             if (now := time.monotonic()) - checked_at < _CHECK_INTERVAL and self._streams:
                 continue
             checked_at = now
+            # Asking Triton takes time, in which drivers can send.
+            over = [name for name, s in list(self._streams.items()) if self._is_over(s, now)]
             with self._sending:
-                for name, stream in list(self._streams.items()):
-                    if self._is_over(stream, now):
-                        self._end(name)
-                if not (self._streams or self._waiting or self._ends):
-                    self._thread = None
-                    return
+                for name in over:
+                    self._end(name)
+                with self._lock:
+                    if not (self._streams or self._waiting or self._ends):
+                        self._thread = None
+                        return
 
     def _is_over(self, stream: OpenStream, now: float) -> bool:
-        if any(user.waits for user in list(stream.users)):
+        if stream.is_needed:
             stream.needed_at = now
         idle = now - stream.needed_at > _IDLE
         return idle or stream.responder.cancelled(now=True) or not stream.is_open
 
     def _end(self, name: str) -> None:
-        with suppress(Exception):
-            self._streams.pop(name).responder.send_tensors({}, final=True)
+        # Closing the model may have ended it meanwhile.
+        if stream := self._streams.pop(name, None):
+            with suppress(Exception):
+                stream.responder.send_tensors({}, final=True)
 
 
 def _opens(raw: object) -> object | None:
     """Return the name of the stream that a request opens, None if it opens none."""
-    parameters: str = raw.parameters() or ""  # type: ignore[attr-defined]
-    # Reading all parameters of every request twice would cost more than this.
-    if OPEN_SHARED_STREAM not in parameters:
-        return None
     try:
+        # Over HTTP, they may be no UTF-8; reading the request's options then fails that one alone.
+        parameters: str = raw.parameters() or ""  # type: ignore[attr-defined]
+        # Reading all parameters of every request twice would cost more than this.
+        if OPEN_SHARED_STREAM not in parameters:
+            return None
         return json.loads(parameters).get(OPEN_SHARED_STREAM)  # type: ignore[no-any-return]
     except (ValueError, RecursionError, AttributeError):
         return None

@@ -97,12 +97,11 @@ class Job:
     def _previewed(self, raw: Any, params: Params) -> Preview | None:
         """Join the shared stream that the request names, if this process has it."""
         streams: SharedStreams | None = self._parts.shared
-        name, request = params.shared_stream, raw.request_id()
-        if streams is None or not name or not request:
+        name = params.shared_stream
+        if streams is None or not name or not is_carried(lambda option: getattr(params, option)):
             return None
-        if not is_carried(lambda option: getattr(params, option)):
-            return None
-        return streams.preview(name, self.responder, request)
+        request = raw.request_id()
+        return streams.preview(name, self.responder, request) if request else None
 
     @property
     def previewed(self) -> bool:

@@ -103,8 +103,22 @@ def _place(context: BuildContext, folder: str) -> Mapping[str, Any]:
             f"{source.asked} is already converted, and its weights stay as they are",
             hint="leave out weight_format, or name the model that it was converted from",
         )
+    _check_attention(source.path / _MODEL)
     # The engine opens files, so a model in the hub's cache is copied.
     return context.place(files, folder, copy=True if source.repo_id else None)
+
+
+def _check_attention(model: Path) -> None:
+    """Refuse a model that its runner could not load; the weights are only mapped."""
+    from llmserve_openvino.library import openvino
+    from llmserve_openvino.runner import paged
+
+    try:
+        read = openvino.Core().read_model(str(model))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ModelSourceError(f"{model} cannot be read: {reason}") from None
+    paged(read)
 
 
 def _convert(context: BuildContext, folder: str) -> tuple[Mapping[str, Any], int | None]:

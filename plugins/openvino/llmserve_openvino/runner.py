@@ -42,14 +42,8 @@ class OpenVinoRunner:
         cache_bytes: int = 0,
     ) -> None:
         core = ov.Core()
-        model = core.read_model(str(model)) if isinstance(model, Path) else model
-        use_paged_attention(model)
+        model = paged(core.read_model(str(model)) if isinstance(model, Path) else model)
         self._layers = sum(port.any_name.startswith("key_cache.") for port in model.inputs)
-        if not self._layers:
-            raise IncompatibleError(
-                "OpenVINO finds no attention in this model that could read pages",
-                hint="serve it with the plugin hf",
-            )
         _keep_needed_rows(model)
         options = {"PERFORMANCE_HINT": "LATENCY", **properties}
         self._model = core.compile_model(model, "CPU", options)
@@ -96,6 +90,19 @@ class OpenVinoRunner:
         for name, tensor in self._cache.items():
             request.set_tensor(name, tensor)
         return request
+
+
+def paged(model: Any) -> Any:
+    """Return a model whose attention reads pages; refuse one in which OpenVINO finds none."""
+    try:
+        use_paged_attention(model)
+    except RuntimeError as error:
+        last_line = str(error).strip().splitlines()[-1]
+        raise IncompatibleError(
+            f"OpenVINO cannot read this model's cache in pages: {last_line}",
+            hint="serve it with the plugin hf",
+        ) from None
+    return model
 
 
 def _inputs(chunks: Sequence[Chunk]) -> dict[str, Any]:

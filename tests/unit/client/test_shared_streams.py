@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
 from llmserve.client.exchange import AtOnce, open_exchange
 from llmserve.client.results import Piece, gather
-from llmserve.client.shared_streams import Inbox
+from llmserve.client.shared_streams import Inbox, SharedStream
 from llmserve.contract.options import is_carried
 from llmserve.contract.shared_stream import GREETING, SharedPiece, pack, unpack
 from tests.unit.client.test_exchange import STREAM, answer
@@ -141,6 +142,58 @@ def test_a_reader_waits_for_what_arrives_and_no_longer_than_it_may() -> None:
         assert await inbox.take(0.01) == [3]
 
     asyncio.run(read())
+
+
+def test_a_cancelled_reader_stops_even_if_something_arrives_at_that_moment() -> None:
+    async def read() -> None:
+        inbox = Inbox()
+        reading = asyncio.ensure_future(inbox.take(5))
+        await asyncio.sleep(0.01)
+        inbox.put(1)
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(read())
+
+
+class Refusing:
+    """A channel of a server that refuses to open a stream, in its final response."""
+
+    def __init__(self, code: str) -> None:
+        self.opened: list[Any] = []
+        self._message = service_pb2.ModelStreamInferResponse(
+            error_message=f"[llmserve {code}] not now"
+        )
+        parameters = self._message.infer_response.parameters
+        parameters["triton_final_response"].bool_param = True
+
+    def stream(self, requests: list[Any], seconds: float | None) -> Any:
+        del seconds
+        self.opened += requests
+        return self
+
+    async def read(self, stream: Any, seconds: float | None = None) -> Any:
+        del stream, seconds
+        return self._message
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("code", ["stream_exists", "queue_full"])
+def test_a_refused_stream_is_not_asked_for_again_at_once(code: str) -> None:
+    async def test() -> None:
+        channel = Refusing(code)
+        stream = SharedStream(channel, SHARING)
+        for _ in range(5):
+            assert not await stream.ready()
+        (request,) = channel.opened
+        # Triton's traces have the ids of requests.
+        assert stream.name not in request.id
+
+    asyncio.run(test())
 
 
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 3), TEXTS, st.none() | st.integers(0, 9))))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, cast
 
 import numpy.typing as npt
 import pytest
 
 from llmserve.contract.shared_stream import GREETING, SharedPiece, pack, unpack
-from llmserve.runtime.answer.shared_streams import SharedStreams
+from llmserve.runtime.answer.shared_streams import OpenStream, SharedStreams
 from llmserve.runtime.answer.text_formatter import TextFormatter
 from llmserve.runtime.drivers.batch import BatchDriver, run_batch
 from llmserve.runtime.drivers.continuous import ContinuousDriver
@@ -24,12 +27,18 @@ NAME, OTHER = "0123456789abcdef" * 2, "f" * 32
 ENDLESS = 1_000_000
 
 
+class Panic(BaseException):
+    """What an extension in Rust raises."""
+
+
 class Grumpy(TextFormatter):
-    """Cannot format an answer with ``%``."""
+    """Cannot format an answer with ``%`` or ``&``."""
 
     def format(self, answers: Sequence[Answer]) -> dict[str, npt.NDArray[Any]]:
         if any("%" in answer.text for answer in answers):
             raise ValueError("no percentages")
+        if any("&" in answer.text for answer in answers):
+            raise Panic("no ampersands")
         return super().format(answers)
 
 
@@ -250,10 +259,15 @@ def test_unloading_ends_the_streams(model: Model) -> None:
     assert stream.closed
 
 
-def test_a_formatter_that_fails_for_one_answer_costs_the_others_nothing(model: Model) -> None:
+@pytest.mark.parametrize("culprit", ["%", "&"])
+def test_a_formatter_that_fails_for_one_answer_costs_the_others_nothing(
+    model: Model, culprit: str
+) -> None:
     stream = model.open()
     model.engine.may_step.clear()
-    requests = [model.send(text, number, max_tokens=6) for number, text in enumerate(("ab", "%"))]
+    requests = [
+        model.send(text, number, max_tokens=6) for number, text in enumerate(("ab", culprit))
+    ]
     model.engine.may_step.set()
     wait_for(lambda: all(request.closed for request in requests))
     assert "".join(piece.text for piece in pieces(stream, 0)) == "ababab"
@@ -261,6 +275,73 @@ def test_a_formatter_that_fails_for_one_answer_costs_the_others_nothing(model: M
     assert requests[1].failure is not None
     assert requests[1].failure.code == "model_failed"
     assert pieces(stream, 1) == []
+
+
+def test_requests_may_join_a_stream_while_it_is_asked_who_needs_it() -> None:
+    class User:
+        waits = False
+
+    stream = OpenStream(cast(Any, User()))
+    ended = Event()
+
+    def join() -> None:
+        recent: deque[User] = deque(maxlen=300)
+        while not ended.is_set():
+            recent.append(User())
+            stream.join(cast(Any, recent[-1]))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    joining = Thread(target=join)
+    joining.start()
+    try:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            assert not stream.is_needed
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        joining.join()
+
+
+def test_an_end_is_sent_even_if_the_last_stream_has_just_ended(model: Model) -> None:
+    assert model.streams._thread is None
+    ended = Event()
+    model.streams.then(ended.set)
+    assert ended.wait(5)
+
+
+def test_who_flushes_waits_for_what_another_thread_is_sending(model: Model) -> None:
+    """The driver of ``iterative`` returns its requests to Triton after that."""
+    sending, may_end, flushed = Event(), Event(), Event()
+
+    def end() -> None:
+        sending.set()
+        may_end.wait(5)
+
+    def flush() -> None:
+        model.streams.flush()
+        flushed.set()
+
+    model.streams.then(end)
+    assert sending.wait(5)
+    flushing = Thread(target=flush)
+    flushing.start()
+    assert not flushed.wait(0.1)
+    may_end.set()
+    assert flushed.wait(5)
+    flushing.join()
+
+
+def test_a_request_whose_parameters_are_no_text_fails_alone(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged, other = (FakeRequest({"text_input": ["ab"]}, max_tokens=3) for _ in range(2))
+    monkeypatch.setattr(damaged, "parameters", lambda: b"\xff".decode())
+    model.driver.execute([damaged, other])
+    wait_for(lambda: damaged.closed and other.closed)
+    assert damaged.failure is not None
+    assert other.text == "aba"
 
 
 def test_a_model_without_shared_streams_refuses_to_open_one() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import llmserve
-from llmserve.errors import ModelSourceError, OptionError, PluginError
+from llmserve.errors import IncompatibleError, ModelSourceError, OptionError, PluginError
 from llmserve.plugin import BuildSpec, build_spec, demo_model_path
 
 
@@ -68,6 +68,23 @@ def test_half_a_model_is_refused(converted: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(converted, tmp_path / "model"))
     (model / "openvino_model.bin").unlink()
     with pytest.raises(ModelSourceError, match=r"without openvino_model\.bin"):
+        llmserve.build("openvino", str(model), output=tmp_path / "repository")
+
+
+def test_a_converted_model_without_attention_is_refused(converted: Path, tmp_path: Path) -> None:
+    from llmserve_openvino.library import openvino
+
+    model = Path(shutil.copytree(converted, tmp_path / "model"))
+    ops = openvino.opset13
+    ids = ops.parameter([-1, -1], openvino.Type.i64, name="input_ids")
+    scores = ops.one_hot(ids, ops.constant(9), ops.constant(1.0), ops.constant(0.0), -1)
+    openvino.save_model(openvino.Model([scores], [ids]), str(model / "openvino_model.xml"))
+    with pytest.raises(IncompatibleError, match="cannot read this model's cache in pages") as error:
+        llmserve.build("openvino", str(model), output=tmp_path / "repository")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "repository").exists()
+    (model / "openvino_model.xml").write_text("<net/>")
+    with pytest.raises(ModelSourceError, match="cannot be read"):
         llmserve.build("openvino", str(model), output=tmp_path / "repository")
 
 

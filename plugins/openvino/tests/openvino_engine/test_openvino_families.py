@@ -1,0 +1,85 @@
+"""Families of models, converted in process: the tokens of the original, whatever runs together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmserve.runtime import ArrayLogits, Chunk, Engine, Runner
+from llmserve.testing import ByteTokenizer
+from llmserve_openvino.convert import convert
+from llmserve_openvino.runner import PAGE_SIZE, OpenVinoRunner
+from tests.support import generation
+from tests.tiny_models import VOCAB, make_model
+
+# Tracing warns of what the comparison with the original would show.
+pytestmark = pytest.mark.filterwarnings("ignore")
+FAMILIES = ("falcon", "gemma", "gpt2", "gpt_neox", "llama", "opt", "phi3", "qwen2", "qwen3")
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.3, "seed": 5},
+    {"temperature": 0.9, "top_p": 0.8, "seed": 6, "logprobs": 2},
+    {"repetition_penalty": 1.4, "logit_bias": {7: 2.0}},
+    {"prompt_logprobs": 1, "min_tokens": 3},
+    {"frequency_penalty": 0.7, "temperature": 0.7, "seed": 9},
+]
+
+
+class WholeTexts:
+    """A runner that computes every sequence from its beginning with the original model."""
+
+    page_size, page_count, accepts_runs = PAGE_SIZE, 64, True
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._ids = np.zeros((self.page_count, self.page_size), np.int64)
+
+    def run(self, chunks: Sequence[Chunk]) -> ArrayLogits:
+        rows = []
+        for chunk in chunks:
+            for position, token in enumerate(chunk.ids, chunk.start):
+                page = chunk.pages[position // self.page_size]
+                self._ids[page, position % self.page_size] = token
+            ids = torch.tensor(self._ids[chunk.pages].reshape(1, -1)[:, : chunk.stop])
+            with torch.inference_mode():
+                logits = self._model(input_ids=ids).logits[0].numpy()
+            rows += list(logits[len(logits) - chunk.rows :])
+        return ArrayLogits(np.array(rows, np.float32).reshape(-1, VOCAB))
+
+
+def answers(runner: Runner, seed: int) -> list[tuple[list[int], list[float]]]:
+    """Return the tokens and log-probabilities of requests that arrive one after another."""
+    rng = random.Random(seed)
+    engine = Engine(runner, ByteTokenizer(), max_sequences=4, prefill_chunk=20)
+    beginning = [rng.randrange(VOCAB) for _ in range(40)]
+    requests = []
+    for number, params in enumerate(PARAMS):
+        own = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))]
+        requests.append(generation([*beginning, *own] if number % 2 else own, 12, **params))
+        engine.admit(requests[-1])
+        assert not engine.step().failed
+    while engine.busy:
+        assert not engine.step().failed
+    return [
+        (
+            request.token_ids,
+            [one.value for one in (*request.logprobs, *request.prompt_logprobs[1:])],
+        )
+        for request in requests
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_answers_are_those_of_the_original(family: str) -> None:
+    model = make_model(family)
+    model.set_attn_implementation("sdpa")
+    runner = OpenVinoRunner(convert(model), EXACT, cache_tokens=64 * PAGE_SIZE)
+    for found, expected in zip(answers(runner, 3), answers(WholeTexts(model), 3), strict=True):
+        assert found[0] == expected[0]
+        assert found[1] == pytest.approx(expected[1], abs=1e-3)
