@@ -296,8 +296,9 @@ def _repository(
     served: str, plugin: str | None, name: str | None, assignments: tuple[str, ...]
 ) -> Path:
     """Return the repository to serve; one of its own for a model, which is built if needed."""
-    from llmserve.builder.source import is_checkpoint, is_gguf, names_model
+    from llmserve.builder.source import is_checkpoint, is_gguf, names_model, path_of
 
+    path_of(served)
     path = Path(served)
     is_model = is_checkpoint(path) or is_gguf(path)
     if not is_model and (path.exists() or served == str(REPOSITORY_FOLDER)):

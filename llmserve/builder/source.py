@@ -104,10 +104,7 @@ def resolve(
         return ModelSource(model, demo_model_path())
     if not model:
         raise ModelSourceError("--model is empty", hint="name a folder, or an id on the hub")
-    path = Path(model)
-    with suppress(RuntimeError):
-        # This fails for an unknown user; there is no such folder then.
-        path = path.expanduser()
+    path = path_of(model)
     if kind == "file":
         return ModelSource(model, _file(path, model, weights))
     if kind == "huggingface" and is_gguf(path) and not _has_any(path, weights):
@@ -128,7 +125,7 @@ def resolve(
         # The name of a snapshot's folder is the commit.
         commit = file.parents[named["file"].count("/")].name
         return ModelSource(model, file, named["id"], commit)
-    if kind == "folder" or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
+    if kind == "folder" or model.startswith((".", "/", "~")) or not names_model(model):
         others = "" if kind == "folder" else ", a GGUF file, a model's id on the hub, or 'demo'"
         what = "file" if path.suffix.lower() == GGUF else "folder"
         raise ModelSourceError(
@@ -169,8 +166,24 @@ def is_checkpoint(path: Path) -> bool:
 
 def names_model(model: str) -> bool:
     """Return whether this can be a model of the hub, or the demo, if there is no such path."""
-    repo_id, colon, file = model.partition(":")
-    return bool(_HUB_ID.fullmatch(repo_id)) and (not colon or file.lower().endswith(GGUF))
+    if "/" not in model and model.lower().endswith(GGUF):
+        return False
+    return bool(_HUB_ID.fullmatch(model) or _HUB_FILE.fullmatch(model))
+
+
+def path_of(model: str) -> Path:
+    """Return the path that a model may be; raise if no file can be called that."""
+    path = Path(model)
+    with suppress(RuntimeError):
+        # This fails for an unknown user; there is no such folder then.
+        path = path.expanduser()
+    try:
+        path.exists()
+    except OSError as error:
+        raise ModelSourceError(
+            f"{model[:40]}… cannot be a path: {error.strerror}", hint="name a folder, or an id"
+        ) from None
+    return path
 
 
 def _file(path: Path, model: str, weights: Sequence[str]) -> Path:

@@ -25,7 +25,7 @@ from llmserve.builder.plan import (
     needed_packages,
     suited_recipe,
 )
-from llmserve.builder.source import DEMO
+from llmserve.builder.source import DEMO, path_of
 from llmserve.contract.names import MANIFEST
 from llmserve.errors import ConfigError, OutputError, UsageError
 from llmserve.names import check_model_name, is_model_name, model_name_from, near
@@ -212,7 +212,7 @@ class Store:
         is_itself = spec.model == DEMO or self._repository is not None
         kept = None if is_itself else self.find(spec.model)
         record = kept and kept.record
-        if not record or record.model == spec.model or Path(spec.model).exists():
+        if not record or record.model == spec.model or path_of(spec.model).exists():
             return spec
         chosen: Any = {role: getattr(spec, role) or record.components.get(role) for role in PARTS}
         return replace(
@@ -226,11 +226,8 @@ class Store:
 
     def _located(self, spec: BuildSpec) -> BuildSpec:
         """Return the spec with its place in the store, and the model as a path if it is one."""
-        path = Path(spec.model)
-        with suppress(RuntimeError):
-            # This fails for an unknown user; there is no such folder then.
-            path = path.expanduser()
-        is_path = spec.model != DEMO and path.exists()
+        path = path_of(spec.model)
+        is_path = spec.model not in ("", DEMO) and path.exists()
         model = os.path.normpath(path.absolute()) if is_path else spec.model
         name = check_model_name(spec.name or model_name_from(model))
         return replace(spec, model=model, name=name, output=self.place(name))

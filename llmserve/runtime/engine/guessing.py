@@ -77,7 +77,11 @@ class _Places:
             self._ends[tuple(self._ids[end - _NGRAM : end])] = end
         self._next_end = max(_NGRAM, len(self._ids))
         place = self._ends.get(tuple(self._ids[-_NGRAM:]))
-        return [] if place is None else self._ids[place : place + count]
+        if place is None:
+            return []
+        # What repeats itself goes on after the newest token as well.
+        period = len(self._ids) - place
+        return [self._ids[place + offset % period] for offset in range(count)]
 
 
 class DraftModel:

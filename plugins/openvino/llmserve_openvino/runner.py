@@ -19,6 +19,7 @@ from llmserve_openvino.workarounds import use_paged_attention
 PAGE_SIZE = 32
 """The only size of a page that OpenVINO has on a CPU."""
 _NEEDED = "llmserve_needed_rows"
+_LINE = 64
 # What may follow the product that gives the scores, and leaves each row to itself.
 _BY_ROW = {"Add", "Convert", "Divide", "Multiply", "Tanh"}
 
@@ -64,9 +65,14 @@ class OpenVinoRunner:
             pages = cache_bytes // page_bytes
         # An answer needs two pages, however small the cache.
         self.page_count = max(2, pages)
-        self._cache = {
-            port.any_name: ov.Tensor(port.element_type, ov.Shape([self.page_count, *shape]))
+        # The tensors refer to the memory and do not own it.
+        self._memory = [
+            _zeros(self.page_count * int(np.prod(shape)) * port.element_type.size)
             for shape, port in zip(shapes, ports, strict=True)
+        ]
+        self._cache = {
+            port.any_name: ov.Tensor(memory, ov.Shape([self.page_count, *shape]), port.element_type)
+            for memory, shape, port in zip(self._memory, shapes, ports, strict=True)
         }
         self._request = self._new_request()
 
@@ -150,6 +156,17 @@ def _keep_needed_rows(model: Any) -> None:
     consumer.replace_source_output(selected.output(0))
     model.add_parameters([rows])
     model.validate_nodes_and_infer_types()
+
+
+def _zeros(count: int) -> Any:
+    """Return bytes whose memory the operating system gives when they are first written.
+
+    They are zeros, because a kernel may multiply by zero what is not to count, and aligned to the
+    lines of a processor's cache.
+    """
+    memory = np.zeros(count + _LINE, np.uint8)
+    first = -memory.ctypes.data % _LINE
+    return memory[first : first + count]
 
 
 def _available_memory() -> int:

@@ -216,7 +216,8 @@ def test_serve_of_a_name_that_is_nothing_says_where_it_looked(
     error = serve("acme/none", "--plugin", "hf").exception
     assert isinstance(error, ModelSourceError)
     assert str(error).startswith("there is no folder acme/none, and acme/none is not in the cache")
-    for words in ([], ["./acme/none"], ["acme/none/more"]):
+    assert "cannot be a path: File name too long" in str(serve("x" * 400).exception)
+    for words in ([], ["./acme/none"], ["acme/none/more"], ["none.gguf"]):
         assert str(serve(*words).exception).startswith("no repository at")
 
 

@@ -41,6 +41,9 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["demo", "--plugin", "hf", "--set", "decopled=true"], OptionError, "mean 'decoupled'"),
         (["dmeo", "--plugin", "hf"], LLMServeError, "did you mean 'demo'?"),
         (["./none", "--plugin", "hf"], LLMServeError, "no folder at ./none"),
+        (["none.gguf", "--plugin", "hf"], LLMServeError, "no file at none.gguf: "),
+        (["", "--plugin", "hf"], LLMServeError, "--model is empty"),
+        (["x" * 400, "--plugin", "hf"], LLMServeError, "x… cannot be a path: File name too long"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_built(

@@ -105,6 +105,10 @@ def test_a_cache_has_the_size_that_is_asked_for(converted: Path, tmp_path: Path)
     assert engine.cache_tokens == pytest.approx((1 << 30) / token_bytes, rel=0.01)
     default = make_engine(converted, tmp_path / "default", max_sequences=8)
     assert default.cache_tokens == 4 * 512
+    runner: Any = default._runner
+    for memory in runner._memory:
+        assert not memory.any(), "a kernel may multiply what is there by zero"
+        assert memory.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("kv_cache", ["f16", "u8"])

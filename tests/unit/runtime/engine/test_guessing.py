@@ -73,6 +73,8 @@ def test_lookup_finds_what_followed_last() -> None:
     # One that lost its pages, or was dropped and came back, is read anew.
     lookup.drop(request)
     assert guess(2) == [6, 2]
+    repeated = generation([5, 7, 7, 7, 7], 9)
+    assert lookup.guess({repeated: 3})[repeated] == [7, 7, 7]
     short = generation([1], 3)
     assert lookup.guess({short: 3})[short] == []
 
