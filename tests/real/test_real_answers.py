@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,11 @@ Served = Callable[[str], str]
 @pytest.fixture
 def served(triton: LiveTriton, real_folder: Path) -> Served:
     """The name of the model, served by a plugin in float32."""
-    return lambda plugin: triton.build(plugin, str(real_folder), dtype="float32")
+    # The cache of a context of 8,192 tokens would take 3 GB, beside all the other tests' models.
+    options: dict[str, dict[str, Any]] = {"iterative": {"cache_tokens": 8192}}
+    return lambda plugin: triton.build(
+        plugin, str(real_folder), dtype="float32", **options.get(plugin, {})
+    )
 
 
 @pytest.mark.parametrize("plugin", ["hf", "iterative"])
