@@ -261,11 +261,14 @@ def make_plan(spec: BuildSpec, registry: Registry) -> Plan:
 
 
 def _dependencies(distribution: str) -> Iterator[str]:
-    """Yield the dependencies of a distribution, without those of its extras."""
-    for requirement in requires(distribution) or ():
-        specifier, _, marker = requirement.partition(";")
-        if "extra" not in marker and (name := re.match(r"[\w.-]+", specifier)):
-            yield name[0]
+    """Yield what a distribution depends on here, without its extras."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in requires(distribution) or ():
+        with suppress(InvalidRequirement):
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield requirement.name
 
 
 def _constraining_packages(generator: Generator, formatter: Formatter) -> Iterator[str]:
