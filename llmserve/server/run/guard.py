@@ -267,9 +267,18 @@ def clean_up(watch: Guarded) -> None:
 
 
 def remove_leftovers(name: str, scratch: str | Path) -> None:
-    """Remove a server's shared memory and its scratch folder."""
+    """Remove a server's shared memory and its scratch folder.
+
+    The lock is last: if this process is killed meanwhile, who finds the lock goes on.
+    """
     for segment in Path("/dev/shm").glob(f"{name}*"):
         segment.unlink(missing_ok=True)
+    with suppress(OSError):
+        for path in Path(scratch).iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from llmserve.server.keep import watched_frontend
 from llmserve.server.keep.states import State
 from llmserve.server.keep.watched_frontend import WatchedFrontend, watched
 from llmserve.server.run.frontend import RunningFrontend, start_frontend
-from llmserve.server.run.guard import ZOMBIE, state_of
+from llmserve.server.run.guard import LOCK, ZOMBIE, remove_leftovers, state_of
 from llmserve.server.run.process import GuardedProcess, make_scratch
 from llmserve.server.settings import free_port
 from tests.live.servers import eventually, leftovers
@@ -73,6 +73,31 @@ def test_what_outlives_a_killed_guard_is_ended_and_cleaned_up(stubborn: GuardedP
     assert stubborn.wait(10) is not None
     assert stubborn.why_it_ended() == "its guard was killed by SIGKILL"
     assert not gone(stubborn.pid), "it ignores SIGTERM, which it gets when its guard dies"
+
+
+def test_what_a_killed_guard_has_begun_to_clean_up_is_cleaned_up(
+    stubborn: GuardedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = Path(stubborn._watch.scratch)
+    folders = [scratch / str(number) for number in range(20)]
+    for folder in folders:
+        folder.mkdir()
+    rmdir = os.rmdir
+
+    def killed_at_the_last(path: str, **arguments: int) -> None:
+        rmdir(path, **arguments)
+        if not any(folder.exists() for folder in folders):
+            os._exit(0)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr("os.rmdir", killed_at_the_last)
+        remove_leftovers("llmserve-none", scratch)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (scratch / LOCK).exists()
+    os.kill(stubborn._guard.pid, signal.SIGKILL)
+    stubborn.stop(grace=5)
+    assert not scratch.exists()
 
 
 def test_a_stopped_guard_still_reports_the_end_of_its_process(stubborn: GuardedProcess) -> None:
