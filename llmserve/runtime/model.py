@@ -22,6 +22,8 @@ from llmserve.runtime.protocols import Driver, Parts
 class TritonPythonModel:
     """A model in one Triton process: all parts of a fused model, or those of a stage."""
 
+    _shared: SharedStreams | None = None
+
     def initialize(self, args: Mapping[str, str]) -> None:
         """Create the parts that the manifest names; Triton calls this once."""
         import triton_python_backend_utils as pb_utils
@@ -81,6 +83,9 @@ class TritonPythonModel:
         gc.freeze()
 
     def execute(self, requests: Sequence[Any]) -> Sequence[Any] | None:
+        # Here, not in the drivers: one of a plugin would generate an answer to such a request.
+        if self._shared is not None and not (requests := self._shared.others(requests)):
+            return None
         return self._driver.execute(requests)
 
     def is_ready(self) -> bool:
@@ -94,8 +99,8 @@ class TritonPythonModel:
         driver = getattr(self, "_driver", None)
         if driver is not None:
             driver.finalize()
-            if shared := getattr(self, "_shared", None):
-                shared.close()
+            if self._shared is not None:
+                self._shared.close()
             # Only some formatters have this method.
             if close := getattr(getattr(self, "_formatter", None), "close", None):
                 close()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -113,17 +113,20 @@ class SharedStreams:
         self._wake = Event()
         self._thread: Thread | None = None
 
-    def open(self, raw: object) -> bool:
-        """Open a stream if a request asks for one; return whether it does, even if in vain."""
-        name = _opens(raw)
-        if name is None:
-            return False
-        responder = Responder(raw, self._parts)
-        try:
-            self._begin(name, responder)
-        except RequestError as error:
-            responder.fail(error)
-        return True
+    def others(self, requests: Sequence[Any]) -> list[Any]:
+        """Open the streams that requests ask for, and return the other requests."""
+        others = []
+        for raw in requests:
+            name = _opens(raw)
+            if name is None:
+                others.append(raw)
+                continue
+            responder = Responder(raw, self._parts)
+            try:
+                self._begin(name, responder)
+            except RequestError as error:
+                responder.fail(error)
+        return others
 
     def preview(self, name: str, responder: Responder, request: str) -> Preview | None:
         """Return what shows the pieces of a request in a stream; None if it is not open here."""
@@ -278,14 +281,14 @@ class SharedStreams:
                 stream.responder.send_tensors({}, final=True)
 
 
-def _opens(raw: object) -> object | None:
+def _opens(raw: Any) -> Any:
     """Return the name of the stream that a request opens, None if it opens none."""
     try:
         # Over HTTP, they may be no UTF-8; reading the request's options then fails that one alone.
-        parameters: str = raw.parameters() or ""  # type: ignore[attr-defined]
+        parameters: str = raw.parameters() or ""
         # Reading all parameters of every request twice would cost more than this.
         if OPEN_SHARED_STREAM not in parameters:
             return None
-        return json.loads(parameters).get(OPEN_SHARED_STREAM)  # type: ignore[no-any-return]
+        return json.loads(parameters).get(OPEN_SHARED_STREAM)
     except (ValueError, RecursionError, AttributeError):
         return None

@@ -143,8 +143,6 @@ def begin(requests: Sequence[Any], parts: Parts, *, eager: bool = True) -> Itera
     Constraints are ready if the jobs are ``eager``. A driver that passes others to a generator has
     to settle their generations.
     """
-    if parts.shared is not None:
-        requests = [raw for raw in requests if not parts.shared.open(raw)]
     jobs = [Job(raw, parts, eager=eager) for raw in requests]
     # All are read first, so that their constraints are compiled meanwhile.
     accepted = [job for job, raw in zip(jobs, requests, strict=True) if _try(job, job.admit, raw)]

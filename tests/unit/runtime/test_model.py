@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from llmserve.contract.shared_stream import NUMBER
 from llmserve.runtime.contract import SCHEMA
 from llmserve.runtime.model import TritonPythonModel
-from llmserve.testing import FakeBackendUtils
+from llmserve.testing import FakeBackendUtils, FakeRequest
+
+Load = Callable[..., TritonPythonModel]
 
 
 class Stage:
@@ -58,6 +61,17 @@ class Inline:
         Inline.seen = (parts.generator.created_in, threading.current_thread())
 
 
+class Counting(Inline):
+    """A driver of a plugin that knows nothing of shared streams."""
+
+    got: tuple[Any, ...] = ()
+
+    def execute(self, requests: Any) -> None:
+        Counting.got += tuple(requests)
+
+    def finalize(self) -> None: ...
+
+
 class Threaded(Inline):
     has_thread = True
 
@@ -69,29 +83,33 @@ def manifest(stage: type[Any], **settings: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Initialize Triton's model with a manifest."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackendUtils())
 
-    def load(content: dict[str, Any]) -> None:
+    def load(content: dict[str, Any], decoupled: bool = False) -> TritonPythonModel:
         (tmp_path / "llmserve.json").write_text(json.dumps(content))
-        config = {"model_name": "stage", "model_config": '{"max_batch_size": 4}'}
-        arguments = {"model_repository": str(tmp_path), "model_version": "1", **config}
-        TritonPythonModel().initialize(arguments)
+        policy = {"decoupled": decoupled}
+        config = json.dumps({"max_batch_size": 4, "model_transaction_policy": policy})
+        names = {"model_name": "stage", "model_version": "1"}
+        arguments = {"model_repository": str(tmp_path), "model_config": config, **names}
+        model = TritonPythonModel()
+        model.initialize(arguments)
+        return model
 
     return load
 
 
 @pytest.mark.parametrize("schema", [None, 0, 99])
 def test_a_manifest_of_another_schema_is_refused_before_it_is_read(
-    load: Callable[[dict[str, Any]], None], schema: int | None
+    load: Load, schema: int | None
 ) -> None:
     with pytest.raises(RuntimeError, match=r"built by llmserve 9\.9.*build it again"):
         load({"llmserve": "9.9", "schema": schema})
 
 
 def test_loaded_objects_are_excluded_from_garbage_collection(
-    load: Callable[[dict[str, Any]], None],
+    load: Load,
 ) -> None:
     before = gc.get_freeze_count()
     try:
@@ -102,7 +120,7 @@ def test_loaded_objects_are_excluded_from_garbage_collection(
 
 
 def test_a_setting_that_an_older_build_does_not_have_is_an_error_with_the_fix(
-    load: Callable[[dict[str, Any]], None],
+    load: Load,
 ) -> None:
     with pytest.raises(KeyError) as caught:
         load(manifest(Newer, pace=1))
@@ -115,7 +133,7 @@ def test_a_setting_that_an_older_build_does_not_have_is_an_error_with_the_fix(
 
 @pytest.mark.parametrize("driver", [Inline, Threaded])
 def test_loading_for_a_driver_with_its_own_thread_leaves_no_helpers_in_tritons_thread(
-    load: Callable[[dict[str, Any]], None], driver: type[Inline]
+    load: Load, driver: type[Inline]
 ) -> None:
     content = manifest(Stage)
     content["components"] = {
@@ -147,3 +165,22 @@ def test_a_model_is_ready_unless_its_driver_is_not() -> None:
     for driver, ready in ((object(), True), (SimpleNamespace(is_ready=lambda: False), False)):
         model._driver = driver  # type: ignore[assignment]
         assert model.is_ready() is ready
+
+
+def test_a_request_that_opens_a_shared_stream_never_reaches_a_driver(load: Load) -> None:
+    content = manifest(Stage)
+    content["components"] = {
+        role: {"runtime": f"{__name__}:{kind.__name__}", "settings": {}}
+        for role, kind in (("batching", Counting), ("generator", Engine))
+    }
+    content["contract"]["shared_stream"] = NUMBER
+    model = load(content, decoupled=True)
+    opening = FakeRequest({"text_input": [""]}, open_shared_stream="0" * 32)
+    other = FakeRequest({"text_input": ["open_shared_stream"]}, note="open_shared_stream")
+    assert model.execute([opening]) is None
+    model.execute([opening_too := FakeRequest({}, open_shared_stream="x"), other])
+    assert Counting.got == (other,)
+    assert (opening.failure, opening.closed) == (None, False)
+    assert opening_too.failure is not None
+    model.finalize()
+    assert opening.closed

@@ -57,7 +57,7 @@ class Model:
 
     def open(self, name: object = NAME) -> FakeRequest:
         request = FakeRequest({"text_input": [""]}, open_shared_stream=name)
-        self.driver.execute([request])
+        assert self.streams.others([request]) == []
         return request
 
     def send(self, text: str, number: int = 1, **parameters: Any) -> FakeRequest:
@@ -338,7 +338,7 @@ def test_a_request_whose_parameters_are_no_text_fails_alone(
 ) -> None:
     damaged, other = (FakeRequest({"text_input": ["ab"]}, max_tokens=3) for _ in range(2))
     monkeypatch.setattr(damaged, "parameters", lambda: b"\xff".decode())
-    model.driver.execute([damaged, other])
+    model.driver.execute(model.streams.others([damaged, other]))
     wait_for(lambda: damaged.closed and other.closed)
     assert damaged.failure is not None
     assert other.text == "aba"
