@@ -104,11 +104,12 @@ def serving(repository: Path, words: Sequence[str]) -> Iterator[tuple[Running, B
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    # Not between fork and exec, where another thread's lock would be held for ever.
+    from llmserve.server.run.guard import PR_SET_PDEATHSIG
+
     parent, libc = os.getpid(), ctypes.CDLL(None)
 
     def end_with_parent() -> None:
-        from llmserve.server.run.guard import PR_SET_PDEATHSIG
-
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)

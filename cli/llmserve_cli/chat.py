@@ -16,7 +16,7 @@ from llmserve_cli.completion import built_models
 from llmserve_cli.conversation import KNOWN, Conversation, Ended, run_command
 from llmserve_cli.interrupts import interrupted, stoppable, while_importing
 from llmserve_cli.options import request_option
-from llmserve_cli.servers import REPOSITORY, url_for
+from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, printable
 from llmserve_cli.wrapping import WordWrap
 
@@ -26,18 +26,9 @@ SYSTEM = click.option("--system", metavar="TEXT", default="", help="System messa
 
 @click.command()
 @click.argument("model", shell_complete=built_models)
-@click.option(
-    "--url",
-    envvar="LLMSERVE_URL",
-    help="gRPC address (default: that of `llmserve serve` if it runs here, else 127.0.0.1:8001).",
-)
+@ADDRESS
 @REPOSITORY
-@click.option(
-    "--openai",
-    metavar="URL",
-    help="Talk to a server with OpenAI's API, as in http://127.0.0.1:8080/v1, with the key in "
-    "OPENAI_API_KEY.",
-)
+@OPENAI
 @SYSTEM
 @request_option("max_tokens")
 @request_option("temperature")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -225,13 +226,17 @@ def _save(conversation: Conversation, argument: str) -> str:
         text = "\n\n".join(f"**{entry['role']}**\n\n{entry['content']}" for entry in messages)
     try:
         # Not over a file: a conversation is not worth one that was there before.
-        with path.open("x", encoding="utf-8") as file:
+        with open(path, "x", encoding="utf-8", opener=_private) as file:
             file.write(text + "\n")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint="give another name"
         ) from None
     return f"saved to {path}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _stats(conversation: Conversation, _: str) -> str:

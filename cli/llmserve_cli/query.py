@@ -25,7 +25,7 @@ from llmserve.names import near
 from llmserve_cli.completion import built_models, request_options
 from llmserve_cli.interrupts import while_importing
 from llmserve_cli.options import request_option
-from llmserve_cli.servers import REPOSITORY, url_for
+from llmserve_cli.servers import ADDRESS, OPENAI, REPOSITORY, url_for
 from llmserve_cli.terminal import echo_answer, print_json
 
 if TYPE_CHECKING:
@@ -41,18 +41,9 @@ _NOT_BY_SET = {"self", "model", "prompt", "text_input", "messages", "stream", "t
 @click.command()
 @click.argument("model", shell_complete=built_models)
 @click.argument("prompt", required=False)
-@click.option(
-    "--url",
-    envvar="LLMSERVE_URL",
-    help="gRPC address (default: that of `llmserve serve` if it runs here, else 127.0.0.1:8001).",
-)
+@ADDRESS
 @REPOSITORY
-@click.option(
-    "--openai",
-    metavar="URL",
-    help="Query a server with OpenAI's API, as in http://127.0.0.1:8080/v1, with the key in "
-    "OPENAI_API_KEY.",
-)
+@OPENAI
 @request_option("max_tokens")
 @click.option(
     "--stream/--no-stream",

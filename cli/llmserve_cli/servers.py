@@ -14,6 +14,17 @@ from llmserve.errors import ModelNotReadyError, UnreachableError, UsageError
 URL = click.option(
     "--url", envvar="LLMSERVE_URL", help="gRPC address, to select a server (or LLMSERVE_URL)."
 )
+ADDRESS = click.option(
+    "--url",
+    envvar="LLMSERVE_URL",
+    help="gRPC address (default: that of `llmserve serve` if it runs here, else 127.0.0.1:8001).",
+)
+OPENAI = click.option(
+    "--openai",
+    metavar="URL",
+    help="Ask a server with OpenAI's API, as in http://127.0.0.1:8080/v1, with the key in "
+    "OPENAI_API_KEY.",
+)
 REPOSITORY = click.option(
     "--repository",
     type=click.Path(path_type=Path, file_okay=False),

@@ -186,6 +186,8 @@ def test_a_conversation_is_saved_and_replaces_no_file(
     list(conversation.ask("ünö"))
     path = tmp_path / "two words.json"
     assert run_command(conversation, f"/save '{path}'") == f"saved to {path}"
+    # What was said is nobody else's.
+    assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text(encoding="utf-8")) == conversation.messages()
     with pytest.raises(UsageError, match="File exists: give another name"):
         run_command(conversation, f"/save '{path}'")
