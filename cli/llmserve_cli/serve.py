@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmserve.errors import ConfigError, LLMServeError, ModelSourceError, ServerError, UsageError
+from llmserve.errors import LLMServeError, ServerError
 from llmserve.problems import Problem
-from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET, build_file, build_stored
+from llmserve_cli.building import CONFIG, NAME, PLUGIN, SET
 from llmserve_cli.completion import built_models, what_to_serve
+from llmserve_cli.served import CommandWithFile, served_repository
 from llmserve_cli.servers import REPOSITORY_FOLDER
 from llmserve_cli.terminal import printable
 
 if TYPE_CHECKING:
-    from llmserve.builder.server_file import ServerFile
     from llmserve.repository.repository import Repository
     from llmserve.server import LoadProgress, Server, ServerSettings
     from llmserve.server.run.frontend import RunningFrontend
@@ -36,50 +36,7 @@ RUNTIME = click.option(
 )
 
 
-class Serve(click.Command):
-    """The command, whose options a file may set; those of the command line come first."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            # The parser empties its list.
-            given = self.make_parser(ctx).parse_args(list(args))[0]
-            self._read_file(ctx, given)
-        return super().parse_args(ctx, args)
-
-    def _read_file(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
-        from llmserve.builder.server_file import NAME as FILE
-        from llmserve.builder.server_file import ServerFile
-
-        # What is not given is None, or a mark of newer versions of click.
-        texts = {name: value for name, value in given.items() if isinstance(value, str)}
-        named, served = texts.get("config"), texts.get("served")
-        if named is None and (served is not None or not Path(FILE).is_file()):
-            return
-        if served is not None:
-            raise UsageError(
-                f"--config {named} says what to serve", hint=f"leave out {served}, or --config"
-            )
-        path = Path(named or FILE)
-        if not path.is_file():
-            raise UsageError(f"there is no file {path}", hint="name another with --config")
-        if named is None:
-            click.echo(f"llmserve: reading {path}", err=True)
-        file = ServerFile.read(path)
-        renamed = {GATEWAY_OPTIONS.get(name, name): value for name, value in file.gateway.items()}
-        ctx.default_map = {**(ctx.default_map or {}), **file.serve, **renamed}
-        ctx.meta[FILE_KEY] = file
-
-
-GATEWAY_OPTIONS = {
-    "frontends": "frontend_names",
-    "host": "frontend_host",
-    "port": "frontend_port",
-}
-"""The options of the command that have another name in the gateway's part of a file."""
-FILE_KEY = "llmserve.file"
-
-
-@click.command(cls=Serve)
+@click.command(cls=CommandWithFile)
 @click.argument(
     "served",
     metavar="[REPOSITORY | MODEL]",
@@ -165,8 +122,9 @@ def serve(
 ) -> None:
     """Serve a model repository with Triton.
 
-    A model that is given instead is built first, unless it was before: a folder, an id on the
-    Hugging Face hub, or a name that `llmserve list` shows. --plugin, --name and --set are for that.
+    A model that is given instead is built first, unless it was before: a folder, a GGUF file, an
+    id on the Hugging Face hub, or a name that `llmserve list` shows. --plugin, --name and --set are
+    for that.
 
     llmserve.toml in the current folder, or --config, may say all of it: models, which are built if
     needed, and options.
@@ -193,10 +151,7 @@ def serve(
     from llmserve_cli.status import Status
 
     del config
-    if (file := ctx.meta.get(FILE_KEY)) is not None:
-        repository, models = _repository_of(file, models, plugin or name or assignments)
-    else:
-        repository = _repository(served, plugin, name, assignments)
+    repository, models = served_repository(ctx, served, models, plugin, name, assignments)
     recover(repository)
     found = Repository.open(repository)
     settings = ServerSettings(
@@ -277,62 +232,6 @@ def serve(
         if went_wrong():
             logs = ", ".join(str(replica.log_file) for replica in replicas)
             _notify(f"not everything went well: the log is in {logs}")
-
-
-def _repository_of(
-    file: ServerFile, models: tuple[str, ...], has_options: object
-) -> tuple[Path, tuple[str, ...]]:
-    """Return the repository of a file, whose models are built if needed, and which to load."""
-    if has_options:
-        raise UsageError(
-            "--plugin, --name and --set are for a model that is built",
-            hint=f"write them into {file.path}",
-        )
-    build_file(file)
-    return file.repository, models or tuple(file.models)
-
-
-def _repository(
-    served: str, plugin: str | None, name: str | None, assignments: tuple[str, ...]
-) -> Path:
-    """Return the repository to serve; one of its own for a model, which is built if needed."""
-    from llmserve.builder.source import is_checkpoint, is_gguf, names_model, path_of
-
-    path_of(served)
-    path = Path(served)
-    is_model = is_checkpoint(path) or is_gguf(path)
-    if not is_model and (path.exists() or served == str(REPOSITORY_FOLDER)):
-        if plugin or name or assignments:
-            raise UsageError(
-                "--plugin, --name and --set are for a model that is built",
-                hint=f"{served} is a repository: leave them out",
-            )
-        _refuse_other(path)
-        return path
-    if not is_model:
-        _refuse_other(path)
-        if not names_model(served):
-            return path
-    try:
-        return build_stored(served, name=name, plugin=plugin, assignments=assignments).repository
-    except ModelSourceError as error:
-        if is_model:
-            raise
-        problem = f"there is no folder {served}, and {error.problem}"
-        raise ModelSourceError(problem, hint=error.hint) from None
-
-
-def _refuse_other(path: Path) -> None:
-    """Refuse what is not a repository, with the command that serves it."""
-    from llmserve.repository.check import not_a_repository
-
-    if (problem := not_a_repository(path)) is not None:
-        raise problem.error()
-    in_default = REPOSITORY_FOLDER / path / "config.pbtxt"
-    if not path.exists() and in_default.is_file():
-        raise ConfigError(
-            f"{path} is a model in {REPOSITORY_FOLDER}", hint=f"llmserve serve --model {path}"
-        )
 
 
 @contextmanager

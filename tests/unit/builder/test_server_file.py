@@ -15,7 +15,8 @@ from jsonschema import Draft7Validator
 from llmserve.builder.server_file import GATEWAY, SERVE, ServerFile, parse_toml, schema
 from llmserve.errors import ConfigError, UsageError
 from llmserve_cli.group import cli
-from llmserve_cli.serve import GATEWAY_OPTIONS, serve
+from llmserve_cli.serve import serve
+from llmserve_cli.served import GATEWAY_OPTIONS
 
 FILE = """
 [models.small]
