@@ -38,7 +38,8 @@ def test_a_chat_is_answered_whole_and_as_a_stream(gateway: Gateway, model: str) 
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    assert len(chunks) > 4
+    # The role, more than one piece of text, and the usage; on a busy machine, pieces join.
+    assert len(chunks) > 3
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-2].choices[0].finish_reason == "stop"
     assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
