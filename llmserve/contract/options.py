@@ -281,6 +281,8 @@ LOGIT_BIAS = _input("logit_bias")
 LOGPROBS = _inputs("logprobs")
 """The options that a generator supports by pushing its logits along with its tokens."""
 PROMPT_LOGPROBS = _input("prompt_logprobs")
+ENGINE_OPTIONS = (*SAMPLING, LOGIT_BIAS, *LOGPROBS, PROMPT_LOGPROBS)
+"""The options that ``llmserve.runtime.Engine`` supports, whatever its runner."""
 FORMS = _inputs("forms")
 """The constraints on an answer; the last two are TensorRT-LLM's names for the others."""
 TEXT_FORMAT_INPUTS = _inputs("format")

@@ -58,3 +58,6 @@ PROMPT_LOGPROBS_OUTPUT = Tensor("prompt_logprobs", "TYPE_STRING")
 CACHED_TOKENS = Tensor("num_cached_tokens", "TYPE_INT32")
 """How many of the prompt's tokens were in a cache already; sent with the end of an answer, by
 generators that set :attr:`Generation.cached_tokens`."""
+
+ENGINE_OUTPUTS = (CACHED_TOKENS, *LOGPROBS_OUTPUTS, PROMPT_LOGPROBS_OUTPUT)
+"""What answers of ``llmserve.runtime.Engine`` may have besides the formatter's outputs."""

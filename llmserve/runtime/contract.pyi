@@ -8,6 +8,7 @@ from llmserve.contract.options import API_NAMES as API_NAMES
 from llmserve.contract.options import BIASES as BIASES
 from llmserve.contract.options import CHAT_TEMPLATE_KWARGS as CHAT_TEMPLATE_KWARGS
 from llmserve.contract.options import DEFAULT_LENGTH as DEFAULT_LENGTH
+from llmserve.contract.options import ENGINE_OPTIONS as ENGINE_OPTIONS
 from llmserve.contract.options import FILL_CONTEXT as FILL_CONTEXT
 from llmserve.contract.options import FORMS as FORMS
 from llmserve.contract.options import INCLUDE_STOP as INCLUDE_STOP
@@ -25,6 +26,7 @@ from llmserve.contract.options import STREAM as STREAM
 from llmserve.contract.options import TEXT_FORMAT_INPUTS as TEXT_FORMAT_INPUTS
 from llmserve.contract.options import RequestOption as RequestOption
 from llmserve.contract.tensors import CACHED_TOKENS as CACHED_TOKENS
+from llmserve.contract.tensors import ENGINE_OUTPUTS as ENGINE_OUTPUTS
 from llmserve.contract.tensors import FINISH_REASON as FINISH_REASON
 from llmserve.contract.tensors import LOGPROBS_OUTPUTS as LOGPROBS_OUTPUTS
 from llmserve.contract.tensors import MESSAGES as MESSAGES

@@ -20,17 +20,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             prepare=_prepare,
             # The engine chooses every token, and does all of this itself.
-            inputs=(
-                *contract.SAMPLING,
-                contract.LOGIT_BIAS,
-                *contract.LOGPROBS,
-                contract.PROMPT_LOGPROBS,
-            ),
-            outputs=(
-                contract.CACHED_TOKENS,
-                *contract.LOGPROBS_OUTPUTS,
-                contract.PROMPT_LOGPROBS_OUTPUT,
-            ),
+            inputs=contract.ENGINE_OPTIONS,
+            outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
             requires=("numpy",),
         )

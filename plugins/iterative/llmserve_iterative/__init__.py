@@ -43,17 +43,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             runtime="llmserve_iterative.generator:StepwiseGenerator",
             modes=frozenset({"step", "batch"}),
             prepare=_prepare_generator,
-            inputs=(
-                *contract.SAMPLING,
-                contract.LOGIT_BIAS,
-                *contract.LOGPROBS,
-                contract.PROMPT_LOGPROBS,
-            ),
-            outputs=(
-                contract.CACHED_TOKENS,
-                *contract.LOGPROBS_OUTPUTS,
-                contract.PROMPT_LOGPROBS_OUTPUT,
-            ),
+            inputs=contract.ENGINE_OPTIONS,
+            outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
             options=(*PLACEMENT_OPTIONS, cache_tokens, prefill_chunk, prompt_lookup),
         )

@@ -26,17 +26,8 @@ def llmserve_register_generators() -> Sequence[Generator]:
             modes=frozenset({"step", "batch"}),
             weights=("*.safetensors", "openvino_model.xml", "openvino_model.bin"),
             prepare=_prepare_generator,
-            inputs=(
-                *contract.SAMPLING,
-                contract.LOGIT_BIAS,
-                *contract.LOGPROBS,
-                contract.PROMPT_LOGPROBS,
-            ),
-            outputs=(
-                contract.CACHED_TOKENS,
-                *contract.LOGPROBS_OUTPUTS,
-                contract.PROMPT_LOGPROBS_OUTPUT,
-            ),
+            inputs=contract.ENGINE_OPTIONS,
+            outputs=contract.ENGINE_OUTPUTS,
             constrains=True,
             options=(
                 DTYPE_OPTION,
