@@ -7,6 +7,8 @@ from llmserve.builder.causal import place_instances as place_instances
 from llmserve.builder.context import BuildContext as BuildContext
 from llmserve.builder.context import Container as Container
 from llmserve.builder.ensemble import Assembly as Assembly
+from llmserve.builder.guessing import GUESS_OPTIONS as GUESS_OPTIONS
+from llmserve.builder.guessing import draft_context as draft_context
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
