@@ -210,12 +210,7 @@ class AsyncClient:
 
         Leaving the loop early cancels the request; with ``contextlib.aclosing``, immediately.
         """
-        new_reader = await self._readers(model, timeout, options, None)
-        exchange, deadline = await self._open(model, prompt, timeout, options, pieces=True)
-        answers = self._pieces(exchange, deadline)
-        if new_reader:
-            count = 1 if isinstance(prompt, str) else len(prompt)
-            answers = stream_calls(answers, new_reader, count)
+        answers = await self._open_stream(model, prompt, timeout, options)
         async with aclosing(answers) as pieces:
             async for piece in pieces:
                 if piece.is_news:
@@ -246,6 +241,15 @@ class AsyncClient:
             parallel = tools is None or tools.parallel
             answers = [read_calls(new_reader(), answer, parallel=parallel) for answer in answers]
         return answers[0] if isinstance(prompt, str) else answers
+
+    async def _open_stream(
+        self, model: str, prompt: Prompt, timeout: Timeout, options: dict[str, Any]
+    ) -> AsyncGenerator[Piece, None]:
+        """Return the pieces of a stream, in which the thinking is told from the answer."""
+        new_reader = await self._readers(model, timeout, options, None)
+        pieces = self._pieces(*await self._open(model, prompt, timeout, options, pieces=True))
+        count = 1 if isinstance(prompt, str) else len(prompt)
+        return stream_calls(pieces, new_reader, count) if new_reader else pieces
 
     async def _readers(
         self, model: str, timeout: Timeout, options: dict[str, Any], tools: Tools | None
