@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.answer.compiling import Compiler
-from llmserve.runtime.answer.constrained import FormConstraint, form_of
+from llmserve.runtime.answer.compiling import Compiler, Form
+from llmserve.runtime.answer.constrained import FormConstraint, call_form_of, form_of
 from llmserve.runtime.answer.generation import Constraint, Generation
 from llmserve.runtime.answer.logprobs import to_json
+from llmserve.runtime.answer.staged import StagedConstraint
 from llmserve.runtime.protocols import Answer, Tokenizer, strings
 
 
@@ -29,12 +31,24 @@ class TextFormatter:
 
     def constrain(self, generation: Generation, tokenizer: Tokenizer) -> Constraint | None:
         """Return the constraint that the request asks for, such as a JSON schema, or None."""
-        form = form_of(generation.params)
-        if form is None:
+        params = generation.params
+        form, call = form_of(params), call_form_of(params)
+        budget = params.thinking_marks and params.thinking_token_budget is not None
+        if form is None and call is None and not budget:
             return None
-        if self._compiler is None:
+        if self._compiler is None and (form or call):
             self._compiler = Compiler(tokenizer, generation.eos_ids)
-        return FormConstraint(generation, self._compiler.start(form))
+
+        def constraint(form: Form) -> FormConstraint:
+            assert self._compiler is not None  # noqa: S101
+            return FormConstraint(generation, self._compiler.start(form))
+
+        whole = constraint(form) if form else None
+        if not (params.thinking_marks or params.call_marks):
+            return whole
+        return StagedConstraint(
+            generation, tokenizer, whole, partial(constraint, call) if call else None
+        )
 
     def close(self) -> None:
         """End what compiles constraints; what waits to be compiled is dropped."""

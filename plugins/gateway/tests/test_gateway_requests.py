@@ -306,10 +306,13 @@ def test_anthropics_fields_are_done_or_refused_by_name() -> None:
             "type": "json_schema", "schema": schema}}}
     )  # fmt: skip
     assert json.loads(request.options["json_schema"]) == schema
-    for kind in ("adaptive", "disabled"):
+    for kind in ("adaptive", "disabled", "enabled"):
         assert not read_messages_request({**body, "thinking": {"type": kind}}).unknown
     refused: list[tuple[Any, dict[str, Any], str]] = [
-        (read_messages_request, {**body, "thinking": {"type": "enabled"}}, "thinking"),
+        (read_messages_request, {**body, "thinking": {"type": "perhaps"}}, "thinking"),
+        (read_messages_request, {**body, "thinking": {"type": "enabled", "budget_tokens": 0}},
+         "thinking"),
+        (read_chat, {**CHAT, "reasoning_effort": "as much as you like"}, "reasoning_effort"),
         (read_messages_request, {**body, "output_config": {"format": {"type": "xml"}}},
          "output_config.format"),
         (read_chat, {**CHAT, "web_search_options": {"user_location": {}}}, "web_search_options"),
