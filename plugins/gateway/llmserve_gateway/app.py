@@ -40,10 +40,12 @@ COMPLETION = Dialect(read_completion, CompletionWriter, operation="text_completi
 RESPONSE = Dialect(responses.read_response_request, responses.ResponsesWriter)
 MESSAGE = Dialect(anthropic.read_messages_request, anthropic.MessagesWriter, anthropic.error_body)
 
-_PAGE_HEADERS = {
+PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    # Its files belong together: after an update, none may come from a browser's cache.
+    "cache-control": "no-cache",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -68,7 +70,7 @@ class Page(StaticFiles):
 
     async def get_response(self, path: str, scope: Any) -> Response:
         response = await super().get_response(path, scope)
-        response.headers.update(_PAGE_HEADERS)
+        response.headers.update(PAGE_HEADERS)
         return response
 
 
