@@ -51,9 +51,11 @@ def batch(
     timeout: float | None,
     patience: float,
 ) -> int:
-    """Answer a file of requests in OpenAI's batch format.
+    """Answer a file of requests.
 
-    Each line of INPUT is a request; each line of OUTPUT is an answer or an error, as it arrives.
+    INPUT is in OpenAI's batch format, one request a line; each line of
+    OUTPUT is an answer or an error, as it arrives.
+
     Run the same command again after an interruption: what OUTPUT has is not asked again.
 
     \b
