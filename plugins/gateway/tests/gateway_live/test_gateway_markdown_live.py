@@ -46,8 +46,8 @@ CASES = json.loads(Path(__file__).with_name("markdown.json").read_text("utf-8"))
 
 
 def test_markdown_is_shown(page: Page) -> None:
-    shown = page.evaluate(RENDER, [case["text"] for case in CASES])
-    assert shown == [case["html"] for case in CASES]
+    drawn = page.evaluate(RENDER, [case["text"] for case in CASES])
+    assert drawn == [case["html"] for case in CASES]
 
 
 MARKS = st.sampled_from([
