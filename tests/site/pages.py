@@ -109,14 +109,14 @@ def _page_of(target: str, source: Path) -> str | None:
         path /= "README.md"
     if path == GUIDE:
         return _in_guide(anchor)
-    ending = f"#{anchor}" if anchor else ""
+    suffix = f"#{anchor}" if anchor else ""
     pages = {file: page for page, file in MOVED.items()} | {
         file: page for page, file in images().items()
     }
     if path in pages:
-        return pages[path] + ending
+        return pages[path] + suffix
     if path.is_relative_to(DOCS) and (path.exists() or _is_generated(path)):
-        return path.relative_to(DOCS).as_posix() + ending
+        return path.relative_to(DOCS).as_posix() + suffix
     return "index.md" if path == ROOT / "README.md" else None
 
 

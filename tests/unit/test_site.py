@@ -19,8 +19,8 @@ from tests.site.pages import DOCS, GUIDE, ROOT, all_pages, guide, slug, with_lin
 
 CODE = [
     path
-    for room in ("llmserve", "plugins/gateway/llmserve_gateway")
-    for path in (ROOT / room).rglob("*.py")
+    for folder in ("llmserve", "plugins/gateway/llmserve_gateway")
+    for path in (ROOT / folder).rglob("*.py")
 ]
 
 
