@@ -150,8 +150,7 @@ def http_page() -> str:
 
 def _fields(operation: Mapping[str, Any]) -> str:
     content = operation.get("requestBody", {}).get("content", {})
-    bodies = (body.get("schema") for body in content.values())
-    schema: Mapping[str, Any] = next(filter(None, bodies), {})
+    schema: Mapping[str, Any] = next((body.get("schema", {}) for body in content.values()), {})
     needed = schema.get("required", ())
     rows = [
         (f"`{name}`", f"`{_type(field)}`", "yes" if name in needed else "")
