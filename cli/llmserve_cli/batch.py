@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,16 @@ def batch(
         from llmserve_cli.batch_requests import Server, answers
 
     server = Server(openai, timeout, patience)
-    with closing(Requests(source)) as requests, open_answers(output, requests) as written:
+    with closing(Requests(source)) as requests, ExitStack() as stack:
+        # A wrong key or address leaves no file.
+        if is_new := not os.access(output, os.F_OK):
+            server.check()
+        written = stack.enter_context(open_answers(output, requests))
         waiting = [request for request in requests.all if request.custom_id not in written]
         total, before = len(requests.all), len(written)
-        if waiting:
+        if waiting and not is_new:
             server.check()
+        server.is_proven = before > written.failed
         try:
             arriving = answers(server, requests, waiting, concurrency)
             with closing(arriving), closing(_with_progress(arriving, total, before)) as lines:

@@ -19,8 +19,15 @@ from llmserve_cli.batch_files import Request, Requests
 
 BUSY = (429, 503)
 """The statuses of a server that may answer the same request later."""
+FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 CHECK_SECONDS = 20.0
+BREAKS = 3
+"""How many times a request may break its connection to a server that answers others."""
+
+
+class _BrokenError(OSError):
+    """The connection was made, and ended before there was an answer."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +38,20 @@ class Response:
 
 
 class Server:
-    """A server with OpenAI's API; each request opens its own connection."""
+    """A server with OpenAI's API; each thread keeps its connection for its next request."""
 
     def __init__(self, url: str, timeout: float | None, patience: float) -> None:
         self._api = OpenAIApi(url)
         self._connection_type = HTTPSConnection if self._api.is_encrypted else HTTPConnection
         self._timeout = timeout
         self._patience = patience
+        self._kept = threading.local()
         self._lock = threading.Lock()
         self._refused_since: dict[str, float] = {}
         """When each model began to refuse all requests; "" is the server that does not answer."""
         self.stopped = threading.Event()
+        self.is_proven = False
+        """Whether it has answered any: then a request that breaks each time is itself at fault."""
 
     def check(self) -> None:
         """Raise before anything is sent if the address or the key is wrong."""
@@ -49,6 +59,8 @@ class Server:
             response = self._send("GET", "/models", None, CHECK_SECONDS)
         except (OSError, HTTPException) as error:
             raise self._api.unreachable(error) from None
+        finally:
+            self.hang_up()
         if response.status == 401:
             raise self._api.refusal(response.status, response.body)
         if response.status == 404:
@@ -63,9 +75,9 @@ class Server:
         What would affect all other requests too raises instead: a key that is refused, and a server
         that is not reachable for as long as patience lasts.
         """
-        attempt = 0
+        attempt = broken = 0
         while True:
-            pause = min(2.0**attempt, LONGEST_PAUSE)
+            pause = min(FIRST_PAUSE * 2.0**attempt, LONGEST_PAUSE)
             try:
                 path = request.endpoint.removeprefix("/v1")
                 response = self._send("POST", path, body, self._timeout)
@@ -74,7 +86,12 @@ class Server:
                     raise self._api.unreachable(error) from None
                 return _line(request, None, ("timeout", f"no answer within {self._timeout:g} s"))
             except (OSError, HTTPException) as error:
-                if self._gives_up("", pause):
+                if isinstance(error, _BrokenError) and self._answers_others():
+                    broken += 1
+                    if broken == BREAKS:
+                        problem = f"the connection broke {broken} times: {error}"
+                        return _line(request, None, ("connection_broken", problem))
+                elif self._gives_up("", pause):
                     raise self._api.unreachable(error) from None
             else:
                 self._has_answered("")
@@ -87,6 +104,17 @@ class Server:
             attempt += 1
             if self.stopped.wait(pause):
                 raise RequestCancelledError("the batch has stopped")
+
+    def _answers_others(self) -> bool:
+        """Whether the server is there and does its work, so that it is not to be waited for."""
+        if not self.is_proven:
+            return False
+        try:
+            self._send("GET", "/models", None, CHECK_SECONDS)
+        except (OSError, HTTPException):
+            return False
+        self._has_answered("")
+        return True
 
     def _gives_up(self, name: str, pause: float) -> bool:
         """Whether patience ends before the next attempt; it is that of all requests together.
@@ -108,6 +136,7 @@ class Server:
         except (ValueError, RecursionError):
             body = None
         if response.status == 200 and isinstance(body, dict):
+            self.is_proven = True
             return _line(request, _as_response(response, body), None)
         if response.status == 200:
             return _line(request, None, ("bad_answer", "the server's answer is not JSON"))
@@ -117,14 +146,41 @@ class Server:
         return _line(request, _as_response(response, body), (_code(body), refusal.problem))
 
     def _send(self, method: str, path: str, body: bytes | None, timeout: float | None) -> Response:
+        connection: HTTPConnection | None = getattr(self._kept, "connection", None)
+        if connection is not None and connection.sock is not None:
+            connection.sock.settimeout(timeout)
+            try:
+                return self._exchange(connection, method, path, body)
+            except TimeoutError:
+                raise
+            except (OSError, HTTPException):
+                pass  # Servers close what is idle: only a new connection says more.
         connection = self._connection_type(self._api.host, self._api.port, timeout=timeout)
+        connection.connect()
+        self._kept.connection = connection
+        try:
+            return self._exchange(connection, method, path, body)
+        except TimeoutError:
+            raise
+        except (OSError, HTTPException) as error:
+            raise _BrokenError(str(error) or type(error).__name__) from None
+
+    def _exchange(
+        self, connection: HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> Response:
         try:
             path = urlsplit(self._api.url).path + path
             connection.request(method, path, body, self._api.headers())
             response = connection.getresponse()
             headers = {name.lower(): value for name, value in response.getheaders()}
             return Response(response.status, headers, response.read())
-        finally:
+        except BaseException:
+            connection.close()
+            raise
+
+    def hang_up(self) -> None:
+        """Close this thread's connection."""
+        if (connection := getattr(self._kept, "connection", None)) is not None:
             connection.close()
 
 
@@ -138,16 +194,17 @@ def answers(
     arrived: queue.Queue[dict[str, Any] | BaseException] = queue.Queue(concurrency)
 
     def work() -> None:
-        while not server.stopped.is_set():
-            with lock:
-                request = next(left, None)
-            if request is None:
-                return
-            try:
+        try:
+            while not server.stopped.is_set():
+                with lock:
+                    request = next(left, None)
+                if request is None:
+                    return
                 arrived.put(server.answer(request, requests.body(request)))
-            except BaseException as error:
-                arrived.put(error)
-                return
+        except BaseException as error:
+            arrived.put(error)
+        finally:
+            server.hang_up()
 
     # Daemons, because Python waits for all others at exit, and so Ctrl-C would.
     for _ in range(min(concurrency, len(waiting))):

@@ -42,6 +42,13 @@ class Script(ThreadingHTTPServer):
         self.delay = 0.0
         self.running = self.most = 0
         self.lock = threading.Lock()
+        self.connections = 0
+        self.hangs_up = False
+
+    def finish_request(self, *arguments: Any) -> None:
+        with self.lock:
+            self.connections += 1
+        super().finish_request(*arguments)
 
     @property
     def url(self) -> str:
@@ -77,6 +84,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(429, {"error": {"message": "full", "code": "queue_full"}}, "0.05")
         elif prompt == "broken" and attempt == 1:
             self.connection.close()
+        elif prompt == "always broken":
+            self.close_connection = True
         elif prompt == "denied":
             self.reply(401, {"error": {"message": "no such key"}})
         elif prompt == "slow":
@@ -95,6 +104,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("retry-after", retry_after)
         self.end_headers()
         self.wfile.write(data)
+        # It does not say so: the next request finds it out.
+        self.close_connection = self.close_connection or self.server.hangs_up
 
 
 @pytest.fixture
@@ -194,7 +205,11 @@ def test_a_wrong_key_or_address_is_an_error_of_the_batch(
     expected = RequestRejectedError if status == 401 else UnreachableError
     assert isinstance(result.exception, expected)
     assert not server.received
-    assert not read(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").touch()
+    again = batch(source, tmp_path / "out", server)
+    assert isinstance(again.exception, expected)
+    assert not server.received
 
 
 def test_a_key_that_is_withdrawn_ends_the_batch_and_costs_no_line(
@@ -210,6 +225,47 @@ def test_no_server_is_an_error_at_once(tmp_path: Path, server: Script) -> None:
     source = write(tmp_path / "in", [request("1")])
     result = batch(source, tmp_path / "out", server, "--openai", "http://127.0.0.1:9/v1")
     assert isinstance(result.exception, UnreachableError)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_request_that_always_breaks_its_connection_costs_the_others_nothing(
+    tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(Handler, "protocol_version", "HTTP/1.1" if kept else "HTTP/1.0")
+    prompts = ["1", "always broken", *names(5)[2:]]
+    source = write(tmp_path / "in", [request(prompt) for prompt in prompts])
+    result = batch(source, tmp_path / "out", server, "--concurrency", "1")
+    assert str(result.exception).startswith("1 of 5 requests failed")
+    lines = {line["custom_id"]: line["error"] for line in read(tmp_path / "out")}
+    assert lines.keys() == set(prompts)
+    assert lines["always broken"]["code"] == "connection_broken"
+    assert "broke 3 times: Remote end closed connection" in lines["always broken"]["message"]
+    assert all(server.received[name] == 1 for name in prompts if name != "always broken")
+
+
+def test_a_server_that_breaks_every_connection_costs_no_line(
+    tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve_cli.batch_requests.FIRST_PAUSE", 0.01)
+    source = write(tmp_path / "in", [request(name, "always broken") for name in names(5)])
+    result = batch(source, tmp_path / "out", server, "--patience", "0.2")
+    assert isinstance(result.exception, UnreachableError)
+    assert read(tmp_path / "out") == []
+
+
+def test_connections_are_kept_and_made_anew_when_the_server_closes_them(
+    tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Handler, "protocol_version", "HTTP/1.1")
+    source = write(tmp_path / "in", [request(name) for name in names(40)])
+    assert batch(source, tmp_path / "out", server, "--concurrency", "4").return_value == 0
+    assert server.connections <= 1 + 4
+    server.connections, server.hangs_up = 0, True
+    assert batch(source, tmp_path / "again", server, "--concurrency", "4").return_value == 0
+    assert server.connections == 1 + 40
+    assert server.received == Counter(names(40) * 2)
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,11 @@ function showState() {
 
 async function answer(side, prompt, columns, controller) {
   const conversation = newConversation(settingsOf(side));
-  const turn = { role: "assistant", text: "", model: conversation.settings.model };
+  const { model, temperature } = conversation.settings;
+  const turn = { role: "assistant", text: "", model };
+  const name = Number.isFinite(temperature) ? `${model} · temperature ${temperature}` : model;
   const question = { role: "user", text: prompt };
-  const view = new AnswerView(turn, { "Go on in the chat": () => goOn([question, turn], conversation.settings) });
+  const view = new AnswerView(turn, { "Go on in the chat": () => goOn([question, turn], conversation.settings) }, name);
   conversation.turns = [question];
   columns.append(view.element);
   view.show(true);

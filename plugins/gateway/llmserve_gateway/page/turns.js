@@ -33,7 +33,7 @@ export class UserView {
 }
 
 export class AnswerView {
-  constructor(turn, actions) {
+  constructor(turn, actions, name = turn.model) {
     this.turn = turn;
     this.markdown = new MarkdownView();
     this.markdown.element.classList.add("answer");
@@ -44,7 +44,7 @@ export class AnswerView {
     this.figures = create("p", { className: "figures" });
     this.tools = toolsOf(this, actions);
     this.body = [
-      create("h3", { className: "who" }, turn.model ?? "Answer"),
+      create("h3", { className: "who" }, name ?? "Answer"),
       this.thoughts, this.markdown.element, this.error,
       create("div", { className: "foot" }, this.figures, this.tools),
     ];

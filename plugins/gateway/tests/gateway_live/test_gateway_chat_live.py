@@ -158,6 +158,18 @@ def test_a_reload_keeps_the_conversations_of_this_browser(page: Page) -> None:
     assert page.evaluate(STORED) == 3
 
 
+def test_the_page_is_as_large_as_its_window(page: Page) -> None:
+    assert page.evaluate("document.documentElement.scrollHeight") == 740
+    page.set_viewport_size({"width": 1200, "height": 800})
+    for _ in range(2):
+        page.get_by_role("button", name="New conversation").click()
+        ask(page)
+    assert page.evaluate("document.documentElement.scrollHeight") == 800
+    box = page.get_by_role("button", name="Delete all").bounding_box()
+    assert box is not None
+    assert box["height"] < 60
+
+
 def test_a_conversation_is_exported(page: Page) -> None:
     ask(page)
     files: dict[str, str] = {}

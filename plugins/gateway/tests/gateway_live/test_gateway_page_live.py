@@ -100,6 +100,10 @@ def test_two_answers_to_one_prompt_stand_side_by_side(page: Page) -> None:
     left, right = page.locator(".columns > li").all()
     assert JAPAN.startswith(left.locator(".answer").inner_text()[:20])
     assert [request.get("temperature") for request in requests] == [None, 0.5]
+    assert (
+        left.locator(".who").inner_text() + " · temperature 0.5"
+        == right.locator(".who").inner_text()
+    )
     boxes = left.bounding_box(), right.bounding_box()
     assert boxes[0] is not None
     assert boxes[1] is not None
