@@ -28,6 +28,7 @@ CALL = {
 WRAPPED = {
     "think_response": ("<response>", "</response>"),
     "think_answer": ("<answer>\n", "\n</answer>"),
+    "final_response": ("", "\n[END FINAL RESPONSE]"),
     "command_a": ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     "harmony": ("<|start|>assistant<|channel|>final<|message|>", "<|return|>"),
 }
@@ -189,6 +190,48 @@ def test_tokens_of_the_thinking_are_counted_in_a_stream() -> None:
 def test_the_schema_tells_what_a_text_stands_for(text: str, schema: Any, value: Any) -> None:
     root = {"properties": {"x": schema}, "$defs": {"Inner": {"type": "object"}}}
     assert value_of(text, kinds_of(root, "x")) == value
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<think>' ~ reasoning ~ '</think>' }}", "think"),
+        ("<think>\n\n</think>\n <|extra_0|>", "think_answer"),
+        ("<think></think><answer></answer>", "think_answer"),
+        ("<think></think><response></response>", "think_response"),
+        ("the marker [BEGIN FINAL RESPONSE]", "final_response"),
+        ("<thinking></thinking> [BEGIN FINAL RESPONSE] ... [END FINAL RESPONSE]", "final_response"),
+        ("[THINK] [/THINK] [TOOL_CALLS]", "mistral_think"),
+        ("<seed:think></seed:think>", "seed_think"),
+    ],
+)
+def test_the_template_selects_the_form_of_thinking(template: str, name: str) -> None:
+    best = max((BY_NAME[one] for one in THINKING), key=lambda parser: parser.suits(template))
+    assert best.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "text"),
+    [
+        ("final_response", "tool_calls",
+         'One.\n[BEGIN FINAL RESPONSE]\nSo.\n<tool_calls>[{"name": "add", "arguments": {}}]'
+         "</tool_calls>"),
+        ("think_answer", "tool_calls",
+         '\nOne.\n</think>\n<answer>\n\u52a9\u624b\uff1aSo.\n'
+         '<tool_calls>[{"name": "add", "arguments": {}}]</tool_calls>\n</answer>'),
+        ("think", "minimax_m2",
+         'One.\n</think>\n\nSo.\n<minimax:tool_call>\n<invoke name="add">\n</invoke>\n'
+         "</minimax:tool_call>"),
+        ("think", "nemotron",
+         'One.\n</think>\n\nSo.\n<TOOLCALL>[{"name": "add", "arguments": {}}]</TOOLCALL>'),
+    ],
+)  # fmt: skip
+def test_calls_follow_thinking_that_the_prompt_began(name: str, calls: str, text: str) -> None:
+    begun = f"{BY_NAME[name].thinking[0]}\n"
+    reasoning, content, count = whole(reader(name, begun, calls), text)
+    assert (reasoning, content.strip(), count) == ("One.", "So.", 1)
+    for at in range(len(text)):
+        assert streamed(reader(name, begun, calls), cut(text, [at])) == (reasoning, content, 1)
 
 
 def info(*inputs: str) -> ModelInfo:
