@@ -63,7 +63,8 @@ def check_constraint(generation: Generation) -> None:
     generation.settle()
     if generation.constraint is not None and not isinstance(generation.constraint, FormConstraint):
         raise RequestError(
-            "vLLM chooses the tokens itself, and cannot be constrained by this formatter",
+            "vLLM chooses the tokens itself: it takes no budget of thinking, no form that begins "
+            "after the thinking, and no constraint of a plugin's own formatter",
             code="unsupported_option",
         )
 

@@ -285,6 +285,16 @@ def test_the_prompt_shows_whether_the_answer_begins_within_the_thinking() -> Non
     assert len(prompts.asked) == 2
 
 
+def test_what_is_kept_of_prompts_is_small_whatever_clients_send() -> None:
+    formats = Prompts("{{ tools }} <think> </think>").formats()
+    for number in range(300):
+        kwargs = {"note": f"{number}" * 5000}
+        assert read(formats, "Hm.</think>Yes.", info(*FULL), chat_template_kwargs=kwargs).reasoning
+    kept = list(formats._ends.items())
+    assert len(kept) <= 256
+    assert max(len(key) + len(end) for key, end in kept) < 2000
+
+
 def test_a_template_without_thinking_needs_no_reader_and_one_can_be_named() -> None:
     prompts = Prompts("{{ tools }}")
     text = "<think>Hm.</think>Yes."
