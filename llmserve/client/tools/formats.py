@@ -35,7 +35,8 @@ class ToolFormats:
     """The formats of tools, calls and thinking.
 
     ``template`` returns a model's chat template, if known. ``prompt_of`` returns the prompt that a
-    model makes of these options: some end with the beginning of the model's thinking.
+    model makes of these options, None if it does not answer now: some end with the beginning of
+    the model's thinking.
     ``parsers`` replaces the parser that suits the template: NAME for all models, or MODEL=NAME.
     ``prompt`` is the text that explains tools to a model whose chat template has no place for them,
     if it is not llmserve's own; ``on_message`` is called with the model's name when it is used.
@@ -45,7 +46,7 @@ class ToolFormats:
         self,
         template: Callable[[str], Awaitable[str | None]],
         *,
-        prompt_of: Callable[[str, Mapping[str, Any]], Awaitable[str]] | None = None,
+        prompt_of: Callable[[str, Mapping[str, Any]], Awaitable[str | None]] | None = None,
         parsers: Sequence[str] = (),
         prompt: str = "",
         on_message: Callable[[str], None] | None = None,
@@ -184,7 +185,9 @@ class ToolFormats:
         if key not in self._ends:
             messages = [{"role": "user", "content": _HELLO}]
             options = {"messages": messages, **({_KWARGS: kwargs} if kwargs else {})}
-            _, found, rest = (await self._prompt_of(info.name, options)).rpartition(_HELLO)
+            if (prompt := await self._prompt_of(info.name, options)) is None:
+                return ""
+            _, found, rest = prompt.rpartition(_HELLO)
             self._ends[key] = rest[-_MAX_END:] if found else ""
             if len(self._ends) > _MAX_ENDS:
                 self._ends.popitem(last=False)

@@ -54,7 +54,9 @@ def sampling_params(
         skip_clone=True,
     )
     if params.bad_words:
-        workarounds.forbid(found, _ids_of(params.bad_words, tokenizer))
+        ids = _ids_of(params.bad_words, tokenizer)
+        # A word with a token that the model has no score for cannot come.
+        workarounds.forbid(found, [word for word in ids if max(word) < vocabulary])
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -283,6 +284,41 @@ def test_the_prompt_shows_whether_the_answer_begins_within_the_thinking() -> Non
         answer = read(formats, "Yes.", info(*FULL), chat_template_kwargs=off)
         assert (answer.reasoning, answer.text) == ("", "Yes.")
     assert len(prompts.asked) == 2
+
+
+def test_a_schema_that_refers_to_itself_in_many_ways_is_read_once() -> None:
+    again = {"$ref": "#/$defs/a"}
+    schema = {
+        "properties": {"x": again, "y": {"anyOf": [{"$ref": "#/$defs/b"}] * 2}},
+        "$defs": {"a": {"anyOf": [again] * 3000}, "b": {"type": "integer"}},
+    }
+    began = time.process_time()
+    assert [set(kinds_of(schema, name)) for name in ("x", "y")] == [set(), {"integer"}]
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("name", ["command_r", "harmony", "command_a", "hermes", "think"])
+def test_a_long_answer_that_repeats_marks_is_read_in_linear_time(name: str) -> None:
+    parser = BY_NAME[name]
+    for mark in ("Action:", "<|channel|>", "<|START_RESPONSE|>", "<tool_call>", "<think>"):
+        began = time.process_time()
+        answer = Completion(f"{mark} x " * (200_000 // len(mark)))
+        read_calls(parser.reader(NAMES), answer)
+        # Whole, such a text took from 4 to 17 s.
+        assert time.process_time() - began < 3, (name, mark)
+
+
+def test_a_model_that_does_not_answer_now_is_asked_again() -> None:
+    class Busy(Prompts):
+        async def render(self, model: str, options: Any) -> str:
+            prompt = await super().render(model, options)
+            return prompt if len(self.asked) > 1 else None  # type: ignore[return-value]
+
+    formats = Busy("{{ tools }} <think> </think>").formats()
+    assert read(formats, "Hm.</think>Yes.", info(*FULL)).text == "Hm.</think>Yes."
+    for _ in range(2):
+        answer = read(formats, "Hm.</think>Yes.", info(*FULL))
+        assert (answer.reasoning, answer.text) == ("Hm.", "Yes.")
 
 
 def test_what_is_kept_of_prompts_is_small_whatever_clients_send() -> None:
