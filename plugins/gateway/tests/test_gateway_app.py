@@ -647,3 +647,20 @@ def test_pictures_and_sound_are_refused_by_name(path: str, kind: str, part: Any)
     assert answer.status_code == 400
     assert f"{kind!r}" in message
     assert "only text is supported" in message
+
+
+def test_a_model_is_described_outside_the_trace_of_who_asks_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    async def describe(catalog: Catalog, name: str, process: object = None) -> None:
+        seen.append(CALL_HEADERS.get())
+
+    async def main() -> None:
+        CALL_HEADERS.set((("traceparent", "00-1-2-01"),))
+        assert await Catalog(lambda: cast(Any, None)).context_length("m") is None
+
+    monkeypatch.setattr(Catalog, "_describe", describe)
+    asyncio.run(main())
+    assert seen == [()]
