@@ -176,25 +176,41 @@ def figures(target: Target, plan: Plan) -> Iterator[tuple[str, float]]:
 
 
 def measure(
-    targets: Mapping[str, Target], rounds: int, console: Console
+    targets: dict[str, Target], rounds: int, console: Console
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of each target by column, a value for each round."""
+    """Return the figures of each target by column, a value for each round; Ctrl-C ends it early.
+
+    A target that fails is left out.
+    """
     plan = Plan(Prompts())
     measured: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
     for turn in range(rounds):
         began = time.monotonic()
-        for name in random.Random(turn).sample(list(targets), len(targets)):
-            if name in measured:
-                try:
-                    for column, value in figures(targets[name], plan):
-                        measured[name].setdefault(column, []).append(value)
-                except (LLMServeError, RuntimeError) as error:
-                    console.print(f"{name} is left out: {error}", style="yellow")
-                    del measured[name]
-                time.sleep(_PAUSE)
+        try:
+            found = one_round(targets, turn, plan, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped in round {turn + 1}", style="yellow")
+            break
+        for name, columns in found.items():
+            for column, value in columns.items():
+                measured[name].setdefault(column, []).append(value)
         took = f"{time.monotonic() - began:.0f} s"
         console.print(f"round {turn + 1} of {rounds}, {took}", style="dim")
-    return measured
+    return {name: measured[name] for name in targets if measured[name]}
+
+
+def one_round(
+    targets: dict[str, Target], turn: int, plan: Plan, console: Console
+) -> dict[str, dict[str, float]]:
+    found = {}
+    for name in random.Random(turn).sample(list(targets), len(targets)):
+        try:
+            found[name] = dict(figures(targets[name], plan))
+        except (LLMServeError, RuntimeError) as error:
+            console.print(f"{name} is left out: {error}", style="yellow")
+            del targets[name]
+        time.sleep(_PAUSE)
+    return found
 
 
 def choices() -> list[str]:
