@@ -178,25 +178,20 @@ def figures(target: Target, plan: Plan) -> Iterator[tuple[str, float]]:
 def measure(
     targets: dict[str, Target], rounds: int, console: Console
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of each target by column, a value for each round; Ctrl-C ends it early.
+    """Return the figures of each target by column, a value for each round that it was whole in.
 
-    A target that fails is left out.
+    A target that fails is left out of the rounds that follow.
     """
     plan = Plan(Prompts())
     measured: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
     for turn in range(rounds):
         began = time.monotonic()
-        try:
-            found = one_round(targets, turn, plan, console)
-        except KeyboardInterrupt:
-            console.print(f"stopped in round {turn + 1}", style="yellow")
-            break
-        for name, columns in found.items():
+        for name, columns in one_round(targets, turn, plan, console).items():
             for column, value in columns.items():
                 measured[name].setdefault(column, []).append(value)
         took = f"{time.monotonic() - began:.0f} s"
         console.print(f"round {turn + 1} of {rounds}, {took}", style="dim")
-    return {name: measured[name] for name in targets if measured[name]}
+    return {name: found for name, found in measured.items() if found}
 
 
 def one_round(
@@ -207,7 +202,7 @@ def one_round(
         try:
             found[name] = dict(figures(targets[name], plan))
         except (LLMServeError, RuntimeError) as error:
-            console.print(f"{name} is left out: {error}", style="yellow")
+            console.print(f"{name} is left out from now on: {error}", style="yellow")
             del targets[name]
         time.sleep(_PAUSE)
     return found
@@ -234,11 +229,13 @@ def main() -> None:
         except NotHad as error:
             sys.exit(f"The real model cannot be had: {error}")
         measured = measure(targets, args.rounds, console)
+    if not measured:
+        sys.exit("Nothing could be measured.")
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     caption = f"{platform.machine()}, {os.cpu_count()} cores, load at the end {load}"
     titles = {"vllm": f"vLLM {VLLM}", "llama.cpp": llama_environment.title()}
     title = f"{real_model().stem}, streams of 64 tokens, medians of {args.rounds} rounds (range)"
-    columns = next(iter(measured.values()), {})
+    columns = next(iter(measured.values()))
     table = Table("", *columns, title=title, caption=caption)
     for name, found in measured.items():
         table.add_row(titles.get(name, name), *(cell(values, 0) for values in found.values()))
