@@ -1,0 +1,14 @@
+from llmserve.certify.check import Broken as Broken
+from llmserve.certify.check import Check as Check
+from llmserve.certify.check import NotOffered as NotOffered
+from llmserve.certify.check import Undecided as Undecided
+from llmserve.certify.check import Verdict as Verdict
+from llmserve.certify.endpoint import Answer as Answer
+from llmserve.certify.endpoint import Ask as Ask
+from llmserve.certify.endpoint import Endpoint as Endpoint
+from llmserve.certify.endpoint import Gone as Gone
+from llmserve.certify.endpoint import Refused as Refused
+from llmserve.certify.examination import Examination as Examination
+from llmserve.certify.reference import Reference as Reference
+from llmserve.certify.run import Report as Report
+from llmserve.certify.run import run_checks as run_checks
