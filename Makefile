@@ -11,7 +11,7 @@ PACKAGES := constraints.txt pyproject.toml llmserve/version.py $(wildcard plugin
 # Set in the user's environment, these could exclude plugins that are tested here.
 unexport LLMSERVE_PLUGINS LLMSERVE_BLOCK_PLUGINS
 
-.PHONY: demo test real-model test-ray lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
+.PHONY: demo test real-model test-ray test-vllm lint format bench bench-engines bench-peers kills soak gpu-bundle gpu gpu-check clean
 
 demo: .venv/.demo
 	@$(BIN)/llmserve demo
@@ -51,6 +51,11 @@ build/ray/.ready: constraints.txt pyproject.toml plugins/gateway/pyproject.toml 
 		-e .[embedded,test] -e plugins/gateway -e plugins/deploy[ray]
 	@touch $@
 
+# vLLM for CPUs, in a separate environment of 2 GB: it pins its own PyTorch and transformers.
+test-vllm: .venv/.ready
+	@$(BIN)/python -m tests.vllm_environment
+	@OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest plugins/vllm/tests
+
 bench: .venv/.ready
 	@cd plugins/bench/tests && $(CURDIR)/$(BIN)/python -m measuring.cost
 	@$(BIN)/python -m tests.bench.engines
@@ -65,7 +70,7 @@ bench-engines: .venv/.ready
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m tests.bench.engines
 
 # A real chat model by ours, vLLM on the CPU and llama.cpp, as OpenAI endpoints, in turns. Makes the
-# environments of the others in build/peers (2 GB); says of one that cannot be had why.
+# environments of the others in build (2 GB); says of one that cannot be had why.
 bench-peers: .venv/.ready
 	@$(BIN)/python -m tests.bench.peers
 

@@ -10,6 +10,8 @@ from llmserve.builder.ensemble import Assembly as Assembly
 from llmserve.builder.plan import BuildSpec as BuildSpec
 from llmserve.builder.plan import known_options as known_options
 from llmserve.builder.plan import make_plan as make_plan
+from llmserve.builder.server_file import SERVER_FILE as SERVER_FILE
+from llmserve.builder.server_file import ServerFile as ServerFile
 from llmserve.builder.source import DEMO as DEMO
 from llmserve.builder.source import ModelSource as ModelSource
 from llmserve.builder.source import read_object as read_object
