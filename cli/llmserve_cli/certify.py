@@ -19,7 +19,7 @@ from llmserve_cli.terminal import print_table, printable
 
 if TYPE_CHECKING:
     from llmserve.certify.check import Check, Verdict
-    from llmserve.certify.endpoint import Endpoint
+    from llmserve.certify.endpoint import Subject
     from llmserve.certify.examination import Budget, Examination
     from llmserve.certify.output import Change
     from llmserve.certify.run import Report
@@ -90,12 +90,12 @@ def _budget(_: click.Context, __: click.Parameter, text: str) -> Budget:
     help="An earlier report in JSON: say what has changed, and fail only for what is worse.",
 )
 def certify(model: str | None, as_list: bool, **options: Any) -> int:
-    """Check whether what a server answers is what the model says.
+    """Check a server against its model.
 
-    Any server: a model of a Triton with text tensors, or one with OpenAI's API. With --against,
-    answers are compared with the model's own, run on this machine; without, with one another.
-    A difference that rounding explains is no fault, and is said. The exit code is 8 if there are
-    faults.
+    What it answers should be what the model says. Any server: a model of a Triton with text
+    tensors, or one with OpenAI's API. With --against, answers are compared with the model's own,
+    run on this machine; without, with one another. A difference that rounding explains is no
+    fault, and is said. The exit code is 8 if there are faults.
 
     \b
     llmserve certify demo --against demo
@@ -161,7 +161,7 @@ def _examination(model: str, options: dict[str, Any], status: Status) -> Iterato
 
 
 @contextmanager
-def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Endpoint]:
+def _endpoint(model: str, options: dict[str, Any]) -> Iterator[Subject]:
     if options["openai"]:
         if options["url"] or options["http_url"]:
             raise UsageError("--url and --http-url are Triton's", hint="leave out --openai or them")

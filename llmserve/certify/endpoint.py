@@ -33,7 +33,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What came; what the server did not say is None."""
 
     text: str
@@ -46,7 +46,7 @@ class Answer:
     """The parts of a stream, including those without text."""
 
 
-class Refused(LLMServeError):
+class Refusal(LLMServeError):
     """The server answered with an error; ``status`` is that of HTTP, or what it would be."""
 
     def __init__(self, status: int, words: str) -> None:
@@ -73,7 +73,7 @@ class Hostile(NamedTuple):
     must_refuse: bool
 
 
-class Endpoint(Protocol):
+class Subject(Protocol):
     """Something that answers prompts; threads may share it."""
 
     kind: str
@@ -84,8 +84,8 @@ class Endpoint(Protocol):
     takes: frozenset[str] | None
     """The options that it has; None if it does not say."""
 
-    def ask(self, ask: Ask) -> Answer:
-        """Return the answer; raise :class:`Refused` or :class:`Gone`."""
+    def ask(self, ask: Ask) -> Reply:
+        """Return the answer; raise :class:`Refusal` or :class:`Gone`."""
         ...
 
     def pieces(self, ask: Ask) -> Generator[str, None, None]:
@@ -96,8 +96,8 @@ class Endpoint(Protocol):
         """Return requests that are wrong in this protocol's own ways."""
         ...
 
-    def send(self, hostile: Hostile) -> Answer | None:
-        """Send one of them; raise :class:`Refused` or :class:`Gone`."""
+    def send(self, hostile: Hostile) -> Reply | None:
+        """Send one of them; raise :class:`Refusal` or :class:`Gone`."""
         ...
 
     def curl(self, ask: Ask) -> str:

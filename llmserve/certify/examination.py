@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from llmserve.certify.check import Broken, NotOffered, OutOfBudget, Undecided
-from llmserve.certify.endpoint import Answer, Ask, Endpoint, Gone, Refused
+from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply, Subject
+from llmserve.certify.outcome import Broken, NotOffered, OutOfBudget, Undecided
 from llmserve.certify.reference import Adjust, Noise, Reference, Walk, walk
 
 PROMPTS = (
@@ -55,7 +55,7 @@ class Examination:
     ``exact`` refuses every difference, also one that rounding explains.
     """
 
-    endpoint: Endpoint
+    endpoint: Subject
     reference: Reference | None = None
     precision: str = ""
     budget: Budget = field(default_factory=Budget)
@@ -74,7 +74,7 @@ class Examination:
         self.figures: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._end = time.monotonic() + self.budget.seconds
-        self._alone: dict[tuple[Any, ...], Answer] = {}
+        self._alone: dict[tuple[Any, ...], Reply] = {}
         self._walks: dict[tuple[Any, ...], Walk] = {}
         self._offered: dict[str, str | None] = {}
         self._noise: Noise | None = None
@@ -113,18 +113,18 @@ class Examination:
             return self.greedy_options
         return {"temperature": 0.0} if self.takes("temperature") else {}
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: Ask) -> Reply:
         """Return the answer to a request that must be answered."""
         try:
             return self.try_ask(ask)
-        except Refused as error:
+        except Refusal as error:
             words = f"a valid request is refused ({error.status}): {error.words}"
             raise Broken(words, expected="an answer", got=error.words, ask=ask) from None
         except Gone as error:
             words = f"no answer comes: {error.problem}"
             raise Broken(words, expected="an answer", got=error.problem, ask=ask) from None
 
-    def try_ask(self, ask: Ask) -> Answer:
+    def try_ask(self, ask: Ask) -> Reply:
         self.count()
         answer = self.endpoint.ask(ask)
         if self.echoes and ask.prompt and answer.text.startswith(ask.prompt):
@@ -140,7 +140,7 @@ class Examination:
                 raise OutOfBudget(f"the budget of {self.budget.seconds:.0f} seconds is used up")
             self.asked += requests
 
-    def alone(self, ask: Ask) -> Answer:
+    def alone(self, ask: Ask) -> Reply:
         """Return the answer to a request while no other runs, asked only once."""
         key = _key(ask)
         if key not in self._alone:
@@ -152,11 +152,11 @@ class Examination:
 
     def together(
         self, asks: Sequence[Ask], *, delay: float = 0.0, most: int | None = None
-    ) -> list[Answer]:
+    ) -> list[Reply]:
         """Return the answers to requests that run at once, or start one after another."""
         numbers = count()
 
-        def job(ask: Ask) -> Answer:
+        def job(ask: Ask) -> Reply:
             if delay:
                 time.sleep(delay * next(numbers))
             return self.ask(ask)
@@ -172,7 +172,7 @@ class Examination:
             ask = self.greedy(self.prompts[0], 2, **others, **{option: value})
             try:
                 self.try_ask(ask)
-            except Refused as error:
+            except Refusal as error:
                 self._offered[option] = f"{option} is refused: {error.words}"
             except Gone as error:
                 raise Broken(f"{option} gets no answer: {error.problem}", ask=ask) from None
@@ -214,7 +214,7 @@ class Examination:
     def walk(
         self,
         ask: Ask,
-        answer: Answer,
+        answer: Reply,
         *,
         ids: Sequence[int] | None = None,
         adjust: Adjust | None = None,
@@ -253,7 +253,7 @@ class Examination:
         allowed = self.margin if margin is None else margin
         return found.is_complete and (worst is None or worst.gap <= allowed)
 
-    def expect_model(self, ask: Ask, answer: Answer, doing: str) -> Walk:
+    def expect_model(self, ask: Ask, answer: Reply, doing: str) -> Walk:
         """Expect that the model, led along an answer, takes no other token."""
         found = self.walk(ask, answer)
         if found.worst is None:
@@ -285,7 +285,7 @@ class Examination:
         )
 
     def expect_each(
-        self, asks: Sequence[Ask], expected: Sequence[Answer], got: Sequence[Answer], doing: str
+        self, asks: Sequence[Ask], expected: Sequence[Reply], got: Sequence[Reply], doing: str
     ) -> None:
         """Expect the same texts; a difference that rounding explains is noted."""
         open_pairs = []
@@ -306,7 +306,7 @@ class Examination:
         return not ask.options.get("temperature")
 
     def _without_model(
-        self, pairs: Sequence[tuple[Ask, Answer, Answer]], asked: int, doing: str
+        self, pairs: Sequence[tuple[Ask, Reply, Reply]], asked: int, doing: str
     ) -> None:
         """Decide what can be decided of differences where no model is there to ask."""
         early = [pair for pair in pairs if _common_words(pair[1].text, pair[2].text) < _EARLY]
@@ -321,11 +321,11 @@ class Examination:
         )
 
 
-def _exactly(answer: Answer) -> tuple[str, str | None, int | None]:
+def _exactly(answer: Reply) -> tuple[str, str | None, int | None]:
     return answer.text, answer.finish_reason, answer.output_tokens
 
 
-def _differs(ask: Ask, want: Answer, answer: Answer, doing: str) -> Broken:
+def _differs(ask: Ask, want: Reply, answer: Reply, doing: str) -> Broken:
     words = f"the answer to {ask.prompt!r} differs {doing}"
     return Broken(words, expected=_exactly(want), got=_exactly(answer), ask=ask)
 

@@ -9,7 +9,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from llmserve.certify.endpoint import Answer, Ask, Gone, Hostile, Message, Refused, curl
+from llmserve.certify.endpoint import Ask, Gone, Hostile, Message, Refusal, Reply, curl
 from llmserve.client.openai import KEY, OpenAIApi
 from llmserve.client.results import Logprob
 
@@ -32,9 +32,9 @@ class OpenAIEndpoint:
     def describe(self) -> dict[str, str]:
         said = {}
         root = self.url.rpartition("/v1")[0] or self.url
-        with suppress(ValueError, LookupError, TypeError, Refused, Gone):
+        with suppress(ValueError, LookupError, TypeError, Refusal, Gone):
             said["version"] = str(self._get(f"{root}/version")["version"])
-        with suppress(ValueError, LookupError, TypeError, AttributeError, Refused, Gone):
+        with suppress(ValueError, LookupError, TypeError, AttributeError, Refusal, Gone):
             said["owned_by"] = str(self._get(f"{self.url}/models")["data"][0]["owned_by"])
         return said
 
@@ -42,7 +42,7 @@ class OpenAIEndpoint:
         with closing(self._open(url, None)) as opened:
             return json.loads(self._read(opened.response))
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: Ask) -> Reply:
         path, body = self._body(ask)
         with closing(self._open(path, body)) as opened:
             if ask.stream:
@@ -90,7 +90,7 @@ class OpenAIEndpoint:
             *bodies,
         )
 
-    def send(self, hostile: Hostile) -> Answer | None:
+    def send(self, hostile: Hostile) -> Reply | None:
         with closing(self._open(f"{self.url}/completions", hostile.body)) as opened:
             data = self._read(opened.response)
         with suppress(ValueError, LookupError, TypeError, AttributeError):
@@ -139,7 +139,7 @@ class OpenAIEndpoint:
             connection.close()
             raise Gone(f"no answer from {self.url}: {error or type(error).__name__}") from None
         connection.close()
-        raise Refused(response.status, words)
+        raise Refusal(response.status, words)
 
     @staticmethod
     def _read(response: HTTPResponse) -> bytes:
@@ -159,7 +159,7 @@ class OpenAIEndpoint:
                 event = json.loads(data)
                 if error := event.get("error"):
                     status = error.get("code") if isinstance(error, Mapping) else None
-                    raise Refused(status if isinstance(status, int) else 500, str(error))
+                    raise Refusal(status if isinstance(status, int) else 500, str(error))
                 yield event
         except (OSError, HTTPException) as error:
             raise Gone(f"the stream broke off: {error or type(error).__name__}") from None
@@ -193,10 +193,10 @@ def _text(choice: Mapping[str, Any]) -> str:
     return str(choice.get("text") or message.get("content") or "")
 
 
-def _answer(content: Mapping[str, Any]) -> Answer:
+def _answer(content: Mapping[str, Any]) -> Reply:
     choice = content["choices"][0]
     usage = content.get("usage") or {}
-    return Answer(
+    return Reply(
         _text(choice),
         choice.get("finish_reason"),
         usage.get("prompt_tokens"),
@@ -205,7 +205,7 @@ def _answer(content: Mapping[str, Any]) -> Answer:
     )
 
 
-def _joined(events: Iterator[dict[str, Any]]) -> Answer:
+def _joined(events: Iterator[dict[str, Any]]) -> Reply:
     texts: list[str] = []
     usage: Mapping[str, Any] = {}
     reason, count = None, 0
@@ -218,7 +218,7 @@ def _joined(events: Iterator[dict[str, Any]]) -> Answer:
             reason = choice.get("finish_reason") or reason
             if (entries := _logprobs(choice.get("logprobs"))) is not None:
                 logprobs = [*(logprobs or ()), *entries]
-    return Answer(
+    return Reply(
         "".join(texts),
         reason,
         usage.get("prompt_tokens"),

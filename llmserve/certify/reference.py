@@ -143,17 +143,17 @@ def walk(
                 forks.append(Fork(len(answer), gap, preferred, "(the end)"))
             break
         token = _next(model, prompt, answer, order, written, wanted, banned)
-        shown = _shown(model, prompt, answer, best, written)
+        likeliest = _shown(model, prompt, answer, best, written)
         if token is None:
             taken = wanted[len(written.rstrip("\ufffd")) :][:20]
             gap = float(scores[best] - scores[order[-1]])
-            forks.append(Fork(len(answer), gap, shown, taken))
+            forks.append(Fork(len(answer), gap, likeliest, taken))
             complete = False
             break
         if token != best:
             gap = float(scores[best] - scores[token])
             taken = _shown(model, prompt, answer, token, written)
-            forks.append(Fork(len(answer), gap, shown, taken))
+            forks.append(Fork(len(answer), gap, likeliest, taken))
         level = _log_sum(raw)
         logprobs.append(float(raw[token]) - level)
         tops.append(tuple(float(raw[other]) - level for other in np.argsort(-raw)[:20]))

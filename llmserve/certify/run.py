@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from llmserve.certify.check import Broken, Check, NotOffered, Outcome, OutOfBudget, State, Verdict
+from llmserve.certify.check import Check, State, Verdict
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.checks.answers import find_echo
-from llmserve.certify.endpoint import Gone, Refused
+from llmserve.certify.endpoint import Gone, Refusal
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered, Outcome, OutOfBudget
 from llmserve.errors import PluginError, RequestRejectedError, UnreachableError, UsageError
 from llmserve.plugins.registry import Registry
 from llmserve.version import __version__
@@ -108,7 +109,7 @@ def _begin(exam: Examination) -> None:
         find_echo(exam)
     except OutOfBudget as error:
         raise UsageError(error.words, hint="allow more (--budget)") from None
-    except Refused as error:
+    except Refusal as error:
         raise RequestRejectedError(f"the server refuses the first request: {error.words}") from None
     except Gone as error:
         raise UnreachableError(error.problem, hint="see whether it runs") from None
@@ -133,7 +134,7 @@ def _run(exam: Examination, check: Check) -> Verdict:
         state, words = "skipped", error.words
     except Outcome as error:
         state, words = "undecided", error.words
-    except (Refused, Gone) as error:
+    except (Refusal, Gone) as error:
         state, words = "failed", f"a request fails: {error.problem}"
     return Verdict(
         check.name,

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from llmserve.certify.endpoint import Answer, Ask, Gone, Hostile, Refused, curl
+from llmserve.certify.endpoint import Ask, Gone, Hostile, Refusal, Reply, curl
 from llmserve.client import Client, Completion, Piece, parse_url
 from llmserve.client.messages import input_of
 from llmserve.contract.options import OPTIONS
@@ -35,7 +35,7 @@ class TritonEndpoint:
         made = {"built_by": f"llmserve {version}"} if version else {}
         return {**made, "exchange": self._info.exchange}
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: Ask) -> Reply:
         content = self._content(ask)
         with _refusals():
             if not ask.stream:
@@ -71,7 +71,7 @@ class TritonEndpoint:
             requests.append(of("a top_p above 1", top_p=7.5, **self._short()))
         return requests
 
-    def send(self, hostile: Hostile) -> Answer | None:
+    def send(self, hostile: Hostile) -> Reply | None:
         return self.ask(hostile.ask or Ask())
 
     def hostile_curl(self, hostile: Hostile) -> str:
@@ -111,15 +111,15 @@ def _refusals() -> Iterator[None]:
     except (UnreachableError, RequestTimeoutError) as error:
         raise Gone(str(error)) from None
     except ClientError as error:
-        raise Refused(error.row.status, error.words or error.problem) from None
+        raise Refusal(error.row.status, error.words or error.problem) from None
     except OptionError as error:
         # The client refuses what the model's tensors cannot carry, as any client would.
-        raise Refused(400, error.problem) from None
+        raise Refusal(400, error.problem) from None
 
 
-def _answer(whole: Completion) -> Answer:
+def _answer(whole: Completion) -> Reply:
     counts = whole.input_tokens, whole.output_tokens
-    return Answer(whole.text, whole.finish_reason, *counts, logprobs=whole.logprobs)
+    return Reply(whole.text, whole.finish_reason, *counts, logprobs=whole.logprobs)
 
 
 def _gathered(pieces: Sequence[Piece]) -> Completion:

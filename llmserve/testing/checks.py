@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import pytest
 
 from llmserve.builder.build import BuildResult, build
-from llmserve.certify.check import Broken, NotOffered, Undecided
 from llmserve.certify.checks import CHECKS
 from llmserve.certify.examination import Budget, Examination
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
 from llmserve.certify.triton import TritonEndpoint
 from llmserve.errors import LLMServeError, RequestRejectedError, RequestTimeoutError
 from llmserve.plugins.registry import Registry

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from llmserve.certify.check import Broken, Check, NotOffered
-from llmserve.certify.endpoint import Answer, Ask
+from llmserve.certify.check import Check
+from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered
 
 LONG = 16
 _UNUSUAL = (
@@ -64,7 +65,7 @@ def _begin_token(exam: Examination) -> None:
             )
 
 
-def _count_shift(answers: list[Answer], right: list[list[int]]) -> int | None:
+def _count_shift(answers: list[Reply], right: list[list[int]]) -> int | None:
     """Return by how much the counts of all prompts differ from the model's, if all do alike."""
     pairs = zip(answers, right, strict=True)
     shifts = {None if a.input_tokens is None else a.input_tokens - len(ids) for a, ids in pairs}
@@ -72,7 +73,7 @@ def _count_shift(answers: list[Answer], right: list[list[int]]) -> int | None:
 
 
 def _fits(
-    exam: Examination, asks: list[Ask], answers: list[Answer], prompts: list[list[int]]
+    exam: Examination, asks: list[Ask], answers: list[Reply], prompts: list[list[int]]
 ) -> bool:
     triples = zip(asks, answers, prompts, strict=True)
     return all(exam.is_explained(exam.walk(ask, a, ids=ids)) for ask, a, ids in triples if ids)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmserve.certify.check import Broken, Check, NotOffered
-from llmserve.certify.endpoint import Answer, Ask, Refused
+from llmserve.certify.check import Check
+from llmserve.certify.endpoint import Ask, Refusal, Reply
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered
 
 Messages = Sequence[Mapping[str, Any]]
 _USER = {"role": "user", "content": "What is the capital of Japan?"}
@@ -66,7 +67,7 @@ def _compare(exam: Examination, chats: Sequence[Messages]) -> None:
         ask = exam.chat(*messages)
         try:
             answer = exam.try_ask(ask)
-        except Refused as error:
+        except Refusal as error:
             if error.is_orderly and rendered == 1 and len(messages) == 1:
                 raise NotOffered(f"chats are refused: {error.words}") from None
             raise Broken(f"a chat is refused: {error.words}", got=error.words, ask=ask) from None
@@ -75,7 +76,7 @@ def _compare(exam: Examination, chats: Sequence[Messages]) -> None:
         raise NotOffered("the model's template takes no such chat")
 
 
-def _explain(exam: Examination, ask: Ask, answer: Answer, right: list[int]) -> None:
+def _explain(exam: Examination, ask: Ask, answer: Reply, right: list[int]) -> None:
     """Expect the right prompt; else say which wrong one explains the answer or its count."""
     model = exam.model
     fits = exam.is_explained(exam.walk(ask, answer, ids=right))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from llmserve.certify.check import Broken, Check, NotOffered, Undecided
-from llmserve.certify.endpoint import Ask, Gone, Refused
+from llmserve.certify.check import Check
+from llmserve.certify.endpoint import Ask, Gone, Refusal
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
 
 _NUL = "before\u0000after"
 _WORDS = 200_000
@@ -15,7 +16,7 @@ def _goes_on(exam: Examination, after: str) -> None:
     ask = exam.greedy(exam.prompts[0], 4)
     try:
         exam.try_ask(ask)
-    except (Refused, Gone) as error:
+    except (Refusal, Gone) as error:
         words = f"after {after}, the server no longer answers: {error.problem}"
         raise Broken(words, expected="an answer", got=error.problem, ask=ask) from None
 
@@ -26,7 +27,7 @@ def _wrong(exam: Examination) -> None:
         exam.count()
         try:
             answer = exam.endpoint.send(hostile)
-        except Refused as error:
+        except Refusal as error:
             if not error.is_orderly:
                 crashed.append((hostile, f"{error.status}: {error.words}"))
         except Gone as error:
@@ -52,7 +53,7 @@ def _nul(exam: Examination) -> None:
     ask = exam.greedy(_NUL, 4)
     try:
         answer = exam.try_ask(ask)
-    except Refused as error:
+    except Refusal as error:
         if not error.is_orderly:
             words = f"a NUL in the prompt is an error of the server: {error.words}"
             raise Broken(
@@ -76,7 +77,7 @@ def _empty(exam: Examination) -> None:
     ask = exam.greedy("", 4)
     try:
         exam.try_ask(ask)
-    except Refused as error:
+    except Refusal as error:
         if not error.is_orderly:
             words = f"an empty prompt is an error of the server: {error.words}"
             raise Broken(words, expected="a refusal", got=error.words, ask=ask) from None
@@ -90,24 +91,24 @@ def _over_context(exam: Examination) -> None:
     context = exam.reference.context if exam.reference else None
     words = min(_WORDS, 2 * context if context else _WORDS)
     ask = exam.greedy("so " * words, 4)
-    shown = Ask(f"so so so … ({words} words)", options=ask.options)
+    shortened = Ask(f"so so so … ({words} words)", options=ask.options)
     try:
         answer = exam.try_ask(ask)
-    except Refused as error:
+    except Refusal as error:
         if not error.is_orderly:
             problem = f"a prompt over the context is an error of the server ({error.status})"
-            raise Broken(problem, expected="a refusal", got=error.words, ask=shown) from None
+            raise Broken(problem, expected="a refusal", got=error.words, ask=shortened) from None
         _goes_on(exam, "a prompt over the context")
         return
     except Gone as error:
         problem = f"a prompt over the context gets no answer: {error.problem}"
-        raise Broken(problem, expected="a refusal", got=error.problem, ask=shown) from None
+        raise Broken(problem, expected="a refusal", got=error.problem, ask=shortened) from None
     _goes_on(exam, "a huge prompt")
     if context is None:
         raise Undecided(f"a prompt of {words} words is answered; the context is not known")
     if exam.reference is not None and len(exam.reference.encode(ask.prompt)) > context:
         problem = f"a prompt of more than the {context} tokens of the context is answered"
-        raise Broken(problem, expected="a refusal", got=answer.text, ask=shown)
+        raise Broken(problem, expected="a refusal", got=answer.text, ask=shortened)
     raise NotOffered("the tokenizer makes few tokens of this prompt")
 
 

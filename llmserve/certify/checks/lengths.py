@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llmserve.certify.check import Broken, Check, NotOffered
-from llmserve.certify.endpoint import Answer, Ask
+from llmserve.certify.check import Check
+from llmserve.certify.endpoint import Ask, Reply
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered
 
 _LIMITS = (1, 2, 5, 11)
 _LONG = 16
@@ -27,7 +28,7 @@ def _max_tokens(exam: Examination) -> None:
                 exam.expect_each([ask], [whole], [answer], f"with max_tokens={limit}")
 
 
-def _check_limit(exam: Examination, ask: Ask, answer: Answer, limit: int) -> None:
+def _check_limit(exam: Examination, ask: Ask, answer: Reply, limit: int) -> None:
     if answer.output_tokens is not None and answer.output_tokens > limit:
         words = f"max_tokens={limit} gives {answer.output_tokens} tokens, by the server's own count"
         raise Broken(words, expected=limit, got=answer.output_tokens, ask=ask)
@@ -92,7 +93,7 @@ def _reasons(exam: Examination) -> None:
             raise Broken(words, expected="stop", got=answer.finish_reason, ask=ask)
 
 
-def _ends_itself(exam: Examination) -> tuple[Ask, Answer] | None:
+def _ends_itself(exam: Examination) -> tuple[Ask, Reply] | None:
     """Return an answer that the model ends before its limit, if there is one."""
     for prompt in exam.prompts:
         ask = exam.greedy(prompt, _ENDING)
@@ -188,7 +189,7 @@ def _usage(exam: Examination) -> None:
             _same_counts(ask, alone, answer, "beside others")
 
 
-def _check_counts(exam: Examination, ask: Ask, answer: Answer) -> None:
+def _check_counts(exam: Examination, ask: Ask, answer: Reply) -> None:
     if answer.finish_reason == "length" and answer.output_tokens not in (None, 7):
         words = f"an answer that max_tokens=7 cuts has {answer.output_tokens} tokens by its usage"
         raise Broken(words, expected=7, got=answer.output_tokens, ask=ask)
@@ -200,7 +201,7 @@ def _check_counts(exam: Examination, ask: Ask, answer: Answer) -> None:
         raise Broken(words, expected=prompt, got=answer.input_tokens, ask=ask)
 
 
-def _same_counts(ask: Ask, one: Answer, other: Answer, where: str) -> None:
+def _same_counts(ask: Ask, one: Reply, other: Reply, where: str) -> None:
     counts = (one.input_tokens, one.output_tokens)
     got = (other.input_tokens, other.output_tokens)
     # Some servers count nothing in a stream, which is no wrong count.

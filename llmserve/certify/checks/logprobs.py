@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from llmserve.certify.check import Broken, Check, NotOffered
+from llmserve.certify.check import Check
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered
 
 _TOLERANCE = 1e-3
 _TOP = 4

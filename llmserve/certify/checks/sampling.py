@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llmserve.certify.check import Broken, Check, NotOffered, Undecided
-from llmserve.certify.endpoint import Answer, Ask, Refused
+from llmserve.certify.check import Check
+from llmserve.certify.endpoint import Ask, Refusal, Reply
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
 from llmserve.certify.reference import Adjust, greedy
 
 HOT = 2.0
@@ -29,7 +30,7 @@ _AT_ONCE = 16
 _PENALTY = {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 1.8}
 
 
-def _hot(exam: Examination) -> tuple[list[Ask], list[Answer]]:
+def _hot(exam: Examination) -> tuple[list[Ask], list[Reply]]:
     """Return answers at a high temperature, asked only once."""
     exam.offer("temperature", HOT)
     asks = [exam.greedy(exam.prompts[n % 4], _TOKENS, temperature=HOT) for n in range(_SAMPLES)]
@@ -38,7 +39,7 @@ def _hot(exam: Examination) -> tuple[list[Ask], list[Answer]]:
     return asks, exam.kept["hot"]
 
 
-def _plain(exam: Examination, ask: Ask) -> Answer:
+def _plain(exam: Examination, ask: Ask) -> Reply:
     return exam.alone(exam.greedy(ask.prompt, _TOKENS))
 
 
@@ -85,7 +86,7 @@ def _narrowed(option: str, value: Any) -> Callable[[Examination], None]:
     return run
 
 
-def _is_tie(exam: Examination, ask: Ask, answer: Answer) -> bool:
+def _is_tie(exam: Examination, ask: Ask, answer: Reply) -> bool:
     return exam.reference is not None and exam.is_explained(exam.walk(ask, answer))
 
 
@@ -155,7 +156,7 @@ def _penalty(option: str) -> Callable[[Examination], None]:
     return run
 
 
-def _check_penalty(exam: Examination, option: str, ask: Ask, answer: Answer, plain: Answer) -> None:
+def _check_penalty(exam: Examination, option: str, ask: Ask, answer: Reply, plain: Reply) -> None:
     model = exam.model
     ids, size = exam.ids_of(ask), _PENALTY[option]
     is_division = option == "repetition_penalty"
@@ -319,7 +320,7 @@ def _constrained(exam: Examination) -> None:
             ask = exam.greedy(prompt, 48, **{name: value})
             try:
                 answer = exam.try_ask(ask)
-            except Refused as error:
+            except Refusal as error:
                 exam.note(f"{name} is refused: {error.words[:80]}")
                 break
             offered += 1

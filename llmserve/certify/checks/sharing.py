@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from llmserve.certify.check import Broken, Check, NotOffered, Undecided
-from llmserve.certify.endpoint import Answer, Ask, Gone, Refused
+from llmserve.certify.check import Check
+from llmserve.certify.endpoint import Ask, Gone, Refusal, Reply
 from llmserve.certify.examination import Examination, timed
+from llmserve.certify.outcome import Broken, NotOffered, Undecided
 
 _MARKS = "KQXZVJWY"
 _CROWD = 64
@@ -70,7 +71,7 @@ def _lengths(exam: Examination) -> None:
                 )
 
 
-def _crowd(exam: Examination, rounds: int, size: int) -> tuple[list[Ask], list[list[Answer]]]:
+def _crowd(exam: Examination, rounds: int, size: int) -> tuple[list[Ask], list[list[Reply]]]:
     asks = [exam.greedy(prompt, _SHORT) for prompt in marked(exam.prompts, size)]
     key = ("crowd", rounds, size)
     if key not in exam.kept:
@@ -112,7 +113,7 @@ def _own_answer(exam: Examination) -> None:
     )
 
 
-def _is_tie(exam: Examination, ask: Ask, answer: Answer) -> bool:
+def _is_tie(exam: Examination, ask: Ask, answer: Reply) -> bool:
     return exam.reference is not None and exam.is_explained(exam.walk(ask, answer))
 
 
@@ -155,7 +156,7 @@ def _bad_neighbour(exam: Examination) -> None:
         exam.count()
         try:
             exam.endpoint.send(bad[number % len(bad)])
-        except (Refused, Gone):
+        except (Refusal, Gone):
             return
 
     with ThreadPoolExecutor(2 * len(asks)) as pool:
@@ -216,7 +217,7 @@ def _leave(exam: Examination, ask: Ask) -> None:
     try:
         with closing(exam.endpoint.pieces(ask)) as pieces:
             next(pieces, None)
-    except (Refused, Gone) as error:
+    except (Refusal, Gone) as error:
         raise Broken(f"a stream is refused: {error.problem}", ask=ask) from None
 
 

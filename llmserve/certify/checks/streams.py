@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from llmserve.certify.check import Broken, Check
+from llmserve.certify.check import Check
 from llmserve.certify.endpoint import Ask
 from llmserve.certify.examination import Examination
+from llmserve.certify.outcome import Broken
 
 _UNUSUAL = ("👩‍👩‍👧‍👦 and 🏳️‍🌈 are", "日本語のテキストは")
 
