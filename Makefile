@@ -38,12 +38,12 @@ docs-serve: build/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --strict
 
 build/.docs: .venv/.ready requirements-docs.txt
-	@$(BIN)/python -m pip install --quiet -r requirements-docs.txt
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -r requirements-docs.txt
 	@mkdir -p build && touch $@
 
 # Every distribution is built and installed without the checkout, which then serves a model.
 release-check: .venv/.ready
-	@$(BIN)/python -m tests.release --python $(PYTHON) --tag "$(TAG)"
+	@$(BIN)/python -m tests.release --python $(PYTHON) --tag "$$TAG"
 
 # A real chat model of 135 M parameters, fetched once into this user's cache; LLMSERVE_REAL_MODEL
 # names another GGUF file of it. `make test` tests with it where it can be had.

@@ -57,7 +57,8 @@ def batch(
     INPUT is in OpenAI's batch format, one request a line; each line of
     OUTPUT is an answer or an error, as it arrives.
 
-    Run the same command again after an interruption: what OUTPUT has is not asked again.
+    Run the same command again after an interruption: what OUTPUT has, errors too, is not
+    asked again.
 
     \b
     {"custom_id": "1", "method": "POST", "url": "/v1/completions",

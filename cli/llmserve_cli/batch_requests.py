@@ -17,8 +17,8 @@ from llmserve.client import OpenAIApi
 from llmserve.errors import RequestCancelledError, RequestRejectedError, UnreachableError
 from llmserve_cli.batch_files import Request, Requests
 
-BUSY = (429, 503)
-"""The statuses of a server that may answer the same request later."""
+BUSY = (429, 502, 503, 504)
+"""The statuses of a server, or of a proxy before it, that may answer the same request later."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 CHECK_SECONDS = 20.0
@@ -156,7 +156,11 @@ class Server:
             except (OSError, HTTPException):
                 pass  # Servers close what is idle: only a new connection says more.
         connection = self._connection_type(self._api.host, self._api.port, timeout=timeout)
-        connection.connect()
+        try:
+            connection.connect()
+        except TimeoutError as error:
+            # Nobody is there: another matter than an answer that takes too long.
+            raise ConnectionError(str(error) or "no connection is made in time") from None
         self._kept.connection = connection
         try:
             return self._exchange(connection, method, path, body)

@@ -36,6 +36,7 @@ from llmserve.client.url import Endpoint
 from llmserve.contract.shared_stream import SharedPiece
 from llmserve.errors import (
     ClientError,
+    InvalidRequestError,
     ModelNotReadyError,
     RequestRejectedError,
     RequestTimeoutError,
@@ -278,15 +279,21 @@ class AsyncClient:
             self._templates[model] = template if isinstance(template, str) else None
         return self._templates[model]
 
-    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str:
-        """Return the prompt that a model makes of these options, nothing if it refuses them."""
+    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
+        """Return the prompt that a model makes of these options, nothing if it refuses them.
+
+        None if it does not answer now, because it is full or starts again.
+        """
         info = await self._info(model, self._deadline(None))
         asked = {**options, "prompt_only": True, "max_tokens": 1}
         exchange = open_exchange(info, [""], asked, pieces=False)
-        with suppress(RequestRejectedError, ValueError, KeyError, TypeError):
+        try:
             pieces = [piece async for piece in self._pieces(exchange, self._deadline(None))]
             return str(json.loads("".join(piece.text for piece in pieces))["text"])
-        return ""
+        except (InvalidRequestError, ValueError, KeyError, TypeError):
+            return ""
+        except RequestRejectedError:
+            return None
 
     async def _with_tools(self, info: ModelInfo, options: dict[str, Any]) -> dict[str, Any]:
         """Return a request's options in the form that the model accepts."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from llmserve.client.results import Completion, Piece, ToolCall
 from llmserve.client.tools.parts import NewReader, ToolPart, ToolReader
 
+_SLICE = 4096
+"""Readers look at all that they are given for each mark: a long answer is read in slices."""
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -26,7 +29,9 @@ def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True)
         texts.extend(part.source for part in call_parts)
         call_parts.clear()
 
-    for part in (*reader.read(answer.text), *reader.end()):
+    slices = (answer.text[at : at + _SLICE] for at in range(0, len(answer.text), _SLICE))
+    parts = chain.from_iterable(map(reader.read, slices))
+    for part in chain(parts, _at_end(reader)):
         if part.kind in ("text", "reasoning"):
             keep_as_text()
             (texts if part.kind == "text" else thoughts).append(part.text)
@@ -47,6 +52,11 @@ def read_calls(reader: ToolReader, answer: Completion, *, parallel: bool = True)
         tool_calls=tuple(calls if parallel else calls[:1]),
         reasoning="".join(thoughts),
     )
+
+
+def _at_end(reader: ToolReader) -> Iterator[ToolPart]:
+    """Yield what ends an answer, asked for when all before it is read."""
+    yield from reader.end()
 
 
 async def stream_calls(

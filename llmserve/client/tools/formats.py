@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -26,14 +27,16 @@ from llmserve.plugins.roles import ToolParser
 
 _KWARGS = "chat_template_kwargs"
 _HELLO = "Hello."
-_MAX_ENDS = 256
+# What is kept of prompts is bounded: their arguments come from clients, and may be megabytes.
+_MAX_ENDS, _MAX_END = 256, 1024
 
 
 class ToolFormats:
     """The formats of tools, calls and thinking.
 
     ``template`` returns a model's chat template, if known. ``prompt_of`` returns the prompt that a
-    model makes of these options: some end with the beginning of the model's thinking.
+    model makes of these options, None if it does not answer now: some end with the beginning of
+    the model's thinking.
     ``parsers`` replaces the parser that suits the template: NAME for all models, or MODEL=NAME.
     ``prompt`` is the text that explains tools to a model whose chat template has no place for them,
     if it is not llmserve's own; ``on_message`` is called with the model's name when it is used.
@@ -43,7 +46,7 @@ class ToolFormats:
         self,
         template: Callable[[str], Awaitable[str | None]],
         *,
-        prompt_of: Callable[[str, Mapping[str, Any]], Awaitable[str]] | None = None,
+        prompt_of: Callable[[str, Mapping[str, Any]], Awaitable[str | None]] | None = None,
         parsers: Sequence[str] = (),
         prompt: str = "",
         on_message: Callable[[str], None] | None = None,
@@ -56,7 +59,7 @@ class ToolFormats:
         self._prompt_of = prompt_of
         self._prompt = prompt
         self._on_message = on_message
-        self._ends: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._ends: OrderedDict[bytes, str] = OrderedDict()
 
     async def thinks(self, info: ModelInfo) -> bool:
         """Return whether a model's thinking is told from its answers."""
@@ -177,12 +180,15 @@ class ToolFormats:
         if self._prompt_of is None or not begin or _KWARGS not in info.inputs:
             return ""
         kwargs = {name: value for name, value in kwargs.items() if name != "tools"}
-        key = f"{info.name}\n{await self._template_of(info)}", json.dumps(kwargs, sort_keys=True)
+        asked = json.dumps([info.name, await self._template_of(info), kwargs], sort_keys=True)
+        key = hashlib.sha256(asked.encode()).digest()
         if key not in self._ends:
             messages = [{"role": "user", "content": _HELLO}]
             options = {"messages": messages, **({_KWARGS: kwargs} if kwargs else {})}
-            _, found, rest = (await self._prompt_of(info.name, options)).rpartition(_HELLO)
-            self._ends[key] = rest if found else ""
+            if (prompt := await self._prompt_of(info.name, options)) is None:
+                return ""
+            _, found, rest = prompt.rpartition(_HELLO)
+            self._ends[key] = rest[-_MAX_END:] if found else ""
             if len(self._ends) > _MAX_ENDS:
                 self._ends.popitem(last=False)
         prompt_end = self._ends[key]

@@ -127,17 +127,21 @@ def kinds_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """Return the kinds of value that a schema of arguments allows for one; none if unknown."""
     properties = schema.get("properties")
     part = properties.get(key) if isinstance(properties, Mapping) else None
-    return frozenset(_kinds(part, schema, _MAX_DEPTH))
+    return frozenset(_kinds(part, schema, _MAX_DEPTH, {}))
 
 
-def _kinds(part: Any, root: Mapping[str, Any], depth: int) -> set[str]:
+def _kinds(part: Any, root: Mapping[str, Any], depth: int, known: dict[str, set[str]]) -> set[str]:
+    """Return the kinds of a part; ``known`` has those of names, each of which is followed once."""
     if not isinstance(part, Mapping) or not depth:
         return set()
     if isinstance(reference := part.get("$ref"), str):
         places = root.get("$defs") or root.get("definitions")
         name = reference.rpartition("/")[2]
-        found = places.get(name) if isinstance(places, Mapping) else None
-        return _kinds(found, root, depth - 1)
+        if name not in known:
+            known[name] = set()
+            found = places.get(name) if isinstance(places, Mapping) else None
+            known[name] = _kinds(found, root, depth - 1, known)
+        return known[name]
     kind = part.get("type")
     if isinstance(kind, str):
         return {kind}
@@ -149,7 +153,7 @@ def _kinds(part: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     several = part.get("anyOf") or part.get("oneOf")
     if not isinstance(several, (list, tuple)):
         return set()
-    found_kinds = [_kinds(one, root, depth - 1) for one in several]
+    found_kinds = [_kinds(one, root, depth - 1, known) for one in several]
     return set().union(*found_kinds) if all(found_kinds) else set()
 
 

@@ -31,6 +31,7 @@ _FUNCTION = ("<parameter=", ">", "</parameter>")
 _MARKED = {
     "<tool_call>": ("</tool_call>",),
     "<|tool_call|>": ("<|/tool_call|>",),
+    "functools": (),
     "<tool_calls>": ("</tool_calls>",),
     "<TOOLCALL>": ("</TOOLCALL>",),
 }
@@ -86,13 +87,14 @@ def _markup(name: str, summary: str, rank: int, form: Markup, mark: str) -> Tool
     )
 
 
-def _thinking(name: str, summary: str, rank: int, form: ThinkingForm) -> ToolParser:
+def _thinking(name: str, summary: str, rank: int, form: ThinkingForm, *others: str) -> ToolParser:
+    """Return a parser for templates that have the last mark of a form, or one of ``others``."""
     marks = form.answer or (form.end,)
     return ToolParser(
         name=name,
         summary=summary,
         reader=partial(MarkedThinking, form),
-        suits=_having(rank, marks[-1]),
+        suits=_having(rank, marks[-1], *others),
         calls=False,
         thinking=(form.begin, form.end),
     )
@@ -103,13 +105,14 @@ PARSERS = [
     _marked("hermes", "Hermes, Qwen 2.5 and 3, Granite 4: JSON in <tool_call>", 10, "<tool_call>",
             without=("<function=", "<arg_key>")),
     _marked("granite", "Granite 3, Phi-4 mini: JSON after <|tool_call|>", 15, "<|tool_call|>"),
+    _marked("functools", "Phi-4 mini in vLLM's template: a list after functools", 15, "functools"),
     _marked("nemotron", "Nemotron Nano 2 and Super 1.5: a list in <TOOLCALL>", 15, "<TOOLCALL>"),
     _marked("tool_calls", "Apriel, Hunyuan, Jamba: a list in <tool_calls>", 12, "<tool_calls>"),
     ToolParser(
         name="llama3",
         summary="Llama 3.1 to 4: JSON with parameters, or Python in brackets",
         reader=Llama,
-        suits=_having(10, "<|python_tag|>", "<|python_start|>", '"parameters": '),
+        suits=_having(10, "<|python_tag|>", "<|python_start|>", '"parameters": ', "[func_name1("),
     ),
     ToolParser(
         name="mistral",
@@ -166,7 +169,9 @@ PARSERS = [
     ToolParser(
         name="command_r",
         summary="Command R and R+: a list after Action:",
-        reader=partial(MarkedCalls, {"Action: ```json": ("```",), "Action:```json": ("```",)}),
+        reader=partial(
+            MarkedCalls, {f"Action:{space}```json": ("```",) for space in (" ", "", "\n", " \n")}
+        ),
         suits=_having(15, "Action:"),
     ),
     ToolParser(
@@ -198,7 +203,13 @@ PARSERS = [
     _thinking("think_response", "Granite 3.2 and 3.3: <think> and <response>", 20,
               ThinkingForm("<think>", "</think>", ("<response>", "</response>"))),
     _thinking("think_answer", "Hunyuan: <think> and <answer>", 20,
-              ThinkingForm("<think>", "</think>", ("<answer>", "</answer>"))),
+              ThinkingForm("<think>", "</think>", ("<answer>", "</answer>"), "\u52a9\u624b\uff1a"),
+              # The template of Hunyuan A13B does not say that answers have marks.
+              "<|extra_0|>"),
+    _thinking("final_response", "Apriel: steps, then [BEGIN FINAL RESPONSE]", 20,
+              ThinkingForm("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]",
+                           ("", "[END FINAL RESPONSE]")),
+              "[BEGIN FINAL RESPONSE]"),
     _thinking("mistral_think", "Magistral: [THINK]", 20, ThinkingForm("[THINK]", "[/THINK]")),
     _thinking("seed_think", "Seed-OSS: <seed:think>", 20,
               ThinkingForm("<seed:think>", "</seed:think>")),

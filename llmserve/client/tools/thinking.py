@@ -22,6 +22,8 @@ class ThinkingForm:
     begin: str
     end: str
     answer: tuple[str, str] | None = None
+    speaker: str = ""
+    """What some write at the beginning of an answer, to say whose it is."""
 
 
 class ReasoningReader(Reader):
@@ -76,7 +78,7 @@ class MarkedThinking(ReasoningReader):
             return
         yield from self._drop_space()
         if form.answer:
-            yield from self._drop(form.answer[0])
+            yield from self._drop(form.answer[0], form.speaker)
             yield from self._drop_space()
             yield from self._emit_until(form.answer[1])
             yield from self._drop_space()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from llmserve.runtime.answer.generation import Generation
 from llmserve.runtime.answer.text import REPLACEMENT
+from llmserve.runtime.errors import RequestError
 from llmserve.runtime.protocols import Tokenizer
 
 _MAX_UNFINISHED = 3
@@ -46,6 +47,8 @@ class _Mark:
     def __init__(self, text: str, tokenizer: Tokenizer) -> None:
         self.text = text
         self.ids = list(tokenizer.encode(text, special=False))
+        if not self.ids:
+            raise RequestError(f"the mark {text!r} has no tokens", code="invalid_value")
         self._decode = tokenizer.decode
         self._window = min(len(text.encode()) + 1, _MAX_MARK)
 

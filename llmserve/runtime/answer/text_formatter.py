@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmserve.runtime.answer.compiling import Compiler, Form
+from llmserve.runtime.answer.compiling import Compiled, Compiler, Form
 from llmserve.runtime.answer.constrained import FormConstraint, call_form_of, form_of
 from llmserve.runtime.answer.generation import Constraint, Generation
 from llmserve.runtime.answer.logprobs import to_json
@@ -36,19 +37,18 @@ class TextFormatter:
         budget = params.thinking_marks and params.thinking_token_budget is not None
         if form is None and call is None and not budget:
             return None
-        if self._compiler is None and (form or call):
-            self._compiler = Compiler(tokenizer, generation.eos_ids)
 
-        def constraint(form: Form) -> FormConstraint:
-            assert self._compiler is not None  # noqa: S101
-            return FormConstraint(generation, self._compiler.start(form))
+        def started(form: Form) -> Future[Compiled]:
+            if self._compiler is None:
+                self._compiler = Compiler(tokenizer, generation.eos_ids)
+            return self._compiler.start(form)
 
-        whole = constraint(form) if form else None
+        whole = FormConstraint(generation, started(form)) if form else None
         if not (params.thinking_marks or params.call_marks):
             return whole
-        return StagedConstraint(
-            generation, tokenizer, whole, partial(constraint, call) if call else None
-        )
+        # Compiled once: a later call of the same answer must not wait, nor be refused.
+        new_call = partial(FormConstraint, generation, started(call)) if call else None
+        return StagedConstraint(generation, tokenizer, whole, new_call)
 
     def close(self) -> None:
         """End what compiles constraints; what waits to be compiled is dropped."""

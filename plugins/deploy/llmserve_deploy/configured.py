@@ -65,13 +65,12 @@ def _built(file: ServerFile) -> ServerFile:
 def settings_of(file: ServerFile) -> dict[str, Any]:
     """Return the options of a deployment that the file has, by their names here.
 
-    Addresses, ports and the file with the keys are those of one machine, and are left out.
+    Addresses, ports, the file with the keys and whether there are keys at all are matters of one
+    machine, and are left out: what opens a deployment to everyone is said where it is made.
     """
     settings: dict[str, Any] = {"repository": file.repository, "models": list(file.models)}
     if "replicas" in file.serve:
         settings["replicas"] = file.serve["replicas"]
     if "grace" in file.serve:
         settings["grace"] = ceil(file.serve["grace"])
-    if "no_auth" in file.gateway:
-        settings["no_auth"] = file.gateway["no_auth"]
     return settings

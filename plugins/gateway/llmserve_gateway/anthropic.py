@@ -118,10 +118,8 @@ def _messages(message: Any) -> list[Any]:
 
     results, uses = blocks("tool_result"), blocks("tool_use")
     if message["role"] == "assistant":
-        thoughts = blocks("thinking")
-        text = "".join(str(block.get("thinking", "")) for block in thoughts)
-        hidden = (*thoughts, *blocks("redacted_thinking"))
-        content = [block for block in content if block not in hidden]
+        text = "".join(str(block.get("thinking", "")) for block in blocks("thinking"))
+        content = _without(given, "thinking", "redacted_thinking")
         message = {**message, "content": content, "reasoning_content": text}
     if not results and not uses:
         return [message]
@@ -133,10 +131,14 @@ def _messages(message: Any) -> list[Any]:
         {"id": use.get("id"), "function": {"name": use.get("name"), "arguments": use.get("input")}}
         for use in uses
     ]
-    rest = [block for block in content if block not in (*results, *uses)]
+    rest = _without(content, "tool_result", "tool_use")
     if not calls:
         return [*tool_messages, *([{**message, "content": rest}] if rest else [])]
     return [*tool_messages, {**message, "content": rest or None, "tool_calls": calls}]
+
+
+def _without(blocks: Sequence[Any], *kinds: str) -> list[Any]:
+    return [b for b in blocks if not (isinstance(b, dict) and b.get("type") in kinds)]
 
 
 class MessagesWriter:

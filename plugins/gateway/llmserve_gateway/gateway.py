@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmserve.client import Completion, Piece, ToolFormats, read_calls, stream_calls
-from llmserve.errors import LLMServeError, RequestCancelledError, RequestRejectedError
+from llmserve.errors import (
+    InvalidRequestError,
+    LLMServeError,
+    RequestCancelledError,
+    RequestRejectedError,
+)
 from llmserve.plugin import Address
 from llmserve.runtime.contract import FILL_CONTEXT, INCLUDE_STOP, INT32
 from llmserve.server import health
@@ -328,11 +333,19 @@ class Gateway:
             return replace(answer, reasoning_tokens=tokens)
         return answer
 
-    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str:
-        """Return the prompt that a model makes of these options, nothing if it refuses them."""
-        with suppress(RequestRejectedError, ApiError):
+    async def _prompt_of(self, model: str, options: Mapping[str, Any]) -> str | None:
+        """Return the prompt that a model makes of these options, nothing if it refuses them.
+
+        None if it does not answer now, because it is full or starts again.
+        """
+        try:
             return str((await self.catalog.inspect_prompt(model, **options))["text"])
-        return ""
+        except InvalidRequestError:
+            return ""
+        except ApiError as error:
+            return "" if error.status == 400 else None
+        except RequestRejectedError:
+            return None
 
     async def _whole(self, exchange: _Exchange) -> None:
         request, record = exchange.request, exchange.reply.record

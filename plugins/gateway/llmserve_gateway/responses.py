@@ -100,7 +100,12 @@ def _with_joined_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         previous = result[-1] if result else {}
         if _is_thought(previous) and message["role"] == "assistant":
-            result[-1] = {**previous, **message}
+            thoughts = (each.get("reasoning_content") for each in (previous, message))
+            result[-1] = {
+                **previous,
+                **message,
+                "reasoning_content": "".join(filter(None, thoughts)),
+            }
         elif message.get("tool_calls") and previous.get("role") == "assistant":
             calls = [*previous.get("tool_calls", ()), *message["tool_calls"]]
             result[-1] = {**previous, "tool_calls": calls}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -296,6 +297,14 @@ def test_clients_recognise_an_overflow(numbers: dict[str, int]) -> None:
         assert theirs["message"].startswith(wanted)
     elif numbers.get("prompt_tokens") == 600:
         assert theirs["message"] == "prompt is too long: 600 tokens > 511 maximum"
+
+
+def test_many_blocks_of_thinking_are_read_in_linear_time() -> None:
+    blocks = [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": ""}] * 20_000
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": blocks}]
+    began = time.process_time()
+    read_messages_request({"model": "m", "max_tokens": 1, "messages": messages})
+    assert time.process_time() - began < 2
 
 
 def test_anthropics_fields_are_done_or_refused_by_name() -> None:

@@ -54,7 +54,9 @@ def sampling_params(
         skip_clone=True,
     )
     if params.bad_words:
-        workarounds.forbid(found, _ids_of(params.bad_words, tokenizer))
+        ids = _ids_of(params.bad_words, tokenizer)
+        # A word with a token that the model has no score for cannot come.
+        workarounds.forbid(found, [word for word in ids if max(word) < vocabulary])
     return found
 
 
@@ -63,7 +65,8 @@ def check_constraint(generation: Generation) -> None:
     generation.settle()
     if generation.constraint is not None and not isinstance(generation.constraint, FormConstraint):
         raise RequestError(
-            "vLLM chooses the tokens itself, and cannot be constrained by this formatter",
+            "vLLM chooses the tokens itself: it takes no budget of thinking, no form that begins "
+            "after the thinking, and no constraint of a plugin's own formatter",
             code="unsupported_option",
         )
 

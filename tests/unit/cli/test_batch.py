@@ -81,7 +81,9 @@ class Handler(BaseHTTPRequestHandler):
         if prompt == "refused":
             self.reply(400, {"error": {"message": "too long", "code": "context_length_exceeded"}})
         elif prompt == "busy" and attempt <= self.server.busy_until:
-            self.reply(429, {"error": {"message": "full", "code": "queue_full"}}, "0.05")
+            # The second is what a proxy answers while the server behind it starts again.
+            status = 429 if attempt % 2 else 502
+            self.reply(status, {"error": {"message": "full", "code": "queue_full"}}, "0.05")
         elif prompt == "broken" and attempt == 1:
             self.connection.close()
         elif prompt == "always broken":

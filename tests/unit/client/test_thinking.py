@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ CALL = {
 WRAPPED = {
     "think_response": ("<response>", "</response>"),
     "think_answer": ("<answer>\n", "\n</answer>"),
+    "final_response": ("", "\n[END FINAL RESPONSE]"),
     "command_a": ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     "harmony": ("<|start|>assistant<|channel|>final<|message|>", "<|return|>"),
 }
@@ -191,6 +193,48 @@ def test_the_schema_tells_what_a_text_stands_for(text: str, schema: Any, value: 
     assert value_of(text, kinds_of(root, "x")) == value
 
 
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<think>' ~ reasoning ~ '</think>' }}", "think"),
+        ("<think>\n\n</think>\n <|extra_0|>", "think_answer"),
+        ("<think></think><answer></answer>", "think_answer"),
+        ("<think></think><response></response>", "think_response"),
+        ("the marker [BEGIN FINAL RESPONSE]", "final_response"),
+        ("<thinking></thinking> [BEGIN FINAL RESPONSE] ... [END FINAL RESPONSE]", "final_response"),
+        ("[THINK] [/THINK] [TOOL_CALLS]", "mistral_think"),
+        ("<seed:think></seed:think>", "seed_think"),
+    ],
+)
+def test_the_template_selects_the_form_of_thinking(template: str, name: str) -> None:
+    best = max((BY_NAME[one] for one in THINKING), key=lambda parser: parser.suits(template))
+    assert best.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "text"),
+    [
+        ("final_response", "tool_calls",
+         'One.\n[BEGIN FINAL RESPONSE]\nSo.\n<tool_calls>[{"name": "add", "arguments": {}}]'
+         "</tool_calls>"),
+        ("think_answer", "tool_calls",
+         '\nOne.\n</think>\n<answer>\n\u52a9\u624b\uff1aSo.\n'
+         '<tool_calls>[{"name": "add", "arguments": {}}]</tool_calls>\n</answer>'),
+        ("think", "minimax_m2",
+         'One.\n</think>\n\nSo.\n<minimax:tool_call>\n<invoke name="add">\n</invoke>\n'
+         "</minimax:tool_call>"),
+        ("think", "nemotron",
+         'One.\n</think>\n\nSo.\n<TOOLCALL>[{"name": "add", "arguments": {}}]</TOOLCALL>'),
+    ],
+)  # fmt: skip
+def test_calls_follow_thinking_that_the_prompt_began(name: str, calls: str, text: str) -> None:
+    begun = f"{BY_NAME[name].thinking[0]}\n"
+    reasoning, content, count = whole(reader(name, begun, calls), text)
+    assert (reasoning, content.strip(), count) == ("One.", "So.", 1)
+    for at in range(len(text)):
+        assert streamed(reader(name, begun, calls), cut(text, [at])) == (reasoning, content, 1)
+
+
 def info(*inputs: str) -> ModelInfo:
     tensors = {name: TensorInfo(name, "BYTES", (1,)) for name in inputs}
     return ModelInfo("m", "stream", True, None, tensors, {}, made_by_llmserve="1")
@@ -240,6 +284,51 @@ def test_the_prompt_shows_whether_the_answer_begins_within_the_thinking() -> Non
         answer = read(formats, "Yes.", info(*FULL), chat_template_kwargs=off)
         assert (answer.reasoning, answer.text) == ("", "Yes.")
     assert len(prompts.asked) == 2
+
+
+def test_a_schema_that_refers_to_itself_in_many_ways_is_read_once() -> None:
+    again = {"$ref": "#/$defs/a"}
+    schema = {
+        "properties": {"x": again, "y": {"anyOf": [{"$ref": "#/$defs/b"}] * 2}},
+        "$defs": {"a": {"anyOf": [again] * 3000}, "b": {"type": "integer"}},
+    }
+    began = time.process_time()
+    assert [set(kinds_of(schema, name)) for name in ("x", "y")] == [set(), {"integer"}]
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("name", ["command_r", "harmony", "command_a", "hermes", "think"])
+def test_a_long_answer_that_repeats_marks_is_read_in_linear_time(name: str) -> None:
+    parser = BY_NAME[name]
+    for mark in ("Action:", "<|channel|>", "<|START_RESPONSE|>", "<tool_call>", "<think>"):
+        began = time.process_time()
+        answer = Completion(f"{mark} x " * (200_000 // len(mark)))
+        read_calls(parser.reader(NAMES), answer)
+        # Whole, such a text took from 4 to 17 s.
+        assert time.process_time() - began < 3, (name, mark)
+
+
+def test_a_model_that_does_not_answer_now_is_asked_again() -> None:
+    class Busy(Prompts):
+        async def render(self, model: str, options: Any) -> str:
+            prompt = await super().render(model, options)
+            return prompt if len(self.asked) > 1 else None  # type: ignore[return-value]
+
+    formats = Busy("{{ tools }} <think> </think>").formats()
+    assert read(formats, "Hm.</think>Yes.", info(*FULL)).text == "Hm.</think>Yes."
+    for _ in range(2):
+        answer = read(formats, "Hm.</think>Yes.", info(*FULL))
+        assert (answer.reasoning, answer.text) == ("Hm.", "Yes.")
+
+
+def test_what_is_kept_of_prompts_is_small_whatever_clients_send() -> None:
+    formats = Prompts("{{ tools }} <think> </think>").formats()
+    for number in range(300):
+        kwargs = {"note": f"{number}" * 5000}
+        assert read(formats, "Hm.</think>Yes.", info(*FULL), chat_template_kwargs=kwargs).reasoning
+    kept = list(formats._ends.items())
+    assert len(kept) <= 256
+    assert max(len(key) + len(end) for key, end in kept) < 2000
 
 
 def test_a_template_without_thinking_needs_no_reader_and_one_can_be_named() -> None:

@@ -42,6 +42,10 @@ CALLS = {
     "<|tool▁calls▁end|>",
     "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {CITY}}}, '
     f'{{"name": "add", "arguments": {SUM}}}]',
+    "granite-single": f'<|tool_call|>{{"name": "weather", "arguments": {CITY}}}<|/tool_call|>'
+    f'<|tool_call|>{{"name": "add", "arguments": {SUM}}}<|/tool_call|>',
+    "functools": f'functools[{{"name": "weather", "arguments": {CITY}}}, '
+    f'{{"name": "add", "arguments": {SUM}}}]',
     "nemotron": f'<TOOLCALL>[{{"name": "weather", "arguments": {CITY}}}, '
     f'{{"name": "add", "arguments": {SUM}}}]</TOOLCALL>',
     "tool_calls": f'<tool_calls>[\n{{"name": "weather", "arguments": {CITY}}},\n'
@@ -72,6 +76,9 @@ CALLS = {
     "<|tool_call>call:add{a:1,b:[2]}<tool_call|>",
     "command_r": f'Action: ```json\n[\n{{"tool_name": "weather", "parameters": {CITY}}},\n'
     f'{{"tool_name": "add", "parameters": {SUM}}}\n]```',
+    "command_r-lines": '\nAction:\n```json\n[\n    {\n        "tool_name": "weather",\n        '
+    f'"parameters": {CITY}\n    }},\n    {{\n        "tool_name": "add",\n        '
+    f'"parameters": {SUM}\n    }}\n]```\n',
     "command_a": '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "weather", '
     f'"parameters": {CITY}}},\n{{"tool_call_id": "1", "tool_name": "add", "parameters": {SUM}}}\n'
     "]<|END_ACTION|>",
@@ -148,8 +155,15 @@ BROKEN |= {
     "functionary": ["<function=no>{}</function>", "<function=add>[]</function>", "<function=add"],
     "granite": ['<|tool_call|>{"name": "no"}', "<|tool_call|>", "<|tool_call|>[]"],
     "nemotron": ["<TOOLCALL>[1]</TOOLCALL>", "<TOOL"],
+    "functools": ["functools", "from functools import cache", 'functools[{"name": "no"}]'],
     "tool_calls": ["<tool_calls>[", "<tool_calls>no</tool_calls>"],
-    "command_r": ["Action:", "Action: ```json\n[]```", "Action: none"],
+    "command_r": [
+        "Action:",
+        "Action:\n",
+        "Action:\n```python",
+        "Action: ```json\n[]```",
+        "Action: none",
+    ],
 }
 # The marks of these do not remain, whatever the model makes of them.
 LOSSY = {"harmony", "command_a"}
@@ -270,6 +284,10 @@ def test_arguments_are_streamed_after_the_name() -> None:
         ("<|tool_call_start|>[", "pythonic"),
         ('{"name": function name, "parameters": dictionary}', "llama3"),
         ("<|python_tag|>", "llama3"),
+        ("use [func_name1(params_name1=params_value1), func_name2(…)]", "llama3"),
+        ("a list: functools[{...}, ...]", "functools"),
+        ("in <tool_call> tags, {{ tool_call.function.arguments }}: <tool_calls>[", "tool_calls"),
+        ('\'Action:\' and a list with "tool_name" and "parameters": ', "command_r"),
         ("[TOOL_CALLS] [", "mistral"),
         ("'<\uff5ctool▁call▁begin\uff5c>'", "deepseek"),
         ("{{ tools }}", "generic"),

@@ -18,6 +18,7 @@ let views = new Map();
 // Answers that are being written, by their conversations, which need not be the one that is shown.
 const answering = new Map();
 const deleted = new WeakSet();
+const unsaved = new WeakSet();
 
 export function openChat() {
   conversations = loadAll();
@@ -190,10 +191,11 @@ function stop(conversation) {
 }
 
 function regenerate(turn) {
-  const dropped = droppedBy(turn) - 1;
+  if (!at("chat-model").reportValidity()) return;
+  const dropped = droppedBy(turn);
   const undo = dropFrom(current, turn);
   redraw(current);
-  if (dropped) notifyDropped(dropped, current, undo);
+  notifyDropped(dropped, current, undo);
   answer(current);
 }
 
@@ -204,9 +206,10 @@ function edit(view) {
   openEditor(view, count ? "What follows is dropped." : "", (text) => {
     const conversation = current;
     if (!user) stop(conversation);
+    else if (!at("chat-model").reportValidity()) return;
     const undo = editTurn(conversation, turn, text);
     redraw(conversation);
-    if (count > (user ? 1 : 0)) notifyDropped(count, conversation, undo);
+    if (count) notifyDropped(count, conversation, undo);
     if (user) answer(conversation);
     else changed(conversation);
     at("message").focus();
@@ -242,7 +245,10 @@ function keep(conversation) {
   if (!conversation.turns.length) return;
   conversation.updated = Date.now();
   conversations = [conversation, ...conversations.filter((other) => other.id !== conversation.id)];
-  if (!save(conversation)) notify("This browser keeps no more: export the conversation, or delete others.");
+  unsaved.delete(conversation);
+  if (save(conversation)) return;
+  unsaved.add(conversation);
+  notify("This browser keeps no more: export the conversation, or delete others.");
 }
 
 function removeOne(conversation) {
@@ -277,14 +283,21 @@ function discard(removed) {
       deleted.delete(conversation);
       save(conversation);
     }
-    conversations = before;
+    conversations = [...conversations.filter((other) => !before.includes(other)), ...before];
     show(shown);
   });
 }
 
-// Another tab of this browser may continue or delete what this one shows.
+// Another tab of this browser may continue or delete what this one shows. What this one has of a later
+// time stays, even if there was no room to save it.
 function takeUpChange() {
-  const kept = loadAll().map((stored) => [...answering.keys()].find(({ id }) => id === stored.id) ?? stored);
+  const ours = new Map(conversations.map((conversation) => [conversation.id, conversation]));
+  const stored = loadAll();
+  const found = stored.map((other) => {
+    const own = ours.get(other.id);
+    return own && (answering.has(own) || own.updated >= other.updated) ? own : other;
+  });
+  const kept = [...conversations.filter((own) => unsaved.has(own) && !found.some(({ id }) => id === own.id)), ...found];
   const shown = kept.find(({ id }) => id === current.id);
   const same = !shown || JSON.stringify(shown.turns) === JSON.stringify(current.turns);
   conversations = kept.map((conversation) => (conversation === shown && same ? current : conversation));

@@ -72,7 +72,7 @@ export function readConversation(value) {
 
 function readTurn(turn) {
   const read = { role: turn.role, text: turn.text };
-  for (const name of ["model", "reason", "error", "reasoning"]) if (typeof turn[name] === "string") read[name] = turn[name];
+  for (const name of ["model", "reasoning", "reason", "error"]) if (typeof turn[name] === "string") read[name] = turn[name];
   if (Number.isFinite(turn.figures?.tokens)) read.figures = turn.figures;
   return read;
 }

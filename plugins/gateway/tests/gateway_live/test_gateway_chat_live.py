@@ -236,6 +236,16 @@ def test_an_answer_that_breaks_off_says_so(page: Page, requests: Requests) -> No
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Regenerate").click()
     expect(page.locator("#turns .answer")).to_have_text(TOKYO)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#turns .answer")).to_have_text("The capital")
+
+
+def test_what_could_not_be_saved_stays_when_another_tab_makes_room(page: Page) -> None:
+    ask(page)
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
+    ask(page, "And then?")
+    page.evaluate("window.dispatchEvent(new StorageEvent('storage', {key: null}))")
+    assert page.locator("#turns .said").all_inner_texts() == [JAPAN, "And then?"]
 
 
 def test_thoughts_are_folded_away_from_the_answer(page: Page, requests: Requests) -> None:
