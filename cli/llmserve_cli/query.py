@@ -144,6 +144,8 @@ def query(
         raise UsageError(f"{flag} prints whole answers", hint="leave out --stream")
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs needs --json")
+    if prompts and prompt is not None:
+        raise UsageError("a prompt and --file cannot be combined", hint="give one of them")
     schema = json_schema.read() if json_schema else None
     if openai and (options["logprobs"] is not None or options["queue_timeout"] is not None):
         raise UsageError("--openai has no --logprobs and no --queue-timeout", hint="use --url")
@@ -184,28 +186,26 @@ def query(
             click.echo()
 
     # Servers with OpenAI's API have their own timeouts.
+    lines = read_lines(prompts) if prompts else []
+    text = "" if prompts else read_prompt(prompt, model)
     with closing(client), nullcontext() if openai else _watched(client):
         if assigned and not openai:
             _refuse_unknown(client.model(model), assigned)
         if not openai and (info := client.model(model)).task not in (GENERATE, ""):
             from llmserve_cli.values import Asked, query_values
 
-            lines = [line.text for line in read_lines(prompts)] if prompts else []
-            first = [] if prompts and prompt is None else [read_prompt(prompt, model)]
-            query_values(client, info, Asked([*first, *lines], pairs, options, as_json, npy))
+            texts = [line.text for line in lines] if prompts else [text]
+            query_values(client, info, Asked(texts, pairs, options, as_json, npy))
             return 0
         if pairs or npy:
             flag = "--pair" if pairs else "--npy"
             raise UsageError(f"{model} generates text", hint=f"leave out {flag}")
-        if prompts and prompt is not None:
-            raise UsageError("a prompt and --file cannot be combined", hint="give one of them")
         if prompts:
-            code = answer_lines(client, read_lines(prompts), ask, concurrency, show)
+            code = answer_lines(client, lines, ask, concurrency, show)
             if cut and not as_json:
                 answers = "1 answer" if cut == 1 else f"{cut} answers"
                 click.echo(f"[{answers} stopped at the limit: --max-tokens]", err=True)
             return code
-        text = read_prompt(prompt, model)
         if as_json or stream is False:
             answer = ask(text)
             _print_answer(answer, as_json)

@@ -122,7 +122,6 @@ def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
         ("rerank", encoder, "not a classifier of texts: it is BertModel"),
         ("embed", three, "not a model that makes embeddings"),
         ("rerank", three, "tells 3 labels apart"),
-        ("hf", encoder, "not a causal language model"),
     ):
         with pytest.raises(LLMServeError, match=words):
             build(recipe, model, tmp_path)
